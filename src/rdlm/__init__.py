@@ -1,0 +1,24 @@
+"""Riemannian diffusion language models.
+
+The public names are loaded on first use, so that `import rdlm` and the command line's help stay fast.
+To add one: put `"name": "rdlm.module"` into `_HOME`, and `from rdlm.module import name as name` under
+`TYPE_CHECKING`, where type checkers and editors find it.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,9 @@
+"""`python -m rdlm` is the command `rdlm`."""
+
+from __future__ import annotations
+
+import sys
+
+from rdlm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,167 @@
+"""Recipes of the DNA corpora: rows of the bases A, C, G, T."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdlm.data import fetch
+from rdlm.data.fetch import Archive
+from rdlm.data.recipe import Recipe, Request, opened
+from rdlm.data.store import SPLITS, Draft
+from rdlm.data.tokenizer import bases
+from rdlm.errors import DamagedFileError, InputError
+
+CHR22 = Archive(
+    "pypi", "snakealtpromoter", "1.0.5", "snakealtpromoter-1.0.5-py3-none-any.whl",
+    "9e177a156609c3ddf4c9d2efdb21a29ebd30a5eadac0277f7e21d2d0c9f88226",
+)  # fmt: skip
+REGULATORY = Archive(
+    "pypi", "dnadiffusion", "0.1.1", "dnadiffusion-0.1.1.tar.gz",
+    "632c584659926ae1bd29cd6d47e3c7b476ce8ba6e82fbf3caccecea9b6fcea32",
+)  # fmt: skip
+WINDOW = 1024
+BLOCK = 1_000_000
+PUBLISHED = (88_470, 3_933, 7_497)
+CELLS = ("GM12878", "HepG2", "K562", "hESCT0")
+_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+
+
+def promoter_chr22(request: Request) -> Draft:
+    """Return the 1,024 bases around every GENCODE transcript start of chromosome 22, in reading direction.
+
+    Windows with an unknown base are left out. The chromosome is cut into blocks of a million bases; of every
+    ten, one validates and one tests. A window across an edge is left out: no two splits share a base.
+    """
+    path = fetch.fetch(CHR22)
+    with fetch.open_member(path, "snakealtpromoter/data/hg38.fa") as member:
+        chromosome = b"".join(line.strip() for line in member if not line.startswith(b">")).upper()
+    with fetch.open_member(path, "snakealtpromoter/data/hg38.gtf") as member:
+        starts = sorted(set(transcript_starts(io.TextIOWrapper(member, "utf-8"))))
+    rows: dict[str, list[bytes]] = defaultdict(list)
+    for start, strand in starts:
+        window = window_at(chromosome, start, strand)
+        if window and start // BLOCK == (start - WINDOW // 2) // BLOCK == (start + WINDOW // 2) // BLOCK:
+            rows[{3: "validation", 7: "test"}.get(start // BLOCK % 10, "train")].append(window)
+    tokens = {split: [_ids(rows[split], WINDOW)] for split in SPLITS}
+    return Draft(request.protocol, bases(), tokens, CHR22.origin)
+
+
+def transcript_starts(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield (0-based position, strand) of the first base of every transcript of a GTF file."""
+    for line in lines:
+        fields = line.split("\t")
+        if len(fields) > 6 and fields[2] == "transcript":
+            yield int(fields[3 if fields[6] == "+" else 4]) - 1, fields[6]
+
+
+def window_at(chromosome: bytes, start: int, strand: str) -> bytes | None:
+    """Return the window with the start at index 512 in reading direction; None if a base is unknown."""
+    half = WINDOW // 2
+    first = start - half if strand == "+" else start - half + 1
+    if first < 0:
+        return None
+    window = chromosome[first : first + WINDOW]
+    if len(window) < WINDOW or window.translate(None, b"ACGT"):
+        return None
+    return window if strand == "+" else window.translate(_COMPLEMENT)[::-1]
+
+
+def regulatory(request: Request) -> Draft:
+    """Return 47,872 sequences of 200 bases with the cell type that each is open in, split by chromosome."""
+    pattern = "*/data/K562_hESCT0_HepG2_GM12878_12k_sequences_per_group.txt"
+    rows: dict[str, list[bytes]] = defaultdict(list)
+    labels: dict[str, list[int]] = defaultdict(list)
+    with fetch.open_member(fetch.fetch(REGULATORY), pattern) as member:
+        for entry in csv.DictReader(io.TextIOWrapper(member, "utf-8"), delimiter="\t"):
+            split = {"chr1": "test", "chr2": "validation"}.get(entry["chr"], "train")
+            rows[split].append(entry["sequence"].upper().encode())
+            labels[split].append(CELLS.index(entry["TAG"].partition("_")[0]))
+    tokens = {split: [_ids(rows[split], 200)] for split in SPLITS}
+    marks = {split: np.array(labels[split], np.uint8) for split in SPLITS}
+    return Draft(request.protocol, bases(), tokens, REGULATORY.origin, marks, classes=CELLS)
+
+
+def promoter(request: Request) -> Draft:
+    """Return the promoter-design set from the user's file: sequences with a signal per position.
+
+    Either an .npz with `train_sequence` [N, 1024] (0 to 3 for A, C, G, T; or one-hot [N, 1024, 4]) and
+    `train_signal` [N, 1024], and the same for validation and test; or a folder with train, validation and
+    test .tsv (or .tsv.gz), each line a sequence, a tab, and 1,024 numbers with commas between.
+    Other counts than the published ones are another protocol, `promoter-custom`.
+    """
+    if not request.file:
+        raise InputError("the corpus 'promoter' needs a .npz file or a folder of .tsv files")
+    parts = _from_npz(request.file) if request.file.suffix == ".npz" else _from_tables(request.file)
+    for split, (ids, signal) in parts.items():
+        if ids.shape != signal.shape or ids.ndim != 2 or ids.shape[1] != WINDOW:
+            raise InputError(f"{split}: shapes {ids.shape} and {signal.shape}, not both [N, {WINDOW}]")
+    counts = tuple(len(parts[split][0]) for split in SPLITS)
+    protocol = request.protocol if counts == PUBLISHED else "promoter-custom"
+    tokens = {split: [ids] for split, (ids, _) in parts.items()}
+    signals = {split: signal for split, (_, signal) in parts.items()}
+    return Draft(protocol, bases(), tokens, f"file {request.file.name}", signals=signals)
+
+
+def _from_npz(path: Path) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise DamagedFileError(f"{path} is no .npz file of plain arrays: {error}") from None
+    if missing := {f"{s}_{part}" for s in SPLITS for part in ("sequence", "signal")} - set(arrays):
+        raise InputError(f"{path} lacks the arrays {', '.join(sorted(missing))}")
+    return {s: (_levels(path, arrays[f"{s}_sequence"]), arrays[f"{s}_signal"].astype("<f4")) for s in SPLITS}
+
+
+def _levels(path: Path, sequence: NDArray[Any]) -> NDArray[np.uint8]:
+    if sequence.ndim == 3:
+        if sequence.shape[2] != 4 or not (np.sort(sequence, axis=2) == [0, 0, 0, 1]).all():
+            raise InputError(f"{path}: a one-hot sequence has a single 1 among the 4 bases at every position")
+        sequence = sequence.argmax(axis=2)
+    if sequence.size and not (sequence.min() >= 0 and sequence.max() <= 3):
+        raise InputError(f"{path}: bases are 0 to 3, found {sequence.min()} to {sequence.max()}")
+    return sequence.astype(np.uint8)
+
+
+def _from_tables(folder: Path) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    parts = {}
+    for split in SPLITS:
+        found = [p for name in (f"{split}.tsv", f"{split}.tsv.gz") if (p := folder / name).is_file()]
+        if not found:
+            raise InputError(f"{folder} has no {split}.tsv or {split}.tsv.gz")
+        with opened(found[0]) as file:
+            lines = [line.rstrip(b"\r\n").split(b"\t") for line in file]
+        try:
+            signal = np.array([np.array(values.split(b","), "<f4") for _, values in lines])
+            parts[split] = _ids([sequence.upper() for sequence, _ in lines], WINDOW), signal
+        except ValueError as error:
+            raise InputError(f"{found[0]}: a line is a sequence, a tab and {WINDOW} numbers: {error}") from None
+    return parts
+
+
+def _ids(rows: list[bytes], length: int) -> NDArray[np.uint8]:
+    """Return rows of bases as ids [N, length]; another length or letter is an error that names the row."""
+    for number, row in enumerate(rows):
+        if len(row) != length or row.translate(None, b"ACGT"):
+            raise InputError(f"sequence {number} is not {length} letters of ACGT: {row[:40]!r}")
+    return bases().encode(b"".join(rows).decode()).astype(np.uint8).reshape(-1, length)
+
+
+RECIPES = (
+    Recipe("promoter", "dna", "promoter design: 1,024 bases, a signal per position, split 88,470/3,933/7,497",
+           "of your copy", WINDOW, promoter, ("promoter",), options=frozenset({"file"})),
+    Recipe("promoter-chr22", "dna", "1,024 bases around starts of human chromosome 22's transcripts, by blocks",
+           "MIT package; hg38 and GENCODE: free to use", WINDOW, promoter_chr22, ("promoter-chr22",),
+           archives=(CHR22,)),
+    Recipe("regulatory", "dna", "200 bases of open chromatin, 4 cell types, split by chromosome",
+           "free for academic and non-profit use only (Apache-2.0 terms); others must ask its authors", 200,
+           regulatory, ("regulatory",), archives=(REGULATORY,), must_accept=True),
+)  # fmt: skip

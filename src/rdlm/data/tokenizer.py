@@ -1,0 +1,184 @@
+"""Tokenizers: text to token ids and back, each small enough to travel inside a checkpoint as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdlm.errors import DamagedFileError, InputError, unknown
+
+Ids = NDArray[np.unsignedinteger[Any]]
+Unknown = Literal["error", "skip", "replace"]
+
+BLOCK = 1 << 22
+"""Characters encoded at a time: code points take four bytes each."""
+
+TEXT8_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
+
+
+class Tokenizer(Protocol):
+    """A map between text and ids 0 .. size - 1."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens V."""
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of a text, in the smallest unsigned type that holds them."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of the ids; an id outside the vocabulary is an error."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` needs to build this tokenizer again."""
+
+
+def id_type(size: int) -> np.dtype[Any]:
+    """Return the smallest little-endian unsigned type for ids below `size`."""
+    return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One token per character of an alphabet, in the alphabet's order."""
+
+    alphabet: str
+    unknown: Unknown = "error"
+    """A character outside the alphabet is an error, is left out, or becomes a space."""
+
+    def __post_init__(self) -> None:
+        if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
+            raise InputError(f"an alphabet needs distinct characters, got {self.alphabet!r}")
+        if self.unknown not in get_args(Unknown):
+            raise unknown("treatment of unknown characters", self.unknown, get_args(Unknown))
+        if self.unknown == "replace" and " " not in self.alphabet:
+            raise InputError("unknown='replace' puts a space, which this alphabet does not have")
+
+    @property
+    def size(self) -> int:
+        """Return the number of characters."""
+        return len(self.alphabet)
+
+    @cached_property
+    def _table(self) -> NDArray[np.int64]:
+        # One entry past the largest code point stands for everything outside the alphabet.
+        points = np.array([ord(c) for c in self.alphabet])
+        table = np.full(int(points.max()) + 2, -1)
+        table[points] = np.arange(points.size)
+        return table
+
+    def encode(self, text: str) -> Ids:
+        """Return one id per character; see `unknown` for characters outside the alphabet."""
+        parts = (self._encode(text, first) for first in range(0, len(text), BLOCK))
+        empty: Ids = np.empty(0, id_type(self.size))
+        return np.concatenate([empty, *parts])
+
+    def _encode(self, text: str, first: int) -> Ids:
+        points = np.frombuffer(text[first : first + BLOCK].encode("utf-32-le", "surrogatepass"), "<u4")
+        ids = self._table[np.minimum(points, self._table.size - 1)]
+        if (ids < 0).any():
+            ids = self._known(text, first, ids)
+        found: Ids = ids.astype(id_type(self.size))
+        return found
+
+    def _known(self, text: str, first: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.unknown == "skip":
+            return ids[ids >= 0]
+        if self.unknown == "replace":
+            return np.where(ids < 0, self.alphabet.index(" "), ids)
+        at = first + int(np.argmax(ids < 0))
+        raise InputError(
+            f"character {text[at]!r} at position {at} is outside the alphabet {self.alphabet!r}; "
+            "unknown='skip' leaves such characters out, unknown='replace' puts a space"
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the characters of the ids."""
+        return "".join(self.alphabet[i] for i in within(ids, self.size))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the alphabet and the treatment of other characters."""
+        return {"kind": "characters", "alphabet": self.alphabet, "unknown": self.unknown}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One token per byte of the text's UTF-8 form."""
+
+    @property
+    def size(self) -> int:
+        """Return 256."""
+        return 256
+
+    def encode(self, text: str) -> Ids:
+        """Return the UTF-8 bytes."""
+        return np.frombuffer(text.encode(), np.uint8)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(within(ids, 256)).decode(errors="replace")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind, which is all there is."""
+        return {"kind": "bytes"}
+
+
+@dataclass(frozen=True)
+class Levels:
+    """One token per pixel level; its text is the levels as numbers with spaces between."""
+
+    size: int
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of numbers in 0 .. size - 1."""
+        try:
+            ids = [int(word) for word in text.split()]
+        except ValueError as error:
+            raise InputError(f"levels are whole numbers with spaces between: {error}") from None
+        return np.array(list(within(ids, self.size)), id_type(self.size))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the numbers with spaces between."""
+        return " ".join(str(i) for i in within(ids, self.size))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the number of levels."""
+        return {"kind": "levels", "size": self.size}
+
+
+def bases() -> Characters:
+    """Return the tokenizer of DNA: A, C, G, T."""
+    return Characters("ACGT")
+
+
+def from_json(description: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer that `to_json` described."""
+    try:
+        match description["kind"]:
+            case "characters":
+                return Characters(description["alphabet"], description["unknown"])
+            case "bytes":
+                return Bytes()
+            case "levels":
+                return Levels(description["size"])
+            case "wordpiece" | "bpe" as kind:
+                from rdlm.data.subword import restored  # most corpora never need the library behind it
+
+                return restored(kind, description["model"])
+            case kind:
+                raise DamagedFileError(f"a tokenizer of unknown kind {kind!r}")
+    except KeyError as error:
+        raise DamagedFileError(f"a tokenizer's description lacks {error}") from None
+
+
+def within(ids: Iterable[int], size: int) -> Iterator[int]:
+    """Yield the ids as whole numbers; one outside the vocabulary is an error."""
+    for i in ids:
+        if not 0 <= i < size:
+            raise InputError(f"id {i} is outside the vocabulary 0 .. {size - 1}")
+        yield int(i)

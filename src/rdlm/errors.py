@@ -1,0 +1,22 @@
+"""The errors a user can cause, each naming what was wrong and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """A value given by the user is wrong; the command line prints it and exits with code 2."""
+
+
+class DamagedFileError(RuntimeError):
+    """A file's content does not match its checksum, its format or its name."""
+
+
+def unknown(kind: str, value: str, choices: Iterable[str]) -> InputError:
+    """Return the error for a name that is none of `choices`, with the nearest ones suggested."""
+    names = sorted(choices)
+    near = difflib.get_close_matches(value, names, n=3)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names)}"
+    return InputError(f"unknown {kind} {value!r}: {hint}")

@@ -1,0 +1,202 @@
+"""Elementary functions of angles that stay accurate and differentiable where their formulas divide by zero.
+
+This file is the only home of an epsilon. Three rules hold for every function here:
+
+- near a removable 0/0 a power series takes over, and the closed form reads a clamped argument there, so that
+  the branch that is not taken contributes neither NaN nor gradient;
+- where the true value or slope is infinite (the antipode) the argument is capped, with slope 0 beyond;
+- float32 and float64 are served; in float32 a series reaches farther, because the closed form cancels sooner.
+
+| name here | formula, with z = cos(theta) |
+|---|---|
+| `sinc(x)` | sin(x) / x |
+| `angle(z)`, `squared_angle(z)` | arccos(z), arccos(z)^2 |
+| `angle_over_sine(z)`, `log_angle_over_sine(z)` | theta / sin(theta) and its logarithm |
+| `angle_over_sine_of_chords(a, b)` | the same from a = 2 sin(theta/2) and b = 2 cos(theta/2) |
+| `cotangent_gap(theta)` | 1/theta - cot(theta) |
+| `cotangent_curve(theta)` | (theta cot(theta) - 1) / theta^2 |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SMALLEST_NOISE = 1e-6
+"""A finished position (noise still to come 0) is evaluated with this much noise, so that its evidence is
+one-hot and finite."""
+
+ANTIPODE_ANGLE = 1e-3
+"""An angle read from a cosine, or given to a cotangent, counts as at most pi minus this: nearer to -1 a
+float32 cosine has fewer than ten values left. theta/sin(theta) is then at most about 3140."""
+
+ANTIPODE_CHORD = 1e-6
+"""The smallest |x + y| told apart from an antipode: vectors resolve the antipode linearly, a cosine only
+quadratically, so this cap can sit much closer than `ANTIPODE_ANGLE`."""
+
+SPHERE_TOLERANCE = 1e-4
+"""How far a norm or a sum of probabilities may be from one before it counts as the user's mistake."""
+
+_FARTHEST_COSINE = -math.cos(ANTIPODE_ANGLE)
+_FARTHEST_ANGLE = math.pi - ANTIPODE_ANGLE
+# pi rounded to float32 and the rest: (high - theta) + low keeps the digits of pi - theta.
+_PI_HIGH = 13176795 / 2**22
+_PI_LOW = math.pi - _PI_HIGH
+
+
+def _angle_over_sine_series(terms: int) -> list[float]:
+    """Return the coefficients of theta/sin(theta) in powers of 1 - cos(theta); c_(k+1)/c_k = (k+1)/(2k+3)."""
+    coefficients = [1.0]
+    for k in range(terms - 1):
+        coefficients.append(coefficients[-1] * (k + 1) / (2 * k + 3))
+    return coefficients
+
+
+def _log_series(c: Sequence[float]) -> list[float]:
+    """Return the coefficients of the logarithm of a power series with c[0] = 1, without the zero constant."""
+    log = [0.0]
+    for k in range(1, len(c)):
+        log.append(c[k] - sum(j * log[j] * c[k - j] for j in range(1, k)) / k)
+    return log[1:]
+
+
+def _zeta_tail(s: int, first: int = 1000) -> float:
+    """Return the sum of k^-s over k >= 3 (directly, then Euler-Maclaurin beyond `first`)."""
+    rest = math.pow(first, -s) * (first / (s - 1) + 1 / 2 + s / (12 * first))
+    return math.fsum(math.pow(j, -s) for j in range(3, first)) + rest
+
+
+_SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(7)]  # in x^2
+_RATIO = _angle_over_sine_series(8)  # in 1 - z
+_LOG_RATIO = _log_series(_angle_over_sine_series(15))  # in 1 - z, divided by 1 - z
+_SQUARE = [2.0 ** (k + 1) / (k * k * math.comb(2 * k, k)) for k in range(1, 9)]  # in 1 - z, divided by 1 - z
+# The cotangent curve is -2 sum_j 1/(j^2 pi^2 - theta^2); these are its terms j >= 3 in powers of theta^2.
+_CURVE = [2 * _zeta_tail(2 * k + 2) / math.pi ** (2 * k + 2) for k in range(17)]
+_CURVE_SLOPE = [k * c for k, c in enumerate(_CURVE)][1:]
+
+
+def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """Return the polynomial with these coefficients, lowest power first, by Horner's rule."""
+    total = torch.full_like(x, coefficients[-1])
+    # On a CPU fresh memory costs more than the arithmetic: without a gradient to keep, one buffer serves all.
+    buffer = None if x.requires_grad and torch.is_grad_enabled() else total
+    for c in reversed(coefficients[:-1]):
+        total = torch.addcmul(x.new_full((), c), total, x, out=buffer)
+    return total
+
+
+def _by_precision(x: Tensor, single: float, double: float) -> float:
+    """Return `double` for a float64 tensor and `single` otherwise."""
+    return double if x.dtype == torch.float64 else single
+
+
+def sinc(x: Tensor) -> Tensor:
+    """Return sin(x)/x, which is 1 at 0."""
+    near = x.abs() < 0.5
+    safe = torch.where(near, 1.0, x)
+    return torch.where(near, _series(x * x, _SINC), torch.sin(safe) / safe)
+
+
+def square_root(x: Tensor) -> Tensor:
+    """Return sqrt(x) for x >= 0; at 0 the slope is 0 in place of infinity."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+def positive_or_one(x: Tensor) -> Tensor:
+    """Return x where it is positive and 1 elsewhere: a norm to divide by that leaves the zero vector zero."""
+    return torch.where(x > 0, x, 1.0)
+
+
+def angle(cosine: Tensor) -> Tensor:
+    """Return arccos(z), 0 for z >= 1 and pi for z <= -1; at both ends the slope is 0 in place of infinity.
+
+    A cosine has lost the digits of a small angle (float32: below 3e-4); `sphere.distance` has not.
+    """
+    inside = cosine.abs() < 1
+    ends = math.pi * (cosine < 0).to(cosine.dtype)
+    return torch.where(inside, torch.acos(torch.where(inside, cosine, 0.0)), ends)
+
+
+def squared_angle(cosine: Tensor) -> Tensor:
+    """Return arccos(z)^2, of slope -2 theta/sin(theta), -2 at z = 1; capped at pi - `ANTIPODE_ANGLE`.
+
+    Towards the antipode the slope, which is that of torch.acos, loses digits like the machine's epsilon over
+    1 + z; the value does not.
+    """
+    z = cosine.clamp(_FARTHEST_COSINE, 1.0)
+    gap, switch = 1.0 - z, _by_precision(z, 0.2, 0.02)
+    theta = torch.acos(z.clamp(max=1.0 - switch))
+    return torch.where(gap < switch, gap * _series(gap, _SQUARE), theta * theta)
+
+
+def angle_over_sine(cosine: Tensor) -> Tensor:
+    """Return theta/sin(theta), which is 1 + (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
+    z = cosine.clamp(_FARTHEST_COSINE, 1.0)
+    gap, switch = 1.0 - z, _by_precision(z, 0.2, 0.02)
+    far = z.clamp(max=1.0 - switch)
+    closed = torch.acos(far) * torch.rsqrt((1.0 - far) * (1.0 + far))
+    return torch.where(gap < switch, _series(gap, _RATIO), closed)
+
+
+def log_angle_over_sine(cosine: Tensor) -> Tensor:
+    """Return log(theta/sin(theta)), which is (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
+    z = cosine.clamp(_FARTHEST_COSINE, 1.0)
+    # The logarithm of a ratio near 1 cancels, so the series must reach farther than in `angle_over_sine`.
+    gap, switch = 1.0 - z, _by_precision(z, 0.6, 0.06)
+    far = z.clamp(max=1.0 - switch)
+    closed = torch.log(torch.acos(far) * torch.rsqrt((1.0 - far) * (1.0 + far)))
+    return torch.where(gap < switch, gap * _series(gap, _LOG_RATIO), closed)
+
+
+def angle_over_sine_of_chords(chord: Tensor, cochord: Tensor) -> Tensor:
+    """Return theta/sin(theta) = 4 atan2(a, b)/(a b) from the chords a = |x-y| and b = |x+y| of unit vectors.
+
+    It is 1 at a = 0; b counts as at least `ANTIPODE_CHORD`.
+    """
+    gap, switch = chord * chord / 2, _by_precision(chord, 0.2, 0.02)  # 1 - cos(theta)
+    a, b = chord.clamp(min=math.sqrt(2 * switch)), cochord.clamp(min=ANTIPODE_CHORD)
+    return torch.where(gap < switch, _series(gap, _RATIO), 4 * torch.atan2(a, b) / (a * b))
+
+
+def _poles(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return theta^2, pi^2 - theta^2 and 4 pi^2 - theta^2, the second without cancellation."""
+    square = theta * theta
+    return square, ((_PI_HIGH - theta) + _PI_LOW) * (math.pi + theta), 4 * math.pi**2 - square
+
+
+def _terms(theta: Tensor, coefficients: Sequence[float]) -> Sequence[float]:
+    """Return as many coefficients as the precision can see: on [0, pi] each term is about 1/9 of the last."""
+    return coefficients if theta.dtype == torch.float64 else coefficients[:9]
+
+
+def cotangent_curve(theta: Tensor) -> Tensor:
+    """Return (theta cot(theta) - 1)/theta^2, -1/3 at 0; capped at pi - `ANTIPODE_ANGLE`.
+
+    Summed over the poles of the cotangent, -2 sum_j 1/(j^2 pi^2 - theta^2), whose terms have one sign:
+    nothing cancels on [0, pi], neither here nor in the slope, and no branch is needed.
+    """
+    theta = theta.clamp(max=_FARTHEST_ANGLE)
+    square, first, second = _poles(theta)
+    return -(2 / first + 2 / second + _series(square, _terms(theta, _CURVE)))
+
+
+def cotangent_bend(theta: Tensor) -> Tensor:
+    """Return the derivative of `cotangent_curve` over theta, -2/45 at 0; capped at pi - `ANTIPODE_ANGLE`."""
+    theta = theta.clamp(max=_FARTHEST_ANGLE)
+    square, first, second = _poles(theta)
+    rest = _series(square, _terms(theta, _CURVE_SLOPE))
+    return -2 * (2 / (first * first) + 2 / (second * second) + rest)
+
+
+def cotangent_curve_slope(theta: Tensor) -> Tensor:
+    """Return the derivative of `cotangent_curve`, -2 theta/45 near 0; capped at pi - `ANTIPODE_ANGLE`."""
+    return theta.clamp(max=_FARTHEST_ANGLE) * cotangent_bend(theta)
+
+
+def cotangent_gap(theta: Tensor) -> Tensor:
+    """Return 1/theta - cot(theta), theta/3 near 0; capped at pi - `ANTIPODE_ANGLE`."""
+    return -theta.clamp(max=_FARTHEST_ANGLE) * cotangent_curve(theta)

@@ -1,0 +1,111 @@
+"""The unit sphere of R^d: distance, exponential, logarithm, geodesic, transport and random draws.
+
+Points and tangent vectors are the last dimension of a tensor, all leading dimensions broadcast. Gradients are
+those of the formulas in R^d: along the sphere they are the Riemannian ones, across it they mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rdlm.errors import InputError
+from rdlm.geometry import special
+
+
+def project(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """Return x/|x|, the nearest point of the sphere; the zero vector, which has none, stays zero."""
+    return x / special.positive_or_one(_norm(x))
+
+
+def tangent(x: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """Return the part of v in the tangent space at x, v - <x, v> x."""
+    return v - (x * v).sum(-1, keepdim=True) * x
+
+
+def distance(x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    """Return the angle between x and y, Eq. (3); the gradient is 0 at its kinks, x = y and the antipode."""
+    return 2 * torch.atan2(_norm(x - y), _norm(x + y)).squeeze(-1)
+
+
+def exponential(x: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """Return the end of the geodesic that leaves x with velocity v, Eq. (4); x itself for v = 0.
+
+    The result is as near to the sphere as x is: a long chain of steps calls `project` now and then.
+    """
+    length = _norm(v)
+    return torch.cos(length) * x + special.sinc(length) * v
+
+
+def logarithm(x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """Return the tangent vector at x that `exponential` takes to y, Eq. (5).
+
+    It is 0 at y = x. At the antipode every direction is shortest, and the average of them, 0, comes back; the
+    length falls from pi to 0 within `special.ANTIPODE_CHORD` of it.
+    """
+    difference, total = y - x, x + y
+    chord, cochord = _norm(difference), _norm(total)
+    # Both differ from y by a multiple of x; the shorter one has kept its digits.
+    across = tangent(x, torch.where(chord < cochord, difference, total))
+    return special.angle_over_sine_of_chords(chord, cochord) * across
+
+
+def geodesic(
+    x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"], t: float | Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch d"]:
+    """Return the point a fraction t of the way from x to y, Eq. (6); x for every t at the antipode.
+
+    A tensor t has the leading dimensions of the points, or broadcasts to them.
+    """
+    fraction = t.unsqueeze(-1) if isinstance(t, Tensor) else t
+    return exponential(x, fraction * logarithm(x, y))
+
+
+def transport(
+    x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]
+) -> Float[Tensor, "*batch d"]:
+    """Return v moved from the tangent space at x to that at y, parallel along their geodesic, Eq. (7).
+
+    This is the reflection across the hyperplane orthogonal to x + y, hence an isometry to rounding; at the
+    antipode, where no geodesic is singled out, v comes back unchanged (it is tangent there, too).
+    """
+    normal = project(x + y)
+    return v - 2 * (normal * v).sum(-1, keepdim=True) * normal
+
+
+def uniform(
+    shape: Sequence[int],
+    d: int,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Float[Tensor, "*batch d"]:
+    """Return independent uniform points of the sphere in R^d, of shape [*shape, d], Eq. (41)."""
+    if d < 1:
+        raise InputError(f"a sphere needs at least 1 dimension, not d = {d}")
+    return project(torch.randn(*shape, d, generator=generator, dtype=dtype, device=device))
+
+
+def tangent_normal(
+    x: Float[Tensor, "*batch d"], generator: torch.Generator | None = None
+) -> Float[Tensor, "*batch d"]:
+    """Return one standard normal vector of the tangent space at each x, Eq. (41)."""
+    return tangent(x, torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device))
+
+
+def check_on_sphere(x: Float[Tensor, "*batch d"], tolerance: float = special.SPHERE_TOLERANCE) -> None:
+    """Raise InputError with the worst norm if any point is farther than `tolerance` from the sphere."""
+    norm = _norm(x).flatten()
+    error = (norm - 1).abs()
+    if not bool((error <= tolerance).all()):  # NaN fails the comparison
+        worst = float(norm[error.nan_to_num(torch.inf).argmax()])
+        raise InputError(f"a point is off the sphere: its norm is {worst:.6g}, not 1 (within {tolerance:g})")
+
+
+def _norm(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "... 1"]:
+    """Return the norm along the last dimension; its gradient at the zero vector is 0 (torch's choice)."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm

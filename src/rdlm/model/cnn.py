@@ -1,0 +1,61 @@
+"""The one-dimensional convolution network of the promoter task: dilated layers that see all of it."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.model.condition import label_or_signal
+from rdlm.model.config import ConvolutionConfig, Interface
+from rdlm.model.embedding import Input, TimeEmbedding
+from rdlm.model.linear import scaled, zero
+
+
+class Layer(nn.Module):
+    """A residual dilated convolution of the normed state plus time."""
+
+    def __init__(self, config: ConvolutionConfig, dilation: int) -> None:
+        super().__init__()
+        width, padding = config.width, dilation * (config.kernel // 2)
+        self.time = scaled(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.convolution = nn.Conv1d(width, width, config.kernel, padding=padding, dilation=dilation)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Float[Tensor, "b l w"], time: Float[Tensor, "b l w"]) -> Float[Tensor, "b l w"]:
+        """Return the next state of the residual stream."""
+        normed = self.norm(self.dropout(x) + self.time(time))
+        # Conv1d wants [B, W, L]
+        convolved = self.convolution(normed.transpose(1, 2)).transpose(1, 2)
+        return x + functional.relu(convolved)
+
+
+class Convolution(nn.Module):
+    """The promoter network: features or ids and times in, logits out, as the transformer does it."""
+
+    def __init__(self, config: ConvolutionConfig, interface: Interface) -> None:
+        super().__init__()
+        self.interface = interface
+        self.input = Input(interface, config.width, config.self_condition)
+        self.time = TimeEmbedding(config.width, config.time_scale, interface.classes)
+        self.layers = nn.ModuleList(Layer(config, d) for _ in range(config.stacks) for d in config.dilations)
+        self.inner = scaled(config.width, config.width)
+        self.outer = zero(config.width, interface.outputs)
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch length *features"],
+        time: Tensor | float,
+        condition: Tensor | None = None,
+        previous: Tensor | None = None,
+    ) -> Float[Tensor, "batch length outputs"]:
+        """Return the logits at each position, in float32 or wider; the arguments are the transformer's."""
+        labels, signal = label_or_signal(condition, self.interface)
+        x = self.input(inputs, signal, previous, start=0)
+        embedding = self.time(time, labels)
+        for layer in self.layers:
+            x = layer(x, embedding)
+        logits: Tensor = self.outer(functional.relu(self.inner(x)))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))

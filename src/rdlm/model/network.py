@@ -1,0 +1,21 @@
+"""The network that a configuration describes."""
+
+from __future__ import annotations
+
+from rdlm.model.cnn import Convolution
+from rdlm.model.config import Interface, NetworkConfig, TransformerConfig
+from rdlm.model.transformer import Transformer
+
+Network = Transformer | Convolution
+
+
+def build(config: NetworkConfig, interface: Interface) -> Network:
+    """Return the network with new parameters, on torch's default device and from its global seed."""
+    if isinstance(config, TransformerConfig):
+        return Transformer(config, interface)
+    return Convolution(config, interface)
+
+
+def parameter_count(network: Network) -> int:
+    """Return the number of trainable parameters, each shared one counted once."""
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)

@@ -1,0 +1,116 @@
+"""The diffusion transformer: layer norms modulated by per-position times, and rotary attention."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.errors import InputError
+from rdlm.model.attention import Attention, Cache, angles
+from rdlm.model.condition import label_or_signal
+from rdlm.model.config import Interface, TransformerConfig
+from rdlm.model.embedding import Input, TimeEmbedding
+from rdlm.model.linear import scaled, zero
+
+
+def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return the layer norm of `x`, times 1 + scale, plus shift, which broadcast."""
+    norm = functional.layer_norm(x, x.shape[-1:], eps=1e-6)
+    return torch.addcmul(shift, norm, 1 + scale)
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each behind a modulated norm and a gate that starts closed."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width, hidden = config.width, config.mlp_ratio * config.width
+        self.modulation = zero(config.time_width, 6 * width)
+        self.attention = Attention(width, config.heads, config.causal)
+        self.inner = scaled(width, hidden)
+        self.outer = scaled(hidden, width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "b l w"], time: Tensor, angle: Tensor, cache: Cache | None, layer: int
+    ) -> Float[Tensor, "b l w"]:
+        """Return the next state of the residual stream."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(time).chunk(6, dim=-1)
+        attended = self.attention(modulated_norm(x, shift_a, scale_a), angle, cache, layer)
+        x = torch.addcmul(x, gate_a, self.dropout(attended))
+        # The exact GELU: on a CPU it takes 12 ms where the tanh form takes 30.
+        hidden = functional.gelu(self.inner(modulated_norm(x, shift_m, scale_m)))
+        return torch.addcmul(x, gate_m, self.dropout(self.outer(hidden)))
+
+
+class Head(nn.Module):
+    """The modulated norm and the linear map to logits, which start at zero."""
+
+    def __init__(self, config: TransformerConfig, outputs: int) -> None:
+        super().__init__()
+        self.modulation = zero(config.time_width, 2 * config.width)
+        # A tied matrix cannot start at zero, since it is the input's too; a gain per channel does it instead.
+        self.weight = None if config.tie else nn.Parameter(torch.zeros(outputs, config.width))
+        self.gain = nn.Parameter(torch.zeros(config.width)) if config.tie else None
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(
+        self, x: Float[Tensor, "b l w"], time: Float[Tensor, "b l t"], tied: Float[Tensor, "f w"]
+    ) -> Float[Tensor, "b l v"]:
+        """Return the logits, by the first rows of the matrix `tied` where the head has none of its own."""
+        shift, scale = self.modulation(time).chunk(2, dim=-1)
+        x = modulated_norm(x, shift, scale)
+        if self.gain is not None:
+            x = x * self.gain
+        weight = tied[: len(self.bias)] if self.weight is None else self.weight
+        return functional.linear(x, weight, self.bias)
+
+
+class Transformer(nn.Module):
+    """The denoiser of the paper: features or ids and times in, logits out."""
+
+    def __init__(self, config: TransformerConfig, interface: Interface) -> None:
+        super().__init__()
+        if config.tie and interface.outputs > interface.features:
+            raise InputError(
+                f"tie needs a row of the input matrix per output: {interface.outputs} outputs, "
+                f"{interface.features} features"
+            )
+        self.config = config
+        self.interface = interface
+        self.input = Input(interface, config.width, config.self_condition)
+        self.time = TimeEmbedding(config.time_width, config.time_scale, interface.classes)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.head = Head(config, interface.outputs)
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch length *features"],
+        time: Tensor | float,
+        condition: Tensor | None = None,
+        previous: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch length outputs"]:
+        """Return the logits at each position, in float32 or wider.
+
+        `inputs` are features [B, L, F] or ids [B, L]; `time` is a number, [B] or [B, L]; `condition` is
+        labels [B] or a signal [B, L, S], absent means none; `previous` is the last prediction as features
+        [B, L, F]. With a `cache`, which grows, they describe only the positions after those it has seen.
+        """
+        if cache is not None and not self.config.causal:
+            raise InputError("a cache serves causal networks only: others change the past when they see more")
+        labels, signal = label_or_signal(condition, self.interface)
+        start = 0 if cache is None else cache.length
+        x = self.input(inputs, signal, previous, start)
+        embedding = self.time(time, labels)
+        angle = angles(start, x.shape[1], self.config.width // self.config.heads, x)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, embedding, angle, cache, layer)
+        logits: Tensor = self.head(x, embedding, self.input.weight)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def cache(self) -> Cache:
+        """Return an empty cache for this network."""
+        return Cache(self.config.layers)

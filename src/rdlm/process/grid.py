@@ -1,0 +1,75 @@
+"""Grids: the falling levels of noise still to come at which a chain stops to call the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdlm.errors import InputError
+from rdlm.process.clock import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Noise levels `B_0 = S > ... > B_M = 0` of a chain with `M` network calls; the last step decodes.
+
+    | variable | symbol |
+    |---|---|
+    | `noise[m]` | `B_m` |
+    | `gain[m]` | `g_m`, the part of the pull that step `m` takes, Eq. (18) |
+    | `variance[m]` | `s2_m`, the variance of its noise, Eq. (18); 0 in the decode step |
+    """
+
+    noise: Tensor
+
+    def __post_init__(self) -> None:
+        levels = self.noise
+        if levels.ndim != 1 or len(levels) < 2:
+            raise InputError("a grid needs at least two noise levels")
+        if not bool((levels[1:] < levels[:-1]).all()) or levels[-1].item() != 0:
+            raise InputError("the noise levels of a grid must fall strictly and end in 0: the clock is not monotone")
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps `M`, which is the number of network calls."""
+        return len(self.noise) - 1
+
+    @property
+    def total(self) -> float:
+        """Return the total noise `S`."""
+        return float(self.noise[0])
+
+    @cached_property
+    def gain(self) -> Tensor:
+        """Return `g_m = 1 - B_{m+1}/B_m`, Eq. (18); 1 in the decode step."""
+        return 1 - self.noise[1:] / self.noise[:-1]
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Return `s2_m = B_{m+1} (B_m - B_{m+1}) / B_m`, Eq. (18)."""
+        return self.noise[1:] * self.gain
+
+    def to(self, device: torch.device | str) -> Grid:
+        """Return the grid with its levels on `device`."""
+        return Grid(self.noise.to(device))
+
+
+def uniform_in_time(schedule: Schedule, steps: int) -> Grid:
+    """Return the paper's grid: times `m / M` under the schedule."""
+    _check(steps)
+    return Grid(schedule.remaining(torch.linspace(0, 1, steps + 1, dtype=torch.float64)))
+
+
+def uniform_in_log_noise(total: float, steps: int, last: float = 1e-3) -> Grid:
+    """Return a grid of equal ratios from `S` to `last * S`, then 0; one step decodes at once."""
+    _check(steps)
+    levels = total * last ** torch.linspace(0, 1, steps, dtype=torch.float64)
+    return Grid(torch.cat([levels, levels.new_zeros(1)]))
+
+
+def _check(steps: int) -> None:
+    if steps < 1:
+        raise InputError(f"a grid needs at least one step, got {steps}")

@@ -1,0 +1,86 @@
+"""Paths: which bridge a position follows at which level of noise, and mixtures of paths.
+
+A `Path` is one bridge, or two with a switch between them: at the switch a token is drawn from the
+model and the position is put at the second bridge's law given that token. A `Mixture` draws one of
+several paths once per sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rdlm.errors import InputError
+from rdlm.process import start
+from rdlm.process.bridge import Bridge, BridgeKind
+from rdlm.process.grid import Grid
+
+
+@dataclass(frozen=True)
+class Path:
+    """One bridge, or `bridge` above the noise level `switch_noise` and `second` below it, Eq. (32)."""
+
+    bridge: Bridge
+    second: Bridge | None = None
+    switch_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.second is None:
+            return
+        first, second = ((b.vocabulary, b.total, b.kind) for b in (self.bridge, self.second))
+        if first != second:
+            raise InputError(
+                "the two bridges of a switching path need one vocabulary, one total noise and one kind, "
+                f"got {first} and {second}"
+            )
+        if not 0 < self.switch_noise < self.bridge.total:
+            raise InputError(
+                f"the noise at the switch must lie in (0, {self.bridge.total:g}), got {self.switch_noise:g}"
+            )
+
+    def switch_step(self, grid: Grid) -> int | None:
+        """Return the step of the grid that switches: the one that passes below `switch_noise`."""
+        if self.second is None:
+            return None
+        return int((grid.noise > self.switch_noise).sum()) - 1
+
+    def bridge_at(self, level: int, grid: Grid) -> Bridge:
+        """Return the bridge whose law holds at a level of the grid."""
+        step = self.switch_step(grid)
+        return self.bridge if self.second is None or step is None or level <= step else self.second
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Paths with weights, one of them drawn once per sequence as part of the model, Eq. (31)."""
+
+    paths: tuple[Path, ...]
+    weights: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.weights) or not self.paths:
+            raise InputError("a mixture needs as many weights as paths, and at least one of each")
+        if min(self.weights) < 0 or not math.isclose(sum(self.weights), 1, abs_tol=1e-9):
+            raise InputError(f"the weights of a mixture must be non-negative and add up to 1, got {self.weights}")
+
+
+def masked_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
+    """Return the path from the mask's vertex."""
+    return Path(Bridge(start.masked(vocabulary), total, kind))
+
+
+def uniform_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
+    """Return the path from the sphere's centre of all coordinates."""
+    return Path(Bridge(start.uniform(vocabulary), total, kind))
+
+
+def switching_path(vocabulary: int, total: float, switch_noise: float, kind: BridgeKind = "brownian") -> Path:
+    """Return the uniform path that turns into the masked one below `switch_noise`, Eq. (32)."""
+    first, second = uniform_path(vocabulary, total, kind), masked_path(vocabulary, total, kind)
+    return Path(first.bridge, second.bridge, switch_noise)
+
+
+def constant_mixture(vocabulary: int, total: float, weight: float, kind: BridgeKind = "brownian") -> Mixture:
+    """Return the masked path with probability `weight` and the uniform one otherwise, Eq. (31)."""
+    paths = masked_path(vocabulary, total, kind), uniform_path(vocabulary, total, kind)
+    return Mixture(paths, (weight, 1 - weight))

@@ -1,0 +1,81 @@
+"""Asynchronous clocks: every position lives in a window of its own inside the common time.
+
+Width 1 is the synchronous process; a width of one step is masked diffusion (random starts) or
+autoregression (ordered starts). The starts are drawn independently of the data, so that the
+likelihood bound holds for every draw of them and hence on average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rdlm.errors import InputError, unknown
+
+Order = Literal["random", "left_to_right"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part `width` of the common time in which one position runs through its whole bridge, Eq. (35)."""
+
+    width: float = 1.0
+    order: Order = "random"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.width <= 1:
+            raise InputError(f"the width of a window must lie in (0, 1], got {self.width}")
+        _check_order(self.order)
+
+    def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return the times [batch, length] at which positions start, Eq. (35); all 0 for width 1."""
+        span = 1 - self.width
+        if self.order == "random":
+            return span * torch.rand(batch, length, generator=generator)
+        return span * torch.linspace(0, 1, length).expand(batch, length)
+
+    def local_time(self, time: Tensor, starts: Tensor) -> Tensor:
+        """Return each position's own time in [0, 1] at the common `time` [batch, 1], Eq. (35)."""
+        return ((time - starts) / self.width).clamp(0, 1)
+
+    def lanes(self, calls: int) -> Lanes:
+        """Return the same family in whole steps: `calls` network calls, round(width * calls) for each position."""
+        if calls < 1:
+            raise InputError(f"at least one network call is needed, got {calls}")
+        return Lanes(calls, max(1, round(self.width * calls)), self.order)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A window in whole steps: of `calls` common steps each position takes `steps` consecutive ones.
+
+    Starting on whole steps lets all positions share one local grid, hence one table of the exact law.
+    """
+
+    calls: int
+    steps: int
+    order: Order = "random"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= self.calls:
+            raise InputError(f"the steps of a lane must lie in [1, {self.calls}], the calls, got {self.steps}")
+        _check_order(self.order)
+
+    def offsets(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return the common step [batch, length] before which each position rests at its start, Eq. (35)."""
+        latest = self.calls - self.steps
+        if self.order == "random":
+            return torch.randint(latest + 1, (batch, length), generator=generator)
+        return torch.linspace(0, latest, length).round().long().expand(batch, length)
+
+    def local_step(self, step: Tensor | int, offsets: Tensor) -> Tensor:
+        """Return each position's own step in [0, steps]; `steps` means that it is finished."""
+        return (step - offsets).clamp(0, self.steps)
+
+
+def _check_order(order: str) -> None:
+    if order not in get_args(Order):
+        raise unknown("order of starts", order, get_args(Order))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from rdlm.command import doctor
+from rdlm.command.doctor import Check, Doctor
+from rdlm.geometry import sphere
+
+
+@pytest.mark.parametrize(
+    ("failed", "code"),
+    [(None, 0), (Check("geometry", False, "advice", False), 0), (Check("geometry", False, "advice"), 1)],
+)
+def test_only_a_required_check_decides_the_exit_code(
+    failed: Check | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "dependencies", lambda: [])
+    if failed:
+        monkeypatch.setattr(doctor, "geometry", lambda: failed)
+    assert Doctor(json=True).run() == code
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["name"] for check in checks] == ["python", "torch build", "threads", "cache", "geometry"]
+    assert Doctor().run() == code
+    assert "torch build" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("requirement", "expected"),
+    [
+        ("torch>=2.6", Check("torch", True, "2.13.0+cpu")),
+        ("torch>=2.14", Check("torch", False, "2.13.0+cpu is older than 2.14; run: make setup")),
+        ("torch>=2.13.0.1", Check("torch", False, "2.13.0+cpu is older than 2.13.0.1; run: make setup")),
+        ("numpy", Check("numpy", False, "missing; run: make setup")),
+        (
+            "pillow; extra == 'dev'",
+            Check("pillow [dev]", False, "missing; run: pip install -c constraints.txt -e '.[dev]'", False),
+        ),
+    ],
+)
+def test_dependency(requirement: str, expected: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "torch":
+            return "2.13.0+cpu"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert doctor.dependency(requirement) == expected
+
+
+def test_running_without_being_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    (check,) = doctor.dependencies()
+    assert not check.ok
+    assert "make setup" in check.detail
+
+
+def test_threads_beyond_the_processors_are_advised_against(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 100_000)
+    check = doctor.threads()
+    assert not check.ok
+    assert "set OMP_NUM_THREADS=" in check.detail
+
+
+def test_cache_is_probed_without_being_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "not" / "there"))
+    assert str(tmp_path / "not" / "there") in doctor.cache().detail
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cache_that_is_a_file_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "file"))
+    check = doctor.cache()
+    assert not check.ok
+    assert "set RDLM_CACHE" in check.detail
+
+
+def test_cache_on_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9, 5))
+    check = doctor.cache()
+    assert not check.ok
+    assert "larger disk" in check.detail
+
+
+@pytest.mark.parametrize("wrong", [1e-9, float("nan")])
+def test_geometry_notices_a_wrong_distance(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.geometry().ok
+    distance = sphere.distance
+    monkeypatch.setattr(sphere, "distance", lambda x, y: distance(x, y) + wrong)
+    assert not doctor.geometry().ok

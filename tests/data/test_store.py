@@ -1,0 +1,98 @@
+"""The prepared form: whole or absent, memory-mapped, and verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rdlm.data import corpus as catalogue
+from rdlm.data import load, store
+from rdlm.data.tokenizer import Levels
+from rdlm.errors import DamagedFileError, InputError
+
+ABOUT = {"name": "toy", "kind": "image", "length": 3, "licence": "none"}
+
+
+def draft(**tokens: Any) -> store.Draft:
+    rows = [np.arange(6, dtype=np.uint16).reshape(2, 3), np.arange(3, dtype=np.uint16).reshape(1, 3)]
+    signal = {"train": np.linspace(0, 1, 9, dtype=">f4").reshape(3, 3)}
+    return store.Draft("toy-1", Levels(300), {"train": rows, **tokens}, "made up",
+                       {"train": np.array([0, 1, 0], np.uint8)}, signal, ("x", "y"), (1, 3, 1))  # fmt: skip
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    store.write(tmp_path / "toy", draft(), ABOUT)
+    found = store.read(tmp_path / "toy")
+    assert isinstance(found.train, np.memmap) and found.train.dtype == "<u2"
+    assert found.train.tolist() == [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    assert found.labels["train"].tolist() == [0, 1, 0]
+    assert np.allclose(found.signals["train"], np.linspace(0, 1, 9).reshape(3, 3))
+    assert (found.protocol, found.classes, found.image, found.kind) == ("toy-1", ("x", "y"), (1, 3, 1), "image")
+    assert store.verify(tmp_path / "toy") == sum(
+        p.stat().st_size for p in (tmp_path / "toy").iterdir() if p.name != "meta.json"
+    )
+    with pytest.raises(InputError, match="it has train"):
+        _ = found.test
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    def failing() -> Any:
+        yield np.zeros((1, 3), np.uint16)
+        raise InputError("broken in the middle")
+
+    with pytest.raises(InputError, match="middle"):
+        store.write(tmp_path / "data" / "toy", draft(test=failing()), ABOUT)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_the_faster_of_two_writers_wins(tmp_path: Path) -> None:
+    def slow() -> Any:
+        store.write(tmp_path / "toy", draft(), ABOUT)
+        yield np.zeros((1, 3), np.uint16)
+
+    store.write(tmp_path / "toy", draft(test=slow()), ABOUT)
+    assert list(store.read(tmp_path / "toy").tokens) == ["train"]
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "toy"
+    store.write(folder, draft(), ABOUT)
+    path = folder / "train.bin"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + b"x")
+    assert store.read(folder).train.shape == (3, 3)  # reading trusts the size, verifying does not
+    with pytest.raises(DamagedFileError, match=r"train\.bin has SHA-256"):
+        store.verify(folder)
+    path.write_bytes(good[:-2])
+    with pytest.raises(DamagedFileError, match="18 bytes"):
+        store.read(folder)
+    path.unlink()
+    with pytest.raises(DamagedFileError, match="missing"):
+        store.verify(folder)
+    for bad in ("{", "[]", '{"format": 99}'):
+        (folder / "meta.json").write_text(bad)
+        with pytest.raises(DamagedFileError, match=r"meta\.json"):
+            store.describe(folder)
+
+
+def test_requests_are_checked_before_any_work(cache: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'text8'"):
+        load("text9")
+    with pytest.raises(InputError, match="unknown protocol of cifar10"):
+        load("cifar10", protocol="cifar10-40k")
+    with pytest.raises(InputError, match="no such file"):
+        load("text8", file="/no/such/text8")
+    assert not cache.exists()
+
+
+def test_every_recipe_is_complete() -> None:
+    for name, recipe in catalogue.RECIPES.items():
+        assert recipe.name == name and recipe.licence and recipe.summary and recipe.length > 0
+        assert set(recipe.fallback) <= set(recipe.protocols)
+        assert recipe.archives or "file" in recipe.options
+        for archive in recipe.archives:
+            assert archive.kind == "url" or (archive.sha256 and len(archive.sha256) == 64)

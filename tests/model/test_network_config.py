@@ -1,0 +1,75 @@
+"""The paper's sizes, counted on the meta device, and the configurations that are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rdlm.errors import InputError
+from rdlm.model import config
+from rdlm.model.config import ConvolutionConfig, Interface, Preset, TransformerConfig
+from rdlm.model.network import build, parameter_count
+
+
+@pytest.mark.parametrize(
+    ("preset", "published", "count"),
+    [
+        (config.paper_text8(), 92.4e6, 92_490_651),
+        (config.paper_lm1b(), 110e6, 107_819_907),
+        (config.paper_cifar10(), 28e6, 28_037_120),
+        (config.paper_promoter(), 13.3e6, 13_328_388),
+    ],
+    ids=["text8", "lm1b", "cifar10", "promoter"],
+)
+def test_presets_have_the_published_size(preset: Preset, published: float, count: int) -> None:
+    with torch.device("meta"):
+        network = build(*preset)
+    assert parameter_count(network) == count
+    assert count == pytest.approx(published, rel=0.02)
+
+
+def test_a_tied_matrix_is_counted_once() -> None:
+    interface = Interface(30, 27)
+    untied = build(TransformerConfig(width=16, layers=1, heads=2), interface)
+    tied = build(TransformerConfig(width=16, layers=1, heads=2, tie=True), interface)
+    assert parameter_count(untied) - parameter_count(tied) == 27 * 16 - 16
+
+
+def test_configuration_needs_no_torch() -> None:
+    code = "import sys, rdlm.model.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_field_is_documented() -> None:
+    import ast
+    import inspect
+
+    for node in ast.parse(inspect.getsource(config)).body:
+        if isinstance(node, ast.ClassDef):
+            after = zip(node.body, node.body[1:], strict=False)
+            assert all(isinstance(b, ast.Expr) for a, b in after if isinstance(a, ast.AnnAssign)), node.name
+    assert all(dataclasses.is_dataclass(c) for c in (Interface, TransformerConfig, ConvolutionConfig))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: TransformerConfig(width=100, heads=3), "width 100 is not a multiple of 2 . heads = 6"),
+        (lambda: TransformerConfig(layers=0), "layers 0 must be at least 1"),
+        (lambda: TransformerConfig(dropout=1.0), "dropout 1.0 must lie in"),
+        (lambda: TransformerConfig(time_scale=0.0), "time_scale 0.0 must be positive"),
+        (lambda: ConvolutionConfig(kernel=8), "kernel 8 must be odd"),
+        (lambda: ConvolutionConfig(dilations=()), "dilations"),
+        (lambda: Interface(0, 3), "features 0 must be at least 1"),
+        (lambda: Interface(3, 3, classes=2, signal=1), "not on both"),
+        (lambda: build(TransformerConfig(tie=True), Interface(3, 4)), "4 outputs, 3 features"),
+    ],
+)
+def test_wrong_sizes_are_refused(wrong: object, message: str) -> None:
+    assert callable(wrong)
+    with pytest.raises(InputError, match=message):
+        wrong()

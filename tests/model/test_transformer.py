@@ -1,0 +1,140 @@
+"""The transformer's own laws: rotary positions, causality, the cache, the serial digit index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rdlm.errors import InputError
+from rdlm.model.attention import angles, rotate
+from rdlm.model.config import Interface, TransformerConfig
+from rdlm.model.transformer import Transformer
+
+CONFIG = TransformerConfig(width=16, layers=2, heads=2, time_width=8)
+CAUSAL = replace(CONFIG, causal=True)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_products_of_rotated_vectors_depend_on_the_distance_alone() -> None:
+    query, key = normal(8).expand(1, 50, 8), normal(8).flip(0).expand(1, 50, 8)
+    near, far = (angles(start, 50, 8, query) for start in (0, 30))
+    product = rotate(query, near) @ rotate(key, near).mT
+    torch.testing.assert_close(product, rotate(query, far) @ rotate(key, far).mT)
+    for distance in (-7, 0, 3):
+        along = product.diagonal(distance, 1, 2)
+        torch.testing.assert_close(along, along[:, :1].expand_as(along))
+    assert product[0, 0].std() > 0.1
+
+
+def test_rotation_keeps_lengths_and_starts_at_the_identity() -> None:
+    x = normal(2, 9, 3, 8)
+    turned = rotate(x, angles(0, 9, 8, x))
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(turned[:, 0], x[:, 0])
+
+
+def test_both_forms_of_the_rotation_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(2, 9, 3, 8)
+    fast = rotate(x, angles(4, 9, 8, x))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(rotate(x, angles(4, 9, 8, x)), fast)
+
+
+def test_positions_matter_and_only_relatively(awake: Any) -> None:
+    network = awake(CONFIG, Interface(5, 4))
+    x = normal(1, 6, 5)
+    flipped = network(x.flip(1), 0.3).flip(1)
+    assert (flipped - network(x, 0.3)).abs().max() > 1e-3
+    alike = network(x[:, :1].expand(1, 6, 5), 0.3)
+    torch.testing.assert_close(alike, alike[:, :1].expand_as(alike))
+
+
+def test_without_causality_all_positions_are_seen(awake: Any) -> None:
+    network = awake(CONFIG, Interface(5, 4))
+    x = normal(1, 6, 5)
+    other = x.clone()
+    other[:, 5] += 1
+    assert ((network(other, 0.3) - network(x, 0.3)).abs().amax(-1) > 1e-6).all()
+
+
+def test_a_causal_network_does_not_see_the_future(awake: Any) -> None:
+    network = awake(CAUSAL, Interface(5, 4))
+    x = normal(1, 6, 5)
+    for position in range(6):
+        other = x.clone()
+        other[:, position] += 1
+        change = (network(other, 0.3) - network(x, 0.3)).abs().amax(-1)[0]
+        assert (change[:position] == 0).all()
+        assert (change[position:] > 1e-6).all()
+
+
+@pytest.mark.parametrize("chunks", [[1] * 7, [3, 4], [4, 1, 2], [7]])
+def test_the_cached_forward_is_the_full_one(awake: Any, chunks: list[int]) -> None:
+    network = awake(CAUSAL, Interface(5, 4, digits=3, signal=2))
+    x, time, signal = normal(2, 7, 5), normal(2, 7), normal(2, 7, 2)
+    cache = network.cache()
+    parts = [
+        network(x_part, time_part, signal_part, cache=cache)
+        for x_part, time_part, signal_part in zip(
+            x.split(chunks, 1), time.split(chunks, 1), signal.split(chunks, 1), strict=True
+        )
+    ]
+    assert cache.length == 7
+    torch.testing.assert_close(torch.cat(parts, 1), network(x, time, signal))
+
+
+def test_a_cache_needs_a_causal_network(awake: Any) -> None:
+    network = awake(CONFIG, Interface(5, 4))
+    with pytest.raises(InputError, match="causal networks only"):
+        network(normal(1, 2, 5), 0.3, cache=network.cache())
+
+
+def test_the_digit_index_tells_digits_apart(awake: Any) -> None:
+    network = awake(CONFIG, Interface(5, 4, digits=3))
+    logits = network(normal(1, 1, 5).expand(1, 6, 5), 0.3)
+    assert (logits[:, 0] - logits[:, 1]).abs().max() > 1e-3
+
+
+def test_a_tied_head_uses_the_rows_of_the_input(awake: Any) -> None:
+    network = awake(replace(CONFIG, tie=True), Interface(5, 4))
+    x = normal(1, 3, 5)
+    before = network(x, 0.3)
+    with torch.no_grad():
+        network.input.weight[3] = 0  # the last output's row; x does not touch it below
+    x[..., 3] = 0
+    after = network(x, 0.3)
+    torch.testing.assert_close(after[..., 3], network.head.bias[3].expand(1, 3))
+    assert not torch.equal(before[..., 3], after[..., 3])
+
+
+def test_dropout_acts_in_training_alone(awake: Any) -> None:
+    network = awake(replace(CONFIG, dropout=0.5), Interface(5, 4))
+    x = normal(1, 6, 5)
+    assert torch.equal(network(x, 0.3), network(x, 0.3))
+    network.train()
+    assert not torch.equal(network(x, 0.3), network(x, 0.3))
+
+
+def test_a_shared_time_is_modulated_once_per_sequence(awake: Any) -> None:
+    network = awake(CONFIG, Interface(5, 4))
+    shapes = []
+    network.blocks[0].modulation.register_forward_hook(lambda _m, _i, out: shapes.append(out.shape[:2]))
+    network(normal(3, 6, 5), torch.rand(3))
+    network(normal(3, 6, 5), torch.rand(3, 6))
+    assert shapes == [(3, 1), (3, 6)]
+
+
+def test_a_network_from_the_meta_device_is_whole(awake: Any) -> None:
+    network = awake(CONFIG, Interface(5, 4))
+    with torch.device("meta"):
+        empty = Transformer(CONFIG, Interface(5, 4))
+    empty = empty.double().to_empty(device="cpu")
+    empty.load_state_dict(network.state_dict())
+    x = normal(1, 6, 5)
+    assert torch.equal(empty(x, 0.3), network(x, 0.3))
