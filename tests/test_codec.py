@@ -30,9 +30,7 @@ def test_every_id_returns(size: tuple[int, int], layout: str) -> None:
     codec = Codec(*size, layout)
     ids = torch.arange(codec.vocabulary)
     digits = codec.encode(ids[None])
-    assert digits.shape == (
-        (1, len(ids) * codec.digits) if layout == "serial" else (1, len(ids), codec.digits)
-    )
+    assert digits.shape == ((1, len(ids) * codec.digits) if layout == "serial" else (1, len(ids), codec.digits))
     assert digits.min() >= 0 and digits.max() < codec.base
     decoded = codec.decode(digits)
     assert torch.equal(decoded.ids, ids[None])
@@ -89,9 +87,7 @@ def test_marginals_and_evidence_are_the_dense_matrix_and_its_transpose(size: tup
     matrix = dense(codec)
     generator = torch.Generator().manual_seed(0)
     probability = torch.rand(2, 3, codec.vocabulary, dtype=torch.float64, generator=generator).softmax(-1)
-    torch.testing.assert_close(
-        codec.marginals(probability), torch.einsum("xyv,mbv->xymb", probability, matrix)
-    )
+    torch.testing.assert_close(codec.marginals(probability), torch.einsum("xyv,mbv->xymb", probability, matrix))
     torch.testing.assert_close(codec.marginals(probability).sum(-1), torch.ones(2, 3, codec.digits).double())
     evidence = torch.randn(2, 3, codec.digits, codec.base, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(codec.evidence(evidence), torch.einsum("xymb,mbv->xyv", evidence, matrix))
@@ -102,9 +98,7 @@ def test_both_sums_have_the_right_derivatives(size: tuple[int, int]) -> None:
     codec = Codec(*size)
     generator = torch.Generator().manual_seed(0)
     probability = torch.rand(2, codec.vocabulary, dtype=torch.float64, generator=generator).requires_grad_()
-    evidence = torch.rand(
-        2, codec.digits, codec.base, dtype=torch.float64, generator=generator
-    ).requires_grad_()
+    evidence = torch.rand(2, codec.digits, codec.base, dtype=torch.float64, generator=generator).requires_grad_()
     assert torch.autograd.gradcheck(codec.marginals, probability)
     assert torch.autograd.gradcheck(codec.evidence, evidence)
     assert torch.autograd.gradgradcheck(lambda p: codec.marginals(p).square(), probability)

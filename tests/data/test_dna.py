@@ -71,7 +71,7 @@ def test_regulatory_asks_for_its_licence_and_splits_by_chromosome(plant: Planter
     lines = [f"{c}\t{'ACGTa' * 40}\t{cells[i % 4]}\n" for i, c in enumerate(chromosomes)]
     name = "d-1/data/K562_hESCT0_HepG2_GM12878_12k_sequences_per_group.txt"
     plant(dna, "REGULATORY", {name: (header + "".join(lines)).encode()})
-    with pytest.raises(InputError, match="academic.*--accept-licence"):
+    with pytest.raises(InputError, match=r"academic.*--accept-licence"):
         load("regulatory")
     corpus = load("regulatory", accept_licence=True)
     assert [len(s) for s in (corpus.train, corpus.validation, corpus.test)] == [3, 1, 1]
@@ -153,5 +153,5 @@ def test_bad_promoter_files_are_refused(cache: Path, tmp_path: Path) -> None:
     (folder / "train.tsv").unlink()
     with pytest.raises(InputError, match=r"no train\.tsv"):
         load("promoter", file=folder)
-    with pytest.raises(InputError, match="needs a .npz"):
+    with pytest.raises(InputError, match=r"needs a \.npz"):
         load("promoter")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rdlm.data import load, lm1b
+from rdlm.data import lm1b, load
 from rdlm.errors import InputError
 
 

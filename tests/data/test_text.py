@@ -109,7 +109,7 @@ def test_wikitext_packs_lines(plant: Planter, bert: list[str]) -> None:
     plant(text, "WIKITEXT", {f"{folder}/{p}.raw.gz": gzip.compress(t.encode()) for p, t in parts.items()})
     corpus = load("wikitext-2")
     assert corpus.protocol == "wikitext-2-wordpiece"
-    assert [bert[i] for i in corpus.train] == "the cat ##s sat . [SEP] a dog sat [SEP]".split()
+    assert [bert[i] for i in corpus.train] == ["the", "cat", "##s", "sat", ".", "[SEP]", "a", "dog", "sat", "[SEP]"]
     assert [bert[i] for i in corpus.test] == ["[UNK]", "[SEP]"]
     as_bytes = load("wikitext-2", tokenizer="bytes")
     assert as_bytes.tokenizer.decode(as_bytes.train) == parts["train"]

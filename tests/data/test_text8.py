@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def test_redirections_and_what_is_outside_text_vanish() -> None:
 def test_blocks_may_end_anywhere(cuts: list[int]) -> None:
     dump = article("one [[two|three]] 4") + article("five &lt;br&gt; six")
     ends = [0, *sorted(cuts), len(dump)]
-    blocks = [dump[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    blocks = [dump[a:b] for a, b in itertools.pairwise(ends)]
     assert b"".join(text8.clean(blocks)) == b"".join(text8.clean([dump]))
 
 

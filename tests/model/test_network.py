@@ -140,3 +140,11 @@ def test_wrong_inputs_are_refused(config: Any, awake: Any) -> None:
         plain(x, 0.5, x)
     with pytest.raises(InputError, match="without self_condition"):
         plain(x, 0.5, previous=x)
+
+
+@both
+def test_a_compiler_sees_one_whole_graph(config: Any, awake: Any) -> None:
+    network = awake(config, Interface(5, 4, digits=3, classes=3))
+    arguments = normal(2, 6, 5), torch.rand(2, 6).double(), torch.tensor([1, -1]), normal(2, 6, 5)
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*arguments), network(*arguments))

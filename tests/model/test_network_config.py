@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ast
+import inspect
 import subprocess
 import sys
 
@@ -45,14 +46,10 @@ def test_configuration_needs_no_torch() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    import ast
-    import inspect
-
     for node in ast.parse(inspect.getsource(config)).body:
         if isinstance(node, ast.ClassDef):
             after = zip(node.body, node.body[1:], strict=False)
             assert all(isinstance(b, ast.Expr) for a, b in after if isinstance(a, ast.AnnAssign)), node.name
-    assert all(dataclasses.is_dataclass(c) for c in (Interface, TransformerConfig, ConvolutionConfig))
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ RECIPES = (
     Recipe("promoter", "dna", "promoter design: 1,024 bases, a signal per position, split 88,470/3,933/7,497",
            "of your copy", WINDOW, promoter, ("promoter",), options=frozenset({"file"})),
     Recipe("promoter-chr22", "dna", "1,024 bases around starts of human chromosome 22's transcripts, by blocks",
-           "MIT package; hg38 and GENCODE: free to use", WINDOW, promoter_chr22, ("promoter-chr22",),
+           "MIT (package)", WINDOW, promoter_chr22, ("promoter-chr22",),
            archives=(CHR22,)),
     Recipe("regulatory", "dna", "200 bases of open chromatin, 4 cell types, split by chromosome",
            "free for academic and non-profit use only (Apache-2.0 terms); others must ask its authors", 200,

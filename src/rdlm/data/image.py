@@ -128,10 +128,10 @@ def _draft(
 
 RECIPES = (
     Recipe("digits", "image", "8x8 handwritten digits, 17 levels, 10 classes, split 1437/180/180",
-           "BSD-3-Clause (scikit-learn); data: UCI, CC BY", 64, digits, ("digits",), archives=(SKLEARN,)),
+           "BSD (scikit-learn)", 64, digits, ("digits",), archives=(SKLEARN,)),
     Recipe("mnist", "image", "28x28 handwritten digits, 256 levels, 10 classes, split 55k/5k/10k",
-           "MIT package; data: CC BY-SA", 784, mnist, ("mnist",), archives=(MNIST,)),
+           "MIT (package)", 784, mnist, ("mnist",), archives=(MNIST,)),
     Recipe("cifar10", "image", "32x32 colour images, 256 levels, 10 classes, split 45k/5k/10k or 50k/0/10k",
-           "no formal licence; ISC package", 3072, cifar10, ("cifar10-45k", "cifar10"),
+           "no formal licence; package: ISC", 3072, cifar10, ("cifar10-45k", "cifar10"),
            options=frozenset({"file"}), archives=CIFAR),
 )  # fmt: skip

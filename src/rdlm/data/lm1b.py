@@ -63,7 +63,7 @@ def _sentences(files: list[Path]) -> Iterator[str]:
 RECIPES = (
     Recipe(
         "lm1b", "text", "One Billion Words in WordPiece (V = 30522), a padded sentence per row, or packed",
-        "news text, for research; see statmt.org/lm-benchmark", LENGTH, lm1b, ("lm1b-padded", "lm1b-packed"),
+        "of your copy", LENGTH, lm1b, ("lm1b-padded", "lm1b-packed"),
         options=frozenset({"file"}),
     ),
 )  # fmt: skip

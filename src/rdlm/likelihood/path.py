@@ -26,48 +26,45 @@ def path_terms(
 
     Summed over steps and positions the mean is an upper bound on `-log p(token)`, Eq. (28)-(30) and (32).
     """
-    clocks, grid = chain.clocks, chain.grid
-    offsets = clocks.offsets(token.shape[0], token.shape[1], generator).to(token.device)
-    state = chain.path.bridge.start.point(dtype, token.device).repeat(*token.shape, 1)
-    vertex = torch.zeros_like(state).scatter_(-1, token[..., None], 1.0)
+    digit, offsets = chain.split(token), chain.offsets(token, generator)
+    state = chain.path.bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
     terms = torch.zeros(chain.calls, *token.shape, dtype=torch.float64, device=token.device)
     for step in range(chain.calls):
-        local = clocks.local_step(step, offsets)
-        moving = (step >= offsets) & (local < clocks.steps)
-        log_probability = posterior(state, grid.noise.to(state)[local])
-        after, term = _forced_step(chain, state, token, local.clamp_max(grid.steps - 1), log_probability, generator)
-        after = torch.where((local == grid.steps - 1)[..., None], vertex, after)
-        state = torch.where(moving[..., None], sphere.project(after), state)
+        local = chain.clocks.local_step(step, offsets)
+        moving = (step >= offsets) & (local < chain.grid.steps)
+        log_probability = posterior(state, chain.grid.noise.to(state)[local])
+        local = local.clamp_max(chain.grid.steps - 1)
+        after, term = forced_step(chain, state, token, local, log_probability, generator)
+        state = torch.where(chain.spread(moving, digit)[..., None], after, state)
         terms[step] = torch.where(moving, term, 0.0)
     return terms
 
 
-def _forced_step(
+def forced_step(
     chain: Chain,
     state: Tensor,
-    token: Tensor,
-    local: Tensor,
-    log_probability: Tensor,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
+    token: Int[Tensor, "batch length"],
+    local: Int[Tensor, "batch length"],
+    log_probability: Float[Tensor, "batch length v"],
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Float[Tensor, "batch length"]]:
     """Return the states after one step of the tokens' bridges, and the excess of each position."""
-    grid, bridge = chain.grid, chain.path.bridge
-    noise, gain, variance = (table.to(state)[local] for table in (grid.noise, grid.gain, grid.variance))
-    move = draw_token_step(bridge, state, token, noise, gain, variance, generator)
-    last = local == grid.steps - 1
-    floor = torch.where(last, torch.ones_like(variance), variance)  # the decode step has no density: not used
-    density = step_log_density(bridge, state, move, noise, gain, floor)
+    bridge, digit = chain.path.bridge, chain.split(token)
+    noise, gain, variance = chain.coefficients(chain.spread(local, digit), state)
+    move = draw_token_step(bridge, state, digit, noise, gain, variance, generator)
+    density = step_log_density(bridge, state, move, noise, gain, variance)
     if chain.kernel == "mixture":
-        term = mixture_excess(density, log_probability, token)
+        term = mixture_excess(chain.join(density), log_probability, token)
     else:
-        own = density.gather(-1, token[..., None])[..., 0]
-        term = own - mean_step_log_density(bridge, state, move, log_probability.exp(), noise, gain, floor)
-    term = torch.where(last, -log_probability.gather(-1, token[..., None])[..., 0], term)
-    after = sphere.exponential(state, move)
-    switch = chain.path.switch_step(grid)
-    if switch is not None and switch < grid.steps - 1 and bool((chosen := local == switch).any()):
-        assert chain.path.second is not None
-        renoised, density = renoise(chain, chain.path.second, switch, token, state.dtype, generator)
-        after = torch.where(chosen[..., None], renoised, after)
-        term = torch.where(chosen, mixture_excess(density, log_probability, token), term)
-    return after, term
+        own = density.gather(-1, digit[..., None])[..., 0]
+        law = chain.marginals(log_probability.exp())
+        term = chain.gather(own - mean_step_log_density(bridge, state, move, law, noise, gain, variance))
+    after = sphere.project(sphere.exponential(state, move))
+    if chain.switches and bool((chosen := local == chain.path.switch_step(chain.grid)).any()):
+        renoised, path_density = renoise(chain, token, state.dtype, generator)
+        after = torch.where(chain.spread(chosen, digit)[..., None], renoised, after)
+        term = torch.where(chosen, mixture_excess(path_density, log_probability, token), term)
+    last = local == chain.grid.steps - 1
+    vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
+    after = torch.where(chain.spread(last, digit)[..., None], vertex, after)
+    return after, torch.where(last, -log_probability.gather(-1, token[..., None])[..., 0], term)

@@ -17,11 +17,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, squared_length
-from rdlm.process.chain import Chain, ChainLaw, draw_token_step, step_log_density, token_step_parts
+from rdlm.process.bridge import squared_length
+from rdlm.process.chain import Chain, ChainLaw, step_log_density, token_step_parts
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
-"""`log p(token | state)`: states [..., length, d] and noise levels [..., length] to [..., length, v]."""
+"""`log p(token | state)`: states [batch, length, d] (with digits: [batch, length, m, d]) and the noise still to come
+[batch, length] to [batch, length, v]."""
 
 
 def step_terms(
@@ -33,91 +34,79 @@ def step_terms(
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
     """Return each position's term of the bound in nats at one common step per sequence; 0 where it rests."""
-    clocks = chain.clocks
-    offsets = clocks.offsets(token.shape[0], token.shape[1], generator).to(token.device)
-    local = clocks.local_step(step[:, None], offsets)
-    moving = (step[:, None] >= offsets) & (local < clocks.steps)
-    state = law.draw(token, local, generator)
-    noise = chain.grid.noise.to(state)[local]
-    log_probability = posterior(state, noise)
-    terms = position_terms(chain, law, state, token, local.clamp_max(clocks.steps - 1), log_probability, generator)
+    offsets = chain.offsets(token, generator)
+    local = chain.clocks.local_step(step[:, None], offsets)
+    moving = (step[:, None] >= offsets) & (local < chain.grid.steps)
+    digit = chain.split(token)
+    state = law.draw(digit, chain.spread(local, digit), generator)
+    log_probability = posterior(state, chain.grid.noise.to(state)[local])
+    terms = position_terms(chain, state, token, local.clamp_max(chain.grid.steps - 1), log_probability, generator)
     return torch.where(moving, terms, torch.zeros_like(terms))
 
 
 def position_terms(
     chain: Chain,
-    law: ChainLaw,
-    state: Float[Tensor, "batch length d"],
+    state: Float[Tensor, "..."],
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
     log_probability: Float[Tensor, "batch length v"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
     """Return the term of every position at its own step of the local grid: kernel, switch or decode."""
-    terms = -log_probability.gather(-1, token[..., None])[..., 0]  # decode, Eq. (30)
-    switch = chain.path.switch_step(chain.grid)
-    last = chain.grid.steps - 1
-    for bridge, chosen in (
-        (law.first.bridge, (local < law.switch) & (local < last)),
-        (law.second.bridge, (local > law.switch) & (local < last)),
-    ):
-        if bool(chosen.any()):
-            terms[chosen] = kernel_terms(
-                chain, bridge, state[chosen], token[chosen], local[chosen], log_probability[chosen], generator
-            )
-    if switch is not None and switch < last and bool((chosen := local == switch).any()):
-        density = renoise(chain, law.second.bridge, switch, token[chosen], state.dtype, generator)[1]
+    decode = -log_probability.gather(-1, token[..., None])[..., 0]  # Eq. (30)
+    terms = kernel_terms(chain, state, token, local, log_probability, generator)
+    terms = torch.where(local == chain.grid.steps - 1, decode, terms)
+    if chain.switches and bool((chosen := local == chain.path.switch_step(chain.grid)).any()):
+        density = renoise(chain, token[chosen], state.dtype, generator)[1]
         terms[chosen] = mixture_excess(density, log_probability[chosen], token[chosen])
     return terms
 
 
 def kernel_terms(
     chain: Chain,
-    bridge: Bridge,
-    state: Float[Tensor, "n d"],
-    token: Int[Tensor, " n"],
-    local: Int[Tensor, " n"],
-    log_probability: Float[Tensor, "n v"],
+    state: Float[Tensor, "..."],
+    token: Int[Tensor, "..."],
+    local: Int[Tensor, "..."],
+    log_probability: Float[Tensor, "... v"],
     generator: torch.Generator | None = None,
-) -> Float[Tensor, " n"]:
-    """Return `KL(bridge's step || model's step)`, in closed form (drift) or from a draw, Eq. (29)."""
-    grid = chain.grid
-    noise, gain, variance = (table.to(state)[local] for table in (grid.noise, grid.gain, grid.variance))
+) -> Float[Tensor, "..."]:
+    """Return `KL(bridge's step || model's step)`, in closed form (drift) or from a draw, Eq. (29).
+
+    It means nothing in the decode step, which has no density. The pull does not depend on the start, so that
+    both bridges of a switching path are served.
+    """
+    bridge, digit = chain.path.bridge, chain.split(token)
+    noise, gain, variance = chain.coefficients(chain.spread(local, digit), state)
     if chain.kernel == "drift":  # Eq. (28): g^2 |sum_l p_l v_l - v_k|^2 / (2 s2)
         slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
-        weight = log_probability.exp() * slope
-        weight = weight.scatter_add(-1, token[..., None], -slope.gather(-1, token[..., None]))
-        return gain.square() / (2 * variance) * squared_length(state, weight)
-    pull, wobble = token_step_parts(bridge, state, token, noise, gain, variance, generator)
+        weight = chain.marginals(log_probability.exp()) * slope
+        weight = weight.scatter_add(-1, digit[..., None], -slope.gather(-1, digit[..., None]))
+        return chain.gather(gain.square() / (2 * variance) * squared_length(state, weight))
+    pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
     # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
-    ahead = step_log_density(bridge, state, pull + wobble, noise, gain, variance)
-    mirror = step_log_density(bridge, state, pull - wobble, noise, gain, variance)
+    ahead = chain.join(step_log_density(bridge, state, pull + wobble, noise, gain, variance))
+    mirror = chain.join(step_log_density(bridge, state, pull - wobble, noise, gain, variance))
     return (mixture_excess(ahead, log_probability, token) + mixture_excess(mirror, log_probability, token)) / 2
 
 
 def renoise(
-    chain: Chain,
-    bridge: Bridge,
-    switch: int,
-    token: Int[Tensor, "..."],
-    dtype: torch.dtype,
-    generator: torch.Generator | None = None,
-) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... v"]]:
+    chain: Chain, token: Int[Tensor, "..."], dtype: torch.dtype, generator: torch.Generator | None = None
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "... v"]]:
     """Return states of the second bridge just after the switch, and the log-density of their paths per token, Eq. (32).
 
     The whole path up to the switch is compared, whose density is known exactly; the state at its end
     alone can only be harder to tell apart, so that the bound holds.
     """
-    grid = chain.grid
-    state = bridge.start.point(dtype, token.device).repeat(*token.shape, 1)
-    density = torch.zeros(*token.shape, bridge.vocabulary, dtype=dtype, device=token.device)
+    bridge, switch, digit = chain.path.second, chain.path.switch_step(chain.grid), chain.split(token)
+    assert bridge is not None and switch is not None
+    state = bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
+    density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
     for step in range(switch + 1):
-        level = torch.full(token.shape, step, device=token.device)
-        noise, gain, variance = (table.to(state)[level] for table in (grid.noise, grid.gain, grid.variance))
-        move = draw_token_step(bridge, state, token, noise, gain, variance, generator)
-        density += step_log_density(bridge, state, move, noise, gain, variance)
-        state = sphere.project(sphere.exponential(state, move))
-    return state, density
+        noise, gain, variance = chain.coefficients(torch.full_like(digit, step), state)
+        pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
+        density += step_log_density(bridge, state, pull + wobble, noise, gain, variance)
+        state = sphere.project(sphere.exponential(state, pull + wobble))
+    return state, chain.join(density)
 
 
 def mixture_excess(

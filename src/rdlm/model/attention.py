@@ -47,7 +47,7 @@ def rotate(x: Float[Tensor, "batch length *n head"], angle: Float[Tensor, "lengt
     """Return `x` with each pair of neighbouring coordinates turned by its angle."""
     # [L, D/2] -> [L, 1, ..., 1, D/2]
     angle = angle.view(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
-    pairs = x.unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
     if x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
         # Five times faster than the real form in eager mode on a CPU; compilers and half precision lack it.
         turned = torch.view_as_complex(pairs) * torch.polar(torch.ones_like(angle), angle)

@@ -111,9 +111,7 @@ def _positive_scale_and_probability(time_scale: float, dropout: float) -> None:
 
 def paper_text8() -> Preset:
     """Return the text8 network, 92.5M parameters (the paper: 92.4M): 27 characters and the mask."""
-    return TransformerConfig(width=768, layers=12, heads=12, time_width=128), Interface(
-        features=28, outputs=27
-    )
+    return TransformerConfig(width=768, layers=12, heads=12, time_width=128), Interface(features=28, outputs=27)
 
 
 def paper_lm1b() -> Preset:
@@ -127,9 +125,7 @@ def paper_lm1b() -> Preset:
 
 def paper_cifar10() -> Preset:
     """Return the pixel network, 28.0M parameters (the paper: 28M in its table, 35M in its text)."""
-    return TransformerConfig(width=448, layers=10, heads=7, time_width=128), Interface(
-        features=257, outputs=256
-    )
+    return TransformerConfig(width=448, layers=10, heads=7, time_width=128), Interface(features=257, outputs=256)
 
 
 def paper_promoter() -> Preset:

@@ -41,9 +41,7 @@ class TimeEmbedding(nn.Module):
         """Return the embedding of `time`, a number, [B] or [B, L]; a shared axis keeps the length 1."""
         weight = self.inner.weight
         if not isinstance(time, Tensor):
-            time = torch.tensor(
-                time, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device
-            )
+            time = torch.tensor(time, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
         if time.ndim < 2:
             time = time.reshape(-1, 1)
         features = sinusoids(time, self.scale).to(weight.dtype)

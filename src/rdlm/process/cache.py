@@ -23,9 +23,11 @@ from torch import Tensor
 from rdlm.errors import DamagedFileError
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid
+from rdlm.process.law import Law, LawName
 from rdlm.process.law.exact import ExactLaw, tabulate
 from rdlm.process.law.kummer import KummerName
-from rdlm.process.law.normal import NormalLaw, precompute
+from rdlm.process.law.normal import NormalLaw, precompute, refined
+from rdlm.process.law.simulated import SimulatedLaw
 from rdlm.process.projected import Coupling
 from rdlm.storage import cache_dir, write_atomic
 
@@ -66,6 +68,13 @@ def cached_normal(
 
     parameters = _parameters("normal", bridge, grid, paths=paths, seed=seed, kummer=kummer, coupling=coupling)
     return NormalLaw(bridge, **cached(parameters, make))
+
+
+def cached_law(name: LawName, bridge: Bridge, grid: Grid, draws: int, seed: int = 0) -> Law:
+    """Return the law of that name as `law.build` does, with its table kept on disk; the simulated law has none."""
+    if name == "exact":
+        return cached_exact(bridge, grid, draws, seed)
+    return cached_normal(bridge, refined(grid), draws, seed) if name == "normal" else SimulatedLaw(bridge, grid)
 
 
 def cached(parameters: Parameters, make: Callable[[], Tables]) -> Tables:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm.codec import Codec
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, mixture_direction, squared_length, token_direction
@@ -36,10 +37,16 @@ class Chain:
     grid: Grid
     kernel: Kernel = "mixture"
     lanes: Lanes | None = None
+    codec: Codec | None = None
+    """Splits a position's token into digits with a sphere each; states then have an axis of digits before `d`."""
+    group: int = 1
+    """Neighbouring positions that share a lane, such as the digits of a token in serial layout."""
 
     def __post_init__(self) -> None:
         if self.kernel not in get_args(Kernel):
             raise unknown("kernel", self.kernel, get_args(Kernel))
+        if self.codec is not None and self.codec.base != self.path.bridge.vocabulary:
+            raise InputError(f"digits of base {self.codec.base} need a path over as many tokens")
         if self.lanes is not None and self.lanes.steps != self.grid.steps:
             raise InputError(f"lanes of {self.lanes.steps} steps need a grid of as many, got {self.grid.steps}")
 
@@ -52,6 +59,43 @@ class Chain:
     def calls(self) -> int:
         """Return the number of network calls, those of waiting for later lanes included."""
         return self.clocks.calls
+
+    def offsets(self, token: Int[Tensor, "batch length"], generator: torch.Generator | None = None) -> Tensor:
+        """Return the common step before which each position rests, Eq. (35)."""
+        batch, length = token.shape
+        offsets = self.clocks.offsets(batch, length // self.group, generator)
+        return offsets.repeat_interleave(self.group, dim=1).to(token.device)
+
+    @property
+    def switches(self) -> bool:
+        """Return whether some step puts a position on the second bridge (the decode step never does)."""
+        step = self.path.switch_step(self.grid)
+        return step is not None and step < self.grid.steps - 1
+
+    def coefficients(self, step: Int[Tensor, "..."], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return noise, gain and variance of the given steps, Eq. (18); 1 for the decode step's variance, which is 0."""
+        noise, gain, variance = (table.to(like)[step] for table in (self.grid.noise, self.grid.gain, self.grid.variance))
+        return noise, gain, torch.where(step == self.grid.steps - 1, torch.ones_like(variance), variance)
+
+    def split(self, token: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Return the token that each sphere ends in: the tokens themselves, or their digits [..., m], Eq. (39)."""
+        return token if self.codec is None else self.codec.encode(token)
+
+    def spread(self, level: Int[Tensor, "..."], digit: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Return the positions' levels for every sphere: `level` in the shape of `digit`."""
+        return level if self.codec is None else level[..., None].expand_as(digit)
+
+    def join(self, value: Float[Tensor, "... b"]) -> Float[Tensor, "... v"]:
+        """Return log-densities of whole tokens from those of each sphere, Eq. (40)."""
+        return value if self.codec is None else self.codec.evidence(value)
+
+    def marginals(self, probability: Float[Tensor, "... v"]) -> Float[Tensor, "... b"]:
+        """Return the probabilities on each sphere from those of whole tokens, Eq. (40)."""
+        return probability if self.codec is None else self.codec.marginals(probability)
+
+    def gather(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the sum of a quantity over the spheres of each position."""
+        return value if self.codec is None else value.sum(-1)
 
     def law(self, pairs: int, generator: torch.Generator | None = None) -> ChainLaw:
         """Return the exact law of the chain's states given their tokens, from fresh tables."""

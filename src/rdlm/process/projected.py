@@ -20,7 +20,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rdlm.errors import InputError
 from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid
@@ -36,7 +35,6 @@ def radial_paths(
 
     `dr = (-pull(r, B) / B + (d - 2)/2 cot r) ds + dW`, reflected at 0 and at pi.
     """
-    check_dimension(bridge)
     radius = torch.full((paths,), bridge.start.angle, dtype=torch.float64)
     yield radius
     curvature = (bridge.dimension - 2) / 2
@@ -56,7 +54,6 @@ def projected_paths(
     generator: torch.Generator | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `(z^T, z^0)`, each [paths], at every level of the grid, by steps of Eq. (13) and Eq. (14)."""
-    check_dimension(bridge)
     on_end = torch.full((paths,), bridge.start.token_coordinate, dtype=torch.float64)
     on_start = torch.ones(paths, dtype=torch.float64)
     yield on_end, on_start
@@ -99,12 +96,6 @@ def projected_step(
     new_end = turn * on_end + slope * sine_end.square() + scale * sine_end * noise_end
     new_start = turn * on_start + slope * cross + scale * sine_start * other
     return new_end.clamp_(-1, 1), new_start.clamp_(-1, 1)
-
-
-def check_dimension(bridge: Bridge) -> None:
-    """Raise an error for a sphere too small to have a direction beside those of token and start."""
-    if bridge.dimension < 3:
-        raise InputError(f"the projected processes need at least d = 3 coordinates, got {bridge.dimension}")
 
 
 def _steps(grid: Grid) -> Iterator[tuple[float, float, float]]:

@@ -68,7 +68,7 @@ def from_point(point: Tensor) -> Start:
     """Return the start at a given vector [d]; an error when its angles to the tokens differ."""
     tokens = point[:-1].double()
     norm = point.double().norm().item()
-    if abs(norm - 1) > 1e-4:
+    if not abs(norm - 1) <= 1e-4:  # NaN fails the comparison
         raise InputError(f"a start must lie on the unit sphere, got a vector of length {norm:g}")
     spread = tokens.max().item() - tokens.min().item()
     if spread > 1e-4 or point.min().item() < -1e-4:

@@ -38,46 +38,44 @@ def walk(
     pairs: int = 16384,
 ) -> Int[Tensor, "batch length"]:
     """Return tokens sampled by the chain, Eq. (19), with `chain.calls` calls of the posterior."""
-    clocks, grid = chain.clocks, chain.grid
-    offsets = clocks.offsets(batch, length, generator)
-    law = chain.law(pairs, generator) if chain.path.second is not None else None
-    state = chain.path.bridge.start.point().repeat(batch, length, 1)
     token = torch.zeros(batch, length, dtype=torch.long)
+    digit, offsets = chain.split(token), chain.offsets(token, generator)
+    law = chain.law(pairs, generator) if chain.switches else None
+    state = chain.path.bridge.start.point().repeat(*digit.shape, 1)
     for step in range(chain.calls):
-        local = clocks.local_step(step, offsets)
-        log_probability = posterior(state, grid.noise.to(state)[local])
+        local = chain.clocks.local_step(step, offsets)
+        log_probability = posterior(state, chain.grid.noise.to(state)[local])
         if callback is not None:
             callback(step, state, log_probability)
-        moving = (step >= offsets) & (local < clocks.steps)
-        state, token = _advance(chain, law, state, token, local, moving, log_probability, generator)
+        moving = (step >= offsets) & (local < chain.grid.steps)
+        drawn = draw_token(log_probability, generator)
+        after = advance(chain, law, state, drawn, local.clamp_max(chain.grid.steps - 1), log_probability, generator)
+        state = torch.where(chain.spread(moving, digit)[..., None], after, state)
+        token = torch.where(moving, drawn, token)
     return token
 
 
-def _advance(
+def advance(
     chain: Chain,
     law: ChainLaw | None,
     state: Tensor,
-    token: Tensor,
-    local: Tensor,
-    moving: Tensor,
+    drawn: Int[Tensor, "batch length"],
+    local: Int[Tensor, "batch length"],
     log_probability: Tensor,
     generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """Return states and tokens after one step of the moving positions: kernel, switch or decode."""
-    grid = chain.grid
-    local = local.clamp_max(grid.steps - 1)
-    drawn = draw_token(log_probability, generator)
-    noise, gain, variance = (table.to(state)[local] for table in (grid.noise, grid.gain, grid.variance))
-    bridge = chain.path.bridge  # the pull does not depend on the start, so both bridges of a switch share it
+) -> Tensor:
+    """Return the states after one step: the kernel's, the switch's re-noising, or the vertex of the drawn token."""
+    bridge, digit = chain.path.bridge, chain.split(drawn)
+    level = chain.spread(local, digit)
+    noise, gain, variance = chain.coefficients(level, state)
     if chain.kernel == "mixture":
-        move = draw_token_step(bridge, state, drawn, noise, gain, variance, generator)
+        move = draw_token_step(bridge, state, digit, noise, gain, variance, generator)
     else:
-        move = draw_mean_step(bridge, state, log_probability.exp(), noise, gain, variance, generator)
-    after = sphere.exponential(state, move)
-    switch = chain.path.switch_step(grid)
-    if law is not None and switch is not None:
-        renoised = law.draw(drawn, local + 1, generator)
-        after = torch.where((local == switch)[..., None], renoised, after)
-    vertex = torch.zeros_like(state).scatter_(-1, drawn[..., None], 1.0)
-    after = torch.where((local == grid.steps - 1)[..., None], vertex, after)
-    return torch.where(moving[..., None], sphere.project(after), state), torch.where(moving, drawn, token)
+        probability = chain.marginals(log_probability.exp())
+        move = draw_mean_step(bridge, state, probability, noise, gain, variance, generator)
+    after = sphere.project(sphere.exponential(state, move))
+    if law is not None:
+        renoised = law.draw(digit, level + 1, generator)
+        after = torch.where((level == chain.path.switch_step(chain.grid))[..., None], renoised, after)
+    vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
+    return torch.where((level == chain.grid.steps - 1)[..., None], vertex, after)

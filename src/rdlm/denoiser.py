@@ -1,0 +1,101 @@
+"""The denoiser: states and noise levels in, log-probabilities of tokens out; where network and sphere meet."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.codec import Codec
+from rdlm.config import DenoiserConfig
+from rdlm.model import features
+from rdlm.model.config import Interface
+from rdlm.process.bridge import Bridge
+from rdlm.process.clock import Schedule
+
+
+class Denoiser:
+    """`log p(token | states)` from a network, with or without exact evidence, Eq. (27).
+
+    States come as [batch, positions, d], or [batch, positions, m, d] where a token's digits share a position and
+    the head is over tokens. With a head over digits every digit is a position of its own to the process, and the
+    digits that share a position of the network are gathered here.
+    """
+
+    def __init__(self, config: DenoiserConfig, codec: Codec, bridge: Bridge, schedule: Schedule) -> None:
+        self.config, self.codec, self.bridge, self.schedule = config, codec, bridge, schedule
+        if config.evidence or config.features == "evidence":
+            bridge.check_evidence()
+
+    @property
+    def spheres(self) -> int:
+        """Return how many spheres share a position of the network."""
+        return 1 if self.codec.layout == "serial" else self.codec.digits
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the head is over whole tokens while several spheres share a position."""
+        return self.config.head == "token" and self.spheres > 1
+
+    @property
+    def sphere_width(self) -> int:
+        """Return the number of features of one sphere."""
+        base = self.codec.base
+        return {"evidence": base, "tokens": base, "coordinates": base + 1, "top": 2 * (base + 1) + self.config.top}[
+            self.config.features
+        ]
+
+    def interface(self, classes: int = 0, signal: int = 0) -> Interface:
+        """Return the widths that a network must have to serve."""
+        outputs = self.codec.vocabulary if self.whole else self.codec.base * self.spheres
+        return Interface(self.sphere_width * self.spheres, outputs, self.codec.positions, classes, signal)
+
+    def __call__(
+        self,
+        network: nn.Module,
+        state: Float[Tensor, "..."],
+        noise: Float[Tensor, "batch positions"],
+        condition: Tensor | None = None,
+        previous: Tensor | None = None,
+    ) -> Float[Tensor, "batch positions v"]:
+        """Return log-probabilities; `noise` may have one position where all share it."""
+        grouped, level = self._grouped(state, noise)
+        inputs, evidence = self._inputs(grouped, level)
+        time = self.schedule.time(level.clamp(0, self.schedule.total))
+        logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
+        if not self.whole:
+            logits = logits.unflatten(-1, (self.spheres, self.codec.base))
+        if evidence is not None:
+            logits = logits + (self.codec.evidence(evidence) if self.whole else evidence)
+        log_probability = torch.log_softmax(logits, dim=-1)
+        return log_probability if self.whole else log_probability.flatten(1, 2)
+
+    def _grouped(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states as [batch, L, m, d] and noise as [batch, L or 1]: one row per position of the network."""
+        if state.ndim == 4:
+            return state, noise
+        grouped = state.unflatten(1, (-1, self.spheres))
+        return grouped, noise if noise.shape[1] == 1 else noise[:, :: self.spheres]
+
+    def _inputs(self, state: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the network's input [batch, L, features] and the evidence [batch, L, m, b] where it is wanted."""
+        kind = self.config.features
+        evidence = None
+        if self.config.evidence or kind == "evidence":
+            evidence = self.bridge.log_likelihood(state, level[..., None])
+        if kind == "evidence":
+            assert evidence is not None
+            inputs = features.from_evidence(evidence)
+        elif kind == "tokens":
+            inputs = features.without_mask(state)
+        else:
+            inputs = features.with_top(state, self.config.top) if kind == "top" else state
+        return inputs.flatten(2), evidence if self.config.evidence else None
+
+    def previous(self, log_probability: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
+        """Return a prediction as features of the next one (self-conditioning): centred, of order one, padded."""
+        law = log_probability.exp()
+        law = self.codec.marginals(law) if self.whole else law.unflatten(1, (-1, self.spheres))
+        centred = (law - 1 / self.codec.base) * self.codec.base**0.5
+        return functional.pad(centred, (0, self.sphere_width - self.codec.base)).flatten(2)

@@ -1,0 +1,258 @@
+"""RDLM: diffusion on spheres from an uninformative start to the vertices of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from rdlm.codec import Codec
+from rdlm.config import ProcessConfig, RunConfig
+from rdlm.data.batch import Batch
+from rdlm.denoiser import Denoiser
+from rdlm.likelihood import Posterior, step_terms
+from rdlm.likelihood.terms import position_terms
+from rdlm.model.condition import drop
+from rdlm.model.network import build
+from rdlm.objective import Moment, Proposal, cross_entropy, draw_moment, mean_unfinished
+from rdlm.process import start
+from rdlm.process.bridge import Bridge
+from rdlm.process.cache import cached_law
+from rdlm.process.chain import Chain, ChainLaw, Kernel
+from rdlm.process.clock import Schedule, schedule
+from rdlm.process.grid import Grid, uniform_in_time
+from rdlm.process.law import Law
+from rdlm.process.path import Mixture, Path
+from rdlm.process.window import Lanes, Window
+from rdlm.randomness import Draw, generator_of
+from rdlm.sampler.walk import walk
+
+CHAIN_PAIRS = 8192
+"""Draws per level in the tables of the chains that bounds are measured on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """The diffusion that a configuration describes, for one vocabulary."""
+
+    config: ProcessConfig
+    codec: Codec
+    clock: Schedule
+    mixture: Mixture
+
+    @staticmethod
+    def of(config: ProcessConfig, vocabulary: int) -> Process:
+        """Return the process over `vocabulary` tokens, split into digits where the configuration says so."""
+        codec = Codec(vocabulary, config.base or vocabulary, config.layout)
+        clock = schedule(config.schedule, config.total)
+        masked = Bridge(start.masked(codec.base), config.total, config.bridge)
+        uniform = Bridge(start.uniform(codec.base), config.total, config.bridge)
+        mixture = {
+            "masked": Mixture((Path(masked),)),
+            "uniform": Mixture((Path(uniform),)),
+            "constant": Mixture((Path(masked), Path(uniform)), (config.weight, 1 - config.weight)),
+            "switch": Mixture((Path(uniform, masked, float(clock.remaining(config.switch))),)),
+        }[config.path]
+        return Process(config, codec, clock, mixture)
+
+    @property
+    def bridge(self) -> Bridge:
+        """Return a bridge of the process; pull and evidence are the same for all of them."""
+        return self.mixture.paths[0].bridge
+
+    def grid(self, steps: int) -> Grid:
+        """Return the grid of a chain of so many steps."""
+        return uniform_in_time(self.clock, steps)
+
+
+class Rdlm:
+    """The method: a process, a denoiser with its network, and an objective."""
+
+    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
+        self.config = config
+        self.process = Process.of(config.process, vocabulary)
+        self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
+        self.network: nn.Module = build(config.model, self.denoiser.interface(classes, signal))
+        self.proposal = Proposal(config.objective)
+        self.training_grid = self.process.grid(config.process.levels)
+        self._laws: dict[Bridge, Law] = {}
+        self._chain_laws: dict[tuple[Path, int], ChainLaw] = {}
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+        """Return the training loss of a shard, Eq. (36) or (37), averaged over its tokens."""
+        generator = draw.generator()
+        objective = self.config.objective
+        token = self._symbols(batch.ids)
+        count = len(token)
+        quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
+        self.proposal.advance(draw.step)
+        moment = draw_moment(objective, self.proposal, quantile, batch.ids.shape[1], generator)
+        condition = self._condition(batch)
+        if condition is not None:
+            condition = drop(condition, objective.condition_dropout, generator)
+        if objective.loss == "drift_error":
+            values = self._drift_error(token, moment, condition, generator)
+        else:
+            state, noise = self._noisy(token, moment, generator)
+            log_probability = self._predict(state, noise, condition, generator)
+            values = cross_entropy(log_probability, token, self._per_symbol(moment.time))
+        self.proposal.observe(draw.step, moment.common, values)
+        return (values * moment.weight.to(values)).mean()
+
+    def _noisy(
+        self, token: Tensor, moment: Moment, generator: torch.Generator | None
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "batch positions"]]:
+        """Return states of the right law at the moment's times, and the noise still to come."""
+        noise = self.process.clock.remaining(self._per_symbol(moment.time)).to(token.device)
+        digit = self._digits(token)
+        level = noise if digit.ndim == 2 else noise[..., None]
+        return self._draw(digit, level.expand(digit.shape), generator), noise
+
+    def _draw(self, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return states from the law of the sequence's path at each position's noise."""
+        paths, weights = self.process.mixture.paths, self.process.mixture.weights
+        states = [self._draw_path(path, digit, noise, generator) for path in paths]
+        if len(states) == 1:
+            return states[0]
+        masked = torch.rand(len(digit), generator=generator).to(digit.device) < weights[0]
+        return torch.where(masked.view(-1, *[1] * (states[0].ndim - 1)), states[0], states[1])
+
+    def _draw_path(self, path: Path, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        state = self._law(path.bridge).draw(digit, noise, generator)
+        if path.second is None:
+            return state
+        late = self._law(path.second).draw(digit, noise, generator)
+        return torch.where((noise > path.switch_noise)[..., None], state, late)
+
+    def _predict(
+        self, state: Tensor, noise: Tensor, condition: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Return log-probabilities; a self-conditioned network sees its own first answer half of the time."""
+        previous = None
+        if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
+            with torch.no_grad():
+                previous = self.denoiser.previous(self.denoiser(self.network, state, noise, condition))
+        return self.denoiser(self.network, state, noise, condition, previous)
+
+    def _drift_error(
+        self, token: Tensor, moment: Moment, condition: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Return the drift error of the chain on the training grid, at the step of the moment's time, Eq. (37)."""
+        grid = self.training_grid
+        step = (self._per_symbol(moment.time) * grid.steps).long().clamp_max(grid.steps - 1).to(token.device)
+        chain = self._chain(self.process.mixture.paths[0], grid, "drift")
+        digit = self._digits(token)
+        local = step.expand(token.shape)
+        noise = grid.noise.float().to(token.device)[chain.spread(local, digit)]
+        state = self._draw(digit, noise, generator)
+        log_probability = self._predict(state, grid.noise.float().to(token.device)[step], condition, generator)
+        terms = position_terms(chain, state, token, local, log_probability, generator)
+        return mean_unfinished(terms * grid.steps, self._per_symbol(moment.time).to(terms))
+
+    # -- likelihood and samples --------------------------------------------------------------------
+
+    def bound(
+        self, batch: Batch, calls: int, generator: torch.Generator | None = None, kernel: Kernel = "mixture",
+        window: Window | None = None,
+    ) -> Float[Tensor, " batch"]:  # fmt: skip
+        """Return, for each sequence, an unbiased estimate in nats of its bound, Eq. (28)-(32), from one random step.
+
+        The steps of a batch are spread evenly. A mixture draws one of its paths for each batch.
+        """
+        path = self._draw_a_path(generator)
+        chain = self.chain(path, calls, kernel, window)
+        token = self._symbols(batch.ids)
+        comb = (torch.arange(len(token)) + torch.rand((), generator=generator)) / len(token)
+        comb = comb[torch.randperm(len(token), generator=generator)]
+        step = (comb * chain.calls).long().clamp_max(chain.calls - 1).to(token.device)
+        posterior = self.posterior(self._condition(batch))
+        terms = step_terms(posterior, chain, self._chain_law(chain), token, step, generator)
+        return chain.calls * terms.double().sum(-1)
+
+    def generate(
+        self, count: int, length: int, calls: int, generator: torch.Generator | None = None,
+        kernel: Kernel = "mixture", window: Window | None = None, condition: Tensor | None = None,
+    ) -> Int[Tensor, "count length"]:  # fmt: skip
+        """Return token ids sampled by the chain whose likelihood `bound` measures; -1 where digits spell no token."""
+        chain = self.chain(self._draw_a_path(generator), calls, kernel, window)
+        symbols = walk(self.posterior(condition), chain, count, length * self._symbols_per_token, generator)
+        return symbols if self._symbols_per_token == 1 else self._spell(symbols)
+
+    def posterior(self, condition: Tensor | None = None) -> Posterior:
+        """Return `log p(token | states)` as the bound and the sampler want it."""
+        return partial(self._log_probability, condition)
+
+    def _log_probability(self, condition: Tensor | None, state: Tensor, noise: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.denoiser(self.network, state, noise, condition)
+
+    def chain(self, path: Path, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Chain:
+        """Return the chain of `calls` network calls on a path, with windows where they are wanted."""
+        lanes = None if window is None or window.width == 1 else window.lanes(calls)
+        return self._chain(path, self.process.grid(lanes.steps if lanes else calls), kernel, lanes)
+
+    def _chain(self, path: Path, grid: Grid, kernel: Kernel, lanes: Lanes | None = None) -> Chain:
+        codec = self.process.codec if self.denoiser.whole else None
+        return Chain(path, grid, kernel, lanes, codec, self._symbols_per_token)
+
+    def _chain_law(self, chain: Chain) -> ChainLaw:
+        key = (chain.path, chain.grid.steps)
+        if key not in self._chain_laws:
+            self._chain_laws[key] = chain.law(CHAIN_PAIRS, generator_of("chain", chain.grid.steps))
+        return self._chain_laws[key]
+
+    def _draw_a_path(self, generator: torch.Generator | None) -> Path:
+        mixture = self.process.mixture
+        if len(mixture.paths) == 1:
+            return mixture.paths[0]
+        return mixture.paths[0 if float(torch.rand((), generator=generator)) < mixture.weights[0] else 1]
+
+    # -- tokens and digits -------------------------------------------------------------------------
+
+    @property
+    def _symbols_per_token(self) -> int:
+        """Return how many positions of the process a token takes: its digits, unless they move together."""
+        return 1 if self.denoiser.whole else self.process.codec.digits
+
+    def _symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch positions"]:
+        """Return what the process runs on: tokens, or all digits in a row."""
+        codec = self.process.codec
+        return ids if self.denoiser.whole or codec.digits == 1 else codec.encode(ids).flatten(1)
+
+    def _spell(self, symbols: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch length"]:
+        codec = self.process.codec
+        digits = symbols if codec.layout == "serial" else symbols.unflatten(1, (-1, codec.digits))
+        return codec.decode(digits).ids
+
+    def _digits(self, token: Tensor) -> Tensor:
+        return self.process.codec.encode(token) if self.denoiser.whole else token
+
+    def _per_symbol(self, time: Float[Tensor, "batch length"]) -> Float[Tensor, "batch positions"]:
+        """Return times of the process's positions: the digits of a token share its time."""
+        return time if time.shape[1] == 1 else time.repeat_interleave(self._symbols_per_token, dim=1)
+
+    def _condition(self, batch: Batch) -> Tensor | None:
+        if batch.signal is not None:
+            return batch.signal if batch.signal.ndim == 3 else batch.signal[..., None]
+        return batch.label
+
+    def _law(self, bridge: Bridge) -> Law:
+        if bridge not in self._laws:
+            config = self.config.process
+            self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs)
+        return self._laws[bridge]
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what was learned outside the network: the time proposal."""
+        return self.proposal.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` returned."""
+        self.proposal.load_state(state)

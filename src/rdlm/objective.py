@@ -1,0 +1,142 @@
+"""Training objectives: at which times a model is asked, how its answer is weighed, and how it is scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, distributed
+
+from rdlm.config import ObjectiveConfig
+from rdlm.process.window import Order, Window
+
+BINS = 64
+"""Bins of the adaptive proposal."""
+
+MEMORY = 0.99
+"""Decay of the adaptive proposal's averages, per step."""
+
+
+class Proposal:
+    """A piecewise constant density of times with its inverse; adaptive ones learn it, Eq. (38) and (46)."""
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self.floor = config.floor
+        self.adaptive = config.proposal == "adaptive"
+        low, high = config.interval
+        edges = {"uniform": [0.0, 1.0], "interval": [0.0, low, high, 1.0]}.get(config.proposal)
+        self.edges = torch.tensor(edges) if edges else torch.linspace(0, 1, BINS + 1)
+        inside = torch.tensor([0.0, 1.0, 0.0]) if config.proposal == "interval" else torch.diff(self.edges)
+        # Of an interval at an end of [0, 1] one side is empty: its bin gets no share.
+        self.mass = (1 - self.floor) * inside + self.floor * torch.diff(self.edges)
+        self.square = torch.ones(len(self.mass))
+        self._pending = torch.zeros(2, len(self.mass))
+        self._step = -1
+
+    def times(self, quantile: Float[Tensor, " batch"]) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Return times with these quantiles and the weights `1 / q(t)` that make their mean an integral, Eq. (38)."""
+        upper = self.mass.cumsum(0)
+        index = torch.searchsorted(upper, quantile, right=True).clamp_max(len(self.mass) - 1)
+        width = torch.diff(self.edges)[index]
+        inside = (quantile - (upper - self.mass)[index]) / self.mass[index].clamp_min(1e-12)
+        return (self.edges[index] + inside * width).clamp(0, 1), width / self.mass[index].clamp_min(1e-12)
+
+    def observe(self, step: int, time: Float[Tensor, " batch"], loss: Float[Tensor, " batch"]) -> None:
+        """Note losses per sequence; the density follows their root mean square when the next step begins, Eq. (46)."""
+        if not self.adaptive:
+            return
+        self.advance(step)
+        index = torch.bucketize(time, self.edges[1:-1])
+        self._pending[0].index_add_(0, index, loss.detach().float().cpu().square())
+        self._pending[1].index_add_(0, index, torch.ones(len(index)))
+
+    def advance(self, step: int) -> None:
+        """Take in what earlier steps noted, over all processes; within a step the density stays as it is."""
+        if not self.adaptive or step == self._step:
+            return
+        self._step = step
+        pending = self._pending.clone()
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(pending)
+        self._pending.zero_()
+        seen = pending[1] > 0
+        fresh = pending[0] / pending[1].clamp_min(1)
+        self.square = torch.where(seen, MEMORY * self.square + (1 - MEMORY) * fresh, self.square)
+        share = self.square.sqrt() / self.square.sqrt().sum()
+        self.mass = (1 - self.floor) * share + self.floor * torch.diff(self.edges)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the proposal has learned."""
+        return {"proposal.square": self.square, "proposal.mass": self.mass, "proposal.pending": self._pending}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` returned."""
+        self.square, self.mass = state["proposal.square"].clone(), state["proposal.mass"].clone()
+        self._pending = state["proposal.pending"].clone()
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """When a batch is looked at: each position's own time, and the weight of each sequence."""
+
+    time: Float[Tensor, "batch length"]
+    """Own time of every position; of length 1 where all positions of a sequence share it."""
+    weight: Float[Tensor, " batch"]
+    """Importance weight of each sequence."""
+    common: Float[Tensor, " batch"]
+    """The common time, by which the proposal learns."""
+
+
+def draw_moment(
+    config: ObjectiveConfig, proposal: Proposal, quantile: Float[Tensor, " batch"], length: int,
+    generator: torch.Generator | None = None,
+) -> Moment:  # fmt: skip
+    """Return times for a batch: synchronous, in windows, and behind finished prefixes, as configured, Eq. (35)."""
+    time, weight = proposal.times(quantile)
+    if config.asynchronous == 0 and config.prefix == 0:
+        return Moment(time[:, None], weight, time)
+    batch = len(time)
+    own = time[:, None].expand(batch, length)
+    in_window = torch.rand(batch, generator=generator) < config.asynchronous
+    # Windows have a common time of their own, uniform: its quantile is used as it is.
+    own = torch.where(in_window[:, None], _windowed(config, quantile, length, generator), own)
+    prefixed = torch.rand(batch, generator=generator) < config.prefix
+    finished = torch.randint(length, (batch, 1), generator=generator) * prefixed[:, None]
+    own = torch.where(torch.arange(length) < finished, torch.ones(()), own)
+    return Moment(own, torch.where(in_window, torch.ones(()), weight), time)
+
+
+def _windowed(config: ObjectiveConfig, common: Tensor, length: int, generator: torch.Generator | None) -> Tensor:
+    """Return each position's time in windows of random width, random or left to right, Eq. (35)."""
+    batch = len(common)
+    width = torch.rand(batch, 1, generator=generator).clamp_min(1e-3)
+    starts = {order: Window(0.5, order).starts(batch, length, generator) / 0.5 for order in _orders(config)}
+    if config.order == "both":
+        ordered = torch.rand(batch, 1, generator=generator) < 0.5
+        rank = torch.where(ordered, starts["left_to_right"], starts["random"])
+    else:
+        rank = starts[config.order]
+    return ((common[:, None] - rank * (1 - width)) / width).clamp(0, 1)
+
+
+def _orders(config: ObjectiveConfig) -> tuple[Order, ...]:
+    return ("random", "left_to_right") if config.order == "both" else (config.order,)
+
+
+def cross_entropy(
+    log_probability: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor
+) -> Float[Tensor, " batch"]:
+    """Return each sequence's mean cross-entropy over its unfinished positions, Eq. (36) and (47).
+
+    Averaging over the unfinished ones makes each count of finished positions weigh alike, as the weight `1/t` of
+    masked diffusion does; a sequence without any counts 0.
+    """
+    loss = -log_probability.gather(-1, token[..., None])[..., 0]
+    return mean_unfinished(loss, time)
+
+
+def mean_unfinished(loss: Float[Tensor, "batch length"], time: Tensor) -> Float[Tensor, " batch"]:
+    """Return the mean over positions whose time is not over, Eq. (47)."""
+    unfinished = (time < 1).to(loss).expand_as(loss)
+    return (loss * unfinished).sum(-1) / unfinished.sum(-1).clamp_min(1)

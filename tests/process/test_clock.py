@@ -1,0 +1,165 @@
+"""Schedules: against numerical integration of their rates, their inverses, and the clocks that are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate
+
+from rdlm.errors import InputError
+from rdlm.process.clock import Cosine, Geometric, Linear, Schedule, Tabulated, schedule
+
+KNOTS = (0.0, 0.2, 0.5, 1.0)
+SCHEDULES = [
+    Geometric(),
+    Geometric(0.2, 1e-3),
+    Geometric(0.05, 0.05),
+    Linear(0.01, 0.3),
+    Linear(0.3, 0.01),
+    Linear(0.1, 0.1),
+    Cosine(0.04),
+    Tabulated(KNOTS, (0.05, 0.045, 0.01, 0.0)),
+]
+NAMES = ("geometric", "constant", "linear", "cosine")
+
+every_schedule = pytest.mark.parametrize("clock", SCHEDULES, ids=repr)
+times = st.floats(0, 1)
+
+
+@every_schedule
+@pytest.mark.parametrize("time", [0.0, 0.13, 0.5, 0.77, 0.99])
+def test_noise_still_to_come_is_the_integral_of_the_rate(clock: Schedule, time: float) -> None:
+    integral, _ = integrate.quad(lambda t: clock.rate(t).item(), time, 1, points=[k for k in KNOTS if k > time])
+    assert clock.remaining(time).item() == pytest.approx(integral, rel=1e-9)
+
+
+@every_schedule
+def test_ends_are_exact(clock: Schedule) -> None:
+    assert clock.remaining(0.0).item() == pytest.approx(clock.total, rel=1e-14)
+    assert clock.remaining(1.0).item() == 0
+    assert clock.time(0.0).item() == 1
+    assert clock.time(clock.total).item() == pytest.approx(0, abs=1e-7)
+
+
+@every_schedule
+@settings(max_examples=30)
+@given(time=times)
+def test_time_inverts_remaining(clock: Schedule, time: float) -> None:
+    noise = clock.remaining(time)
+    assert clock.remaining(clock.time(noise)).item() == pytest.approx(noise.item(), rel=1e-9, abs=1e-18)
+    # A cosine clock stands still at both ends: there the time is lost to rounding of the noise.
+    assert clock.time(noise).item() == pytest.approx(time, abs=2e-8)
+
+
+@every_schedule
+@settings(max_examples=30)
+@given(time=times, other=times)
+def test_noise_falls_with_time(clock: Schedule, time: float, other: float) -> None:
+    early, late = sorted((time, other))
+    assert clock.remaining(early).item() >= clock.remaining(late).item()
+
+
+@every_schedule
+def test_pull_rate_is_rate_over_noise_still_to_come(clock: Schedule) -> None:
+    time = torch.linspace(0.01, 0.99, 9, dtype=torch.float64)
+    # gamma = - d/dt log B, by central differences.
+    step = 1e-6
+    numeric = -(clock.remaining(time + step).log() - clock.remaining(time - step).log()) / (2 * step)
+    inner = ~torch.isclose(time[:, None], torch.tensor(KNOTS, dtype=time.dtype)).any(-1)
+    torch.testing.assert_close(clock.pull_rate(time)[inner], numeric[inner], rtol=1e-6, atol=0)
+
+
+def test_pull_rate_is_infinite_at_the_end() -> None:
+    assert math.isinf(Geometric().pull_rate(1.0).item())
+
+
+def test_paper_spends_0_03756() -> None:
+    assert Geometric().total == pytest.approx(0.03756, abs=5e-6)
+    assert Geometric().rate(0.0).item() == pytest.approx(1e-3)
+    assert Geometric().rate(1.0).item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("total", [1e-3, 0.03756, 2.0])
+def test_named_schedules_are_scaled_to_their_total(name: str, total: float) -> None:
+    clock = schedule(name, total)
+    assert clock.total == pytest.approx(total, rel=1e-12)
+    spread = clock.remaining(torch.linspace(0, 1, 101, dtype=torch.float64))
+    assert spread[0].item() == pytest.approx(total) and spread[-1].item() == 0
+    assert bool((spread.diff() < 0).all())
+
+
+@settings(max_examples=30)
+@given(time=times, first=st.sampled_from(NAMES), second=st.sampled_from(NAMES))
+def test_equal_total_noise_is_a_change_of_time_only(time: float, first: str, second: str) -> None:
+    """Whatever noise one schedule passes, another of equal total passes, too: only at another time."""
+    one, other = schedule(first, 0.03756), schedule(second, 0.03756)
+    noise = one.remaining(time)
+    assert other.remaining(other.time(noise)).item() == pytest.approx(noise.item(), rel=1e-9, abs=1e-18)
+
+
+def test_dtype_of_a_tensor_is_kept_and_numbers_are_float64() -> None:
+    assert all(c.remaining(torch.rand(3)).dtype == torch.float32 for c in SCHEDULES)
+    assert all(c.remaining(0.5).dtype == torch.float64 for c in SCHEDULES)
+
+
+@every_schedule
+@pytest.mark.parametrize("time", [-0.01, 1.01, math.nan, math.inf])
+def test_time_outside_the_unit_interval_is_refused(clock: Schedule, time: float) -> None:
+    for method in (clock.rate, clock.remaining, clock.pull_rate):
+        with pytest.raises(InputError, match=r"time must lie in \[0, 1\]"):
+            method(torch.tensor([0.5, time]))
+
+
+@every_schedule
+def test_noise_outside_the_total_is_refused(clock: Schedule) -> None:
+    for noise in (-0.1 * clock.total, 1.1 * clock.total):
+        with pytest.raises(InputError, match=r"remaining noise must lie in \[0, "):
+            clock.time(noise)
+
+
+def test_no_times_at_all_are_fine() -> None:
+    assert Geometric().remaining(torch.empty(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("total", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_total_noise_must_be_positive(name: str, total: float) -> None:
+    with pytest.raises(InputError, match="total must be a positive number"):
+        schedule(name, total)
+
+
+@pytest.mark.parametrize("kind", [Geometric, Linear])
+@pytest.mark.parametrize("rates", [(0.0, 0.1), (0.1, -0.1), (math.nan, 0.1)])
+def test_rates_must_be_positive(kind: type[Geometric] | type[Linear], rates: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match="must be a positive number"):
+        kind(*rates)
+
+
+@pytest.mark.parametrize(
+    ("times", "noises", "message"),
+    [
+        ((0.0, 0.5, 1.0), (1.0, 1.2, 0.0), "not monotone"),
+        ((0.0, 0.5, 1.0), (1.0, 1.0, 0.0), "not monotone"),
+        ((0.0, 0.5, 1.0), (1.0, 0.5, 0.1), "fall strictly to 0"),
+        ((0.0, 1.0), (math.inf, 0.0), "fall strictly to 0"),
+        ((0.0, 1.0), (math.nan, 0.0), "fall strictly to 0"),
+        ((0.0, 0.6, 0.5, 1.0), (1.0, 0.7, 0.5, 0.0), "rise strictly from 0 to 1"),
+        ((0.1, 1.0), (1.0, 0.0), "rise strictly from 0 to 1"),
+        ((0.0, 0.9), (1.0, 0.0), "rise strictly from 0 to 1"),
+        ((0.0, 0.5, 1.0), (1.0, 0.0), "as many times as noises"),
+        ((0.0,), (0.0,), "at least two"),
+    ],
+)
+def test_bad_tables_are_refused(times: tuple[float, ...], noises: tuple[float, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Tabulated(times, noises)
+
+
+def test_unknown_schedule_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(InputError, match="did you mean 'cosine'"):
+        schedule("cosin", 0.1)

@@ -1,0 +1,118 @@
+"""Asynchronous clocks: local times by hand, and lanes in which every position takes all of its steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdlm.errors import InputError
+from rdlm.process.window import Lanes, Order, Window
+
+orders = st.sampled_from(["random", "left_to_right"])
+
+
+@pytest.mark.parametrize("order", ["random", "left_to_right"])
+def test_width_one_is_synchronous(order: Order) -> None:
+    window = Window(1.0, order)
+    starts = window.starts(4, 7)
+    assert torch.equal(starts, torch.zeros(4, 7))
+    time = torch.rand(4, 1)
+    torch.testing.assert_close(window.local_time(time, starts), time.expand(4, 7))
+    lanes = window.lanes(16)
+    assert lanes.steps == lanes.calls == 16
+    assert not lanes.offsets(4, 7).any()
+
+
+@given(width=st.floats(0.01, 1), order=orders, common=st.floats(0, 1))
+def test_local_time_is_the_share_of_the_window_that_has_passed(width: float, order: Order, common: float) -> None:
+    window = Window(width, order)
+    starts = window.starts(3, 5, torch.Generator().manual_seed(0)).double()
+    assert bool((starts >= 0).all()) and bool((starts <= 1 - width + 1e-6).all())
+    local = window.local_time(torch.full((3, 1), common, dtype=torch.float64), starts)
+    for row, mine in zip(starts.tolist(), local.tolist(), strict=True):
+        assert mine == pytest.approx([min(1, max(0, (common - tau) / width)) for tau in row], abs=1e-12)
+
+
+@pytest.mark.parametrize("order", ["random", "left_to_right"])
+def test_all_rest_at_time_0_and_have_finished_at_time_1(order: Order) -> None:
+    window = Window(0.3, order)
+    starts = window.starts(5, 9)
+    assert not window.local_time(torch.zeros(5, 1), starts).any()
+    torch.testing.assert_close(window.local_time(torch.ones(5, 1), starts), torch.ones(5, 9))
+
+
+def test_ordered_starts_rise_and_fill_the_time() -> None:
+    starts = Window(0.25, "left_to_right").starts(2, 6)
+    assert bool((starts.diff(dim=-1) > 0).all())
+    assert starts[:, 0].tolist() == [0, 0] and starts[:, -1].tolist() == pytest.approx([0.75, 0.75])
+
+
+def test_random_starts_are_uniform_and_repeatable() -> None:
+    window = Window(0.2)
+    first, second = (window.starts(100, 400, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, second)
+    count = first.numel()
+    assert first.mean().item() == pytest.approx(0.4, abs=4 * 0.8 / math.sqrt(12 * count))
+    assert first.var().item() == pytest.approx(0.64 / 12, rel=0.03)
+
+
+@settings(max_examples=60)
+@given(calls=st.integers(1, 40), share=st.floats(0, 1), length=st.integers(1, 9), order=orders)
+def test_every_position_takes_exactly_its_steps(calls: int, share: float, length: int, order: Order) -> None:
+    lanes = Lanes(calls, max(1, round(share * calls)), order)
+    offsets = lanes.offsets(3, length, torch.Generator().manual_seed(1))
+    assert offsets.min() >= 0 and offsets.max() <= calls - lanes.steps
+    local = torch.stack([lanes.local_step(step, offsets) for step in range(calls + 1)])
+    assert not local[0].any() and bool((local[-1] == lanes.steps).all())
+    moves = local.diff(dim=0)  # [calls, 3, length]: 1 where a position moves
+    assert set(moves.unique().tolist()) <= {0, 1}
+    assert bool((moves.sum(0) == lanes.steps).all())
+    common = torch.arange(calls)[:, None, None]
+    moving = (common >= offsets) & (local[:-1] < lanes.steps)
+    assert torch.equal(moving, moves.bool())
+
+
+@given(calls=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(2, 20))
+def test_ordered_lanes_never_go_back_and_use_all_calls(calls: int, steps: int, length: int) -> None:
+    lanes = Lanes(calls, min(steps, calls), "left_to_right")
+    offsets = lanes.offsets(1, length)[0]
+    assert bool((offsets.diff() >= 0).all())
+    assert offsets[0] == 0 and offsets[-1] == calls - lanes.steps
+
+
+def test_random_offsets_are_uniform() -> None:
+    offsets = Lanes(6, 3).offsets(100, 400, torch.Generator().manual_seed(2)).flatten()
+    share = torch.bincount(offsets, minlength=4) / offsets.numel()
+    assert share.tolist() == pytest.approx([0.25] * 4, abs=4 * math.sqrt(0.25 * 0.75 / offsets.numel()))
+
+
+@pytest.mark.parametrize(("width", "calls", "steps"), [(0.25, 64, 16), (0.001, 10, 1), (0.5, 7, 4), (0.99, 100, 99)])
+def test_lanes_of_a_window_are_its_width_in_steps(width: float, calls: int, steps: int) -> None:
+    assert Window(width, "left_to_right").lanes(calls) == Lanes(calls, steps, "left_to_right")
+
+
+@pytest.mark.parametrize("width", [0.0, -0.5, 1.01, math.nan])
+def test_width_outside_its_range_is_refused(width: float) -> None:
+    with pytest.raises(InputError, match=r"width of a window must lie in \(0, 1\]"):
+        Window(width)
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_lanes_longer_than_the_calls_are_refused(steps: int) -> None:
+    with pytest.raises(InputError, match=r"steps of a lane must lie in \[1, 4\]"):
+        Lanes(4, steps)
+
+
+def test_no_call_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one network call"):
+        Window().lanes(0)
+
+
+@pytest.mark.parametrize("kind", [Window, lambda order: Lanes(4, 2, order)], ids=["window", "lanes"])
+def test_unknown_order_is_refused_with_a_suggestion(kind: type[Window]) -> None:
+    with pytest.raises(InputError, match="did you mean 'left_to_right'"):
+        kind(order="left_to_rigth")  # type: ignore[arg-type]
