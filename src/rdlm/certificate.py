@@ -150,5 +150,6 @@ def draw_information(verdicts: list[Verdict], path: FilePath) -> None:
                 style = "-" if verdict.bound.claims_bound else ":"
                 axis.plot(torch.linspace(0, 1, len(gained)), gained, style, label=verdict.case.label)
             axis.axhline(shown[0].case.source.entropy, color="black", linewidth=0.8, linestyle="--", label="entropy")
-            axis.set(xlabel="time (geometric clock)", ylabel="nats gained so far", title=f"uniform source, {states} states")
+            axis.set(xlabel="time (geometric clock)", ylabel="nats gained so far")
+            axis.set_title(f"uniform source, {states} states")
             axis.legend()

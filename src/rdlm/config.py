@@ -1,6 +1,6 @@
 """The configuration of a run: frozen dataclasses, the only truth about what is trained; no torch here.
 
-Attribute docstrings become the command line's help. `rdlm.yaml` reads and writes them as YAML.
+Attribute docstrings become the command line's help. `rdlm.configfile` reads and writes them as YAML.
 """
 
 from __future__ import annotations
@@ -155,6 +155,10 @@ class TrainingConfig:
     """How several processes share the work."""
     device: str = "auto"
     """Device: auto, cpu, cuda, mps."""
+    tolerance: int = 10
+    """Steps in a row with a loss or gradient that is not finite, each of them skipped, after which the run stops."""
+    record_every: int = 10
+    """Steps between lines of the record."""
     save_every: int = 500
     """Steps between checkpoints."""
     validate_every: int = 500
@@ -165,8 +169,8 @@ class TrainingConfig:
     """Network calls M of the chain whose bound a validation measures."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "save_every", "validate_every", "validation_sequences",
-                     "validation_calls"):  # fmt: skip
+        for name in ("steps", "batch", "accumulate", "tolerance", "record_every", "save_every", "validate_every",
+                     "validation_sequences", "validation_calls"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InputError(f"training.{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.accumulate:

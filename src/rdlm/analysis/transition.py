@@ -127,7 +127,7 @@ def plot(rows: list[Row], path: Path) -> None:
             axis.yaxis.set_major_locator(FixedLocator([-1, 0, 1, 10, 100]))
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_title(f"{start}, d = {case.dimension} ({case.samples} samples)", fontsize=10)
-    figure.supxlabel("time t")
+    figure.supxlabel("time t  (grey: what chance alone gives; one point in 40 may lie above it)")
     figure.supylabel("MMD² to the simulation / chance's 97.5%")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(LAWS), frameon=False)

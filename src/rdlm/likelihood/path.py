@@ -60,7 +60,7 @@ def forced_step(
         law = chain.marginals(log_probability.exp())
         term = chain.gather(own - mean_step_log_density(bridge, state, move, law, noise, gain, variance))
     after = sphere.project(sphere.exponential(state, move))
-    if chain.switches and bool((chosen := local == chain.path.switch_step(chain.grid)).any()):
+    if chain.switch >= 0 and bool((chosen := local == chain.switch).any()):
         renoised, path_density = renoise(chain, token, state.dtype, generator)
         after = torch.where(chain.spread(chosen, digit)[..., None], renoised, after)
         term = torch.where(chosen, mixture_excess(path_density, log_probability, token), term)

@@ -56,7 +56,7 @@ def position_terms(
     decode = -log_probability.gather(-1, token[..., None])[..., 0]  # Eq. (30)
     terms = kernel_terms(chain, state, token, local, log_probability, generator)
     terms = torch.where(local == chain.grid.steps - 1, decode, terms)
-    if chain.switches and bool((chosen := local == chain.path.switch_step(chain.grid)).any()):
+    if chain.switch >= 0 and bool((chosen := local == chain.switch).any()):
         density = renoise(chain, token[chosen], state.dtype, generator)[1]
         terms[chosen] = mixture_excess(density, log_probability[chosen], token[chosen])
     return terms
@@ -97,11 +97,11 @@ def renoise(
     The whole path up to the switch is compared, whose density is known exactly; the state at its end
     alone can only be harder to tell apart, so that the bound holds.
     """
-    bridge, switch, digit = chain.path.second, chain.path.switch_step(chain.grid), chain.split(token)
-    assert bridge is not None and switch is not None
+    bridge, digit = chain.path.second, chain.split(token)
+    assert bridge is not None
     state = bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
     density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
-    for step in range(switch + 1):
+    for step in range(chain.switch + 1):
         noise, gain, variance = chain.coefficients(torch.full_like(digit, step), state)
         pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
         density += step_log_density(bridge, state, pull + wobble, noise, gain, variance)

@@ -67,15 +67,16 @@ class Chain:
         return offsets.repeat_interleave(self.group, dim=1).to(token.device)
 
     @property
-    def switches(self) -> bool:
-        """Return whether some step puts a position on the second bridge (the decode step never does)."""
+    def switch(self) -> int:
+        """Return the step that puts a position on the second bridge; -1 where none does (the last step decodes)."""
         step = self.path.switch_step(self.grid)
-        return step is not None and step < self.grid.steps - 1
+        return -1 if step is None or step >= self.grid.steps - 1 else step
 
     def coefficients(self, step: Int[Tensor, "..."], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return noise, gain and variance of the given steps, Eq. (18); 1 for the decode step's variance, which is 0."""
-        noise, gain, variance = (table.to(like)[step] for table in (self.grid.noise, self.grid.gain, self.grid.variance))
-        return noise, gain, torch.where(step == self.grid.steps - 1, torch.ones_like(variance), variance)
+        """Return noise, gain and variance of steps, Eq. (18); for the decode step, whose variance is 0, it says 1."""
+        grid = self.grid
+        noise, gain, variance = (table.to(like)[step] for table in (grid.noise, grid.gain, grid.variance))
+        return noise, gain, torch.where(step == grid.steps - 1, torch.ones_like(variance), variance)
 
     def split(self, token: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Return the token that each sphere ends in: the tokens themselves, or their digits [..., m], Eq. (39)."""

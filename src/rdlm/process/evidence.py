@@ -15,7 +15,9 @@ def log_evidence(
     """Return the log-likelihood of every token given each position's own state alone, Eq. (27).
 
     It is the same for both bridges of a switching path: only the angle to a token tells tokens apart.
+    Beyond the range of the heat kernel's expansion it is refused, for the logarithm bridge, too.
     """
+    path.bridge.check_evidence()
     return path.bridge.log_likelihood(state, noise)
 
 

@@ -44,11 +44,6 @@ class Path:
             return None
         return int((grid.noise > self.switch_noise).sum()) - 1
 
-    def bridge_at(self, level: int, grid: Grid) -> Bridge:
-        """Return the bridge whose law holds at a level of the grid."""
-        step = self.switch_step(grid)
-        return self.bridge if self.second is None or step is None or level <= step else self.second
-
 
 @dataclass(frozen=True)
 class Mixture:

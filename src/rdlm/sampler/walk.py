@@ -40,7 +40,7 @@ def walk(
     """Return tokens sampled by the chain, Eq. (19), with `chain.calls` calls of the posterior."""
     token = torch.zeros(batch, length, dtype=torch.long)
     digit, offsets = chain.split(token), chain.offsets(token, generator)
-    law = chain.law(pairs, generator) if chain.switches else None
+    law = chain.law(pairs, generator) if chain.switch >= 0 else None
     state = chain.path.bridge.start.point().repeat(*digit.shape, 1)
     for step in range(chain.calls):
         local = chain.clocks.local_step(step, offsets)
@@ -76,6 +76,6 @@ def advance(
     after = sphere.project(sphere.exponential(state, move))
     if law is not None:
         renoised = law.draw(digit, level + 1, generator)
-        after = torch.where((level == chain.path.switch_step(chain.grid))[..., None], renoised, after)
+        after = torch.where((level == chain.switch)[..., None], renoised, after)
     vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
     return torch.where((level == chain.grid.steps - 1)[..., None], vertex, after)

@@ -15,12 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
+from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid
 from rdlm.process.law.pair import pair_step
+from rdlm.process.start import Start
 
 FEW_DIMENSIONS: Final = 8
-"""Below so many coordinates `place` works in float64: in float32 at d = 4 one norm in 60,000 is off by 1e-3."""
+"""Below so many coordinates the free direction is often a small remainder of its draw, and is built explicitly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +76,8 @@ class ExactLaw:
 
 def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator | None = None) -> ExactLaw:
     """Return the exact law with `pairs` fresh draws per level, by the chain of Eq. (21) in float64."""
-    if bridge.dimension < 3:
-        raise InputError(f"the exact law needs at least d = 3 coordinates, got {bridge.dimension}")
+    if pairs < 1:
+        raise InputError(f"a table needs at least one pair, got {pairs}")
     if abs(grid.total - bridge.total) > 1e-6 * bridge.total:
         raise InputError(f"the grid's total noise {grid.total:g} is not the bridge's, {bridge.total:g}")
     radius = torch.full((pairs,), bridge.start.angle, dtype=torch.float64)
@@ -102,10 +104,11 @@ def place(
     `|g|^2`, `sum g` and two gathers.
     """
     start = bridge.start
-    # In few dimensions `xi` is often a small remainder of `g`: float32 would lose its digits, then its length.
-    dtype = torch.float64 if start.dimension < FEW_DIMENSIONS else radius.dtype
-    state = torch.randn((*token.shape, start.dimension), generator=generator, dtype=dtype, device=token.device)
-    result_dtype, radius, heading = radius.dtype, radius.to(dtype), heading.to(dtype)
+    state = torch.randn(
+        (*token.shape, start.dimension), generator=generator, dtype=radius.dtype, device=token.device
+    )
+    if start.dimension < FEW_DIMENSIONS:
+        return _place_explicitly(start, token, radius, heading, state)
     cos0, sin0 = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
     on_token = state.gather(-1, token[..., None])[..., 0]
     on_mask = state[..., -1]
@@ -115,7 +118,7 @@ def place(
         on_start = on_start + cos0 * (state.sum(-1) - on_mask)
     on_heading = (on_start - cos0 * on_token) / sin0
     rest = square - on_token.square() - on_heading.square()
-    rest = torch.maximum(rest, square * torch.finfo(dtype).eps)  # below it there is only rounding
+    rest = torch.maximum(rest, square * torch.finfo(state.dtype).eps)  # below it there is only rounding
     sine = torch.sin(radius)
     spread = sine * torch.sqrt((1 - heading.square()).clamp_min(0)) * rest.rsqrt()
     # x = spread (g - g_k e_k - g_w w) + cos r e_k + sin r c w with w = (x0 - cos0 e_k) / sin0.
@@ -127,4 +130,17 @@ def place(
         state[..., -1] += from_start * (start.mask_coordinate - cos0)
     else:
         state[..., -1] += from_start * start.mask_coordinate
-    return state.scatter_add_(-1, token[..., None], from_token[..., None]).to(result_dtype)
+    return state.scatter_add_(-1, token[..., None], from_token[..., None])
+
+
+def _place_explicitly(start: Start, token: Tensor, radius: Tensor, heading: Tensor, normal: Tensor) -> Tensor:
+    """Return the states of `place` by Gram-Schmidt, which keeps their norms where `|g|^2` minus parts does not."""
+    index = token[..., None]
+    ahead = start.point(normal.dtype, normal.device).expand_as(normal).scatter(-1, index, 0.0)
+    ahead = sphere.project(ahead)  # w
+    free = normal.scatter(-1, index, 0.0)
+    for _ in range(2):  # the second pass removes the rounding of the first
+        free = sphere.tangent(ahead, free)
+    across = torch.sqrt((1 - heading.square()).clamp_min(0))
+    around = heading[..., None] * ahead + across[..., None] * sphere.project(free)
+    return (torch.sin(radius)[..., None] * around).scatter(-1, index, torch.cos(radius)[..., None])

@@ -80,7 +80,7 @@ def inverse_kummer(
     knots, gaps = _table(degrees, name)
     wanted = (1 - value.double()).clamp(0, float(gaps[-1]))
     # The root of the gap is almost linear in rho, so that linear interpolation starts Newton close by.
-    rho = torch.from_numpy(np.interp(wanted.sqrt().numpy(), np.sqrt(gaps), knots))
+    rho = torch.as_tensor(np.interp(wanted.sqrt().numpy(), np.sqrt(gaps), knots))
     for _ in range(3):
         slope = (kummer_gap(degrees, rho * (1 + 1e-6), name) - kummer_gap(degrees, rho * (1 - 1e-6), name)) / 2e-6
         step = (kummer_gap(degrees, rho, name) - wanted) * rho / torch.where(slope > 0, slope, torch.inf)

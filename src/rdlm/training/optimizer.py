@@ -1,0 +1,99 @@
+"""AdamW, its learning rate, the norm of the gradient, and its state by parameter name."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from rdlm.config import TrainingConfig
+from rdlm.training.parallel import assign, whole
+
+FINAL = 0.1
+"""Share of the learning rate that a cosine ends with."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def rate(config: TrainingConfig, step: int) -> float:
+    """Return the learning rate of a step: linear warm-up, then constant or half a cosine down to a tenth."""
+    warm = min(1.0, (step + 1) / max(config.warmup, 1))
+    if config.decay == "constant" or step < config.warmup:
+        return config.rate * warm
+    progress = (step - config.warmup) / max(config.steps - config.warmup, 1)
+    return config.rate * (FINAL + (1 - FINAL) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
+
+
+class Optimizer:
+    """AdamW over a network's parameters, by their names."""
+
+    def __init__(self, network: nn.Module, config: TrainingConfig) -> None:
+        self.config = config
+        self.parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        # One kernel for all of a parameter's update; mps has none.
+        fused = all(p.device.type in ("cpu", "cuda") for p in self.parameters.values())
+        self.adamw = torch.optim.AdamW(
+            self.parameters.values(), lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=fused
+        )
+
+    def norm(self) -> Tensor:
+        """Return the norm of the whole gradient, over all shards."""
+        norm = get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def update(self, step: int, norm: Tensor) -> None:
+        """Take a step at its learning rate along the gradient, clipped by its `norm`."""
+        clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate(self.config, step)
+        self.adamw.step()
+
+    def clear(self) -> None:
+        """Forget the gradient."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def broken(self) -> list[str]:
+        """Return the names of parameters whose gradient, or this process's part of it, is not finite."""
+        names = []
+        for name, parameter in self.parameters.items():
+            gradient = parameter.grad
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            if local is not None and not local.isfinite().all():
+                names.append(name)
+        return names
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments and step counts by parameter name, whole; nothing before the first update."""
+        kept = {}
+        for name, parameter in self.parameters.items():
+            for key, value in self.adamw.state.get(parameter, {}).items():
+                kept[f"{name}.{key}"] = whole(value)
+        return kept
+
+    def template(self, updates: int) -> dict[str, Tensor]:
+        """Return tensors of the names, shapes and types that `state` has after so many updates, on no device."""
+        if updates == 0:
+            return {}
+        kept: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            kept[f"{name}.step"] = torch.empty((), device="meta")
+            for key in MOMENTS:
+                kept[f"{name}.{key}"] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        return kept
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` returned."""
+        self.adamw.state.clear()
+        if not state:
+            return
+        for name, parameter in self.parameters.items():
+            # The step count stays where the optimizer would have put it: with its parameter if the update is fused.
+            place = parameter.device if self.adamw.defaults["fused"] else torch.device("cpu")
+            own = {"step": state[f"{name}.step"].to(place)}
+            for key in MOMENTS:
+                own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                assign(own[key], state[f"{name}.{key}"])
+            self.adamw.state[parameter] = own

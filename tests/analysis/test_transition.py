@@ -1,0 +1,39 @@
+"""The comparison of laws and its pictures, in small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rdlm.analysis.radial import fine_grid, plot_radial, radial_quantiles
+from rdlm.analysis.transition import LAWS, TIMES, Case, compare, plot
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return list(compare(Case(4, 800, 64), "uniform", torch.Generator().manual_seed(0)))
+
+
+def test_every_law_is_compared_at_every_time(rows):
+    assert [(row.time, row.law) for row in rows] == [(time, law) for time in TIMES for law in LAWS]
+
+
+def test_printed_function_is_far_from_the_simulation_and_the_exact_law_is_not(rows):
+    value = {law: sum(row.value / row.high for row in rows if row.law == law) / len(TIMES) for law in LAWS}
+    assert value["exact"] < 1 and value["normal, corrected"] < 1
+    assert value["normal, printed"] > 4 and value["normal, printed"] > value["normal, coded"] > 1
+
+
+def test_angle_falls_from_the_start_to_the_token():
+    quantiles = radial_quantiles(28, fine_grid(0.03756, 300), 200, torch.Generator().manual_seed(1))
+    assert quantiles[0, 1].item() == pytest.approx(torch.pi / 2)
+    assert quantiles[-1, 2] < 0.01
+    assert bool((quantiles[:, 0] <= quantiles[:, 2]).all())
+
+
+def test_pictures_are_written(rows, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot(rows, tmp_path / "figures" / "mmd.png")
+    plot_radial(tmp_path / "figures" / "radial.png", paths=4)
+    for name in ("mmd.png", "radial.png"):
+        assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
