@@ -33,10 +33,13 @@ class Entry(NamedTuple):
     module: str
     name: str
     summary: str
+    two_stages: bool = False
+    """Whether the module's `defaults(options)` gives the command with the defaults that its first option chooses."""
 
 
 COMMANDS = {
     "demo": Entry("rdlm.command.demo", "Demo", "see the likelihood bound hold, on one screen"),
+    "train": Entry("rdlm.command.train", "Train", "train a preset or your own configuration", two_stages=True),
     "certify": Entry("rdlm.command.certify", "Certify", "hold the likelihood bound against known entropies"),
     "data": Entry("rdlm.command.data", "Data", "list, get and verify corpora"),
     "doctor": Entry("rdlm.command.doctor", "Doctor", "check this machine and this installation"),
@@ -87,11 +90,15 @@ def parse(command: str, options: list[str]) -> Command | int:
     import tyro  # a third of the time that `rdlm --help` would take
 
     entry = COMMANDS[command]
-    options_class = cast(type[Command], getattr(importlib.import_module(entry.module), entry.name))
+    module = importlib.import_module(entry.module)
+    options_class = cast(type[Command], getattr(module, entry.name))
+    default = module.defaults(options) if entry.two_stages else tyro.MISSING_NONPROP
     try:
-        return tyro.cli(
-            options_class, prog=f"rdlm {command}", args=options, config=(tyro.conf.FlagCreatePairsOff,)
-        )
+        parsed: Command = tyro.cli(
+            options_class, prog=f"rdlm {command}", args=options, default=default,
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
+        )  # fmt: skip
+        return parsed
     except SystemExit as answered:
         return answered.code if isinstance(answered.code, int) else 1
 

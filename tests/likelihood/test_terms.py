@@ -22,7 +22,7 @@ from rdlm.process.window import Lanes
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")
 every_kind = pytest.mark.parametrize("kind", KINDS)
-STEP = 2  # of a grid of 4 steps
+STEP = 2
 
 
 def dense_pulls(bridge: Bridge, state: Tensor, noise: float) -> Tensor:
@@ -72,7 +72,7 @@ def quadrature_divergence(chain: Chain, state: Tensor, token: int, log_probabili
 
 @every_kind
 def test_mixture_term_is_the_divergence_from_the_mixture(kind: BridgeKind) -> None:
-    chain = Chain(masked_path(2, S, kind), uniform_in_time(Geometric(), 4), "mixture")
+    chain = Chain(masked_path(2, S, kind), uniform_in_time(Geometric(), 8), "mixture")
     count = 40_000
     # Near the start, where a step tells the two tokens apart, but not for certain.
     start = chain.path.bridge.start.point(torch.float64).expand(4, -1)
@@ -88,7 +88,7 @@ def test_mixture_term_is_the_divergence_from_the_mixture(kind: BridgeKind) -> No
             torch.Generator().manual_seed(row),
         )
         expected = quadrature_divergence(chain, state, int(token), log_probability)
-        assert 0 < expected < -0.99 * log_probability[token].item()  # better than naming the token
+        assert 0 < expected < -0.8 * log_probability[token].item()  # better than naming the token
         error = terms.std().item() / math.sqrt(count)
         assert terms.mean().item() == pytest.approx(expected, abs=4 * error)
         assert error < 0.01 * expected

@@ -116,3 +116,20 @@ def test_no_call_is_refused() -> None:
 def test_unknown_order_is_refused_with_a_suggestion(kind: type[Window]) -> None:
     with pytest.raises(InputError, match="did you mean 'left_to_right'"):
         kind(order="left_to_rigth")  # type: ignore[arg-type]
+
+
+@given(calls=st.integers(1, 20), steps=st.integers(1, 20), order=orders)
+def test_shares_count_every_step_of_a_position_once_on_average(calls: int, steps: int, order: Order) -> None:
+    lanes = Lanes(calls, min(steps, calls), order)
+    offsets = torch.arange(calls - lanes.steps + 1)  # every possible start, alike likely
+    step = torch.arange(calls)[:, None]
+    share = lanes.share(step, offsets)
+    local = lanes.local_step(step, offsets)
+    counted = torch.zeros(lanes.steps + 1).index_add_(0, local.flatten(), share.flatten()) / len(offsets)
+    assert counted.tolist() == pytest.approx([1.0] * lanes.steps + [0.0], abs=1e-5)
+    moving = (step >= offsets) & (local < lanes.steps)
+    if order == "left_to_right":
+        assert torch.equal(share, moving.float())
+    else:  # a position that rests counts in place of the one that starts, a finished one never
+        assert not share[local == lanes.steps].any()
+        torch.testing.assert_close(share.mean(1), moving.float().mean(1))

@@ -50,9 +50,8 @@ class Certify:
         else:
             print(table([row | {"verdict": _words(row)} for row in rows], COLUMNS))
             print(
-                "\nPosteriors are Bayes' rule on the evidence; nothing is trained. Nats per sequence. A switch"
-                "\nat the paper's time forgets what the first path knew: its slack is the price of switching, not of"
-                "\nthe bound."
+                "\nPosteriors are Bayes' rule on the evidence; nothing is trained. Nats per sequence. A switch at the"
+                "\npaper's time forgets what the first path knew: samples stay right, the bound pays for it."
             )
         failed = [row for row in rows if not row["ok"]]
         if failed:

@@ -33,15 +33,15 @@ def step_terms(
     step: Int[Tensor, " batch"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
-    """Return each position's term of the bound in nats at one common step per sequence; 0 where it rests."""
+    """Return each position's term of the bound in nats at one common step per sequence, with its share, Eq. (35)."""
     offsets = chain.offsets(token, generator)
     local = chain.clocks.local_step(step[:, None], offsets)
-    moving = (step[:, None] >= offsets) & (local < chain.grid.steps)
     digit = chain.split(token)
     state = law.draw(digit, chain.spread(local, digit), generator)
     log_probability = posterior(state, chain.grid.noise.to(state)[local])
     terms = position_terms(chain, state, token, local.clamp_max(chain.grid.steps - 1), log_probability, generator)
-    return torch.where(moving, terms, torch.zeros_like(terms))
+    share = chain.clocks.share(step[:, None], offsets)
+    return torch.where(share > 0, terms, torch.zeros_like(terms)) * share
 
 
 def position_terms(

@@ -27,7 +27,7 @@ from rdlm.process.start import Start
 
 BridgeKind = Literal["brownian", "logarithm"]
 
-EXPANSION_RANGE: Final = 2.5
+EXPANSION_RANGE: Final = 2.0
 """Largest `S (d - 2)` at which two terms of the heat kernel hold log-ratios to 1% (see docs/theory.md)."""
 
 

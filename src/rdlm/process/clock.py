@@ -191,18 +191,18 @@ class Tabulated(Schedule):
         return (noises[index - 1] - noises[index]) / (times[index] - times[index - 1])
 
     def _remaining(self, time: Tensor) -> Tensor:
-        return _interpolate(time, _knots(self.times, time), _knots(self.noises, time))
+        return interpolate(time, _knots(self.times, time), _knots(self.noises, time))
 
     def _time(self, remaining: Tensor) -> Tensor:
         rising_noise = _knots(self.noises[::-1], remaining)
-        return _interpolate(remaining, rising_noise, _knots(self.times[::-1], remaining))
+        return interpolate(remaining, rising_noise, _knots(self.times[::-1], remaining))
 
 
 def _knots(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
-def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """Return the piecewise linear function through (knots, values) at `x`; `knots` rise."""
     index = torch.searchsorted(knots, x.contiguous(), right=True).clamp(1, len(knots) - 1)
     weight = (x - knots[index - 1]) / (knots[index] - knots[index - 1])

@@ -75,6 +75,20 @@ class Lanes:
         """Return each position's own step in [0, steps]; `steps` means that it is finished."""
         return (step - offsets).clamp(0, self.steps)
 
+    def share(self, step: Tensor, offsets: Tensor) -> Tensor:
+        """Return the part of each position's term that counts at a common step: 1 while it runs, 0 once finished.
+
+        Random starts are exchangeable among the positions that still rest, whose states are alike. So each of them
+        counts with its chance to start now, instead of one with 1 and the others with 0: the mean is the same.
+        """
+        running = ((step > offsets) & (step - offsets < self.steps)).to(torch.float32)
+        latest = self.calls - self.steps
+        if self.order == "random":
+            starting = (step <= offsets) / (latest + 1.0 - step).clamp_min(1.0)
+        else:
+            starting = (step == offsets).to(torch.float32)
+        return running + starting
+
 
 def _check_order(order: str) -> None:
     if order not in get_args(Order):

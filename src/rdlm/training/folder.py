@@ -41,7 +41,7 @@ def claimed(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot write to the run folder {folder}: {error.strerror}; choose another with --out") from None
+        raise InputError(f"cannot write to the run folder {folder}: {error.strerror}; choose another --out") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

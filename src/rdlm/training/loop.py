@@ -49,6 +49,8 @@ class Result:
     unit: str
     bound: Bound | None
     """The last validation's."""
+    leads: bool
+    """Whether this process is the one that speaks."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values, the bound with its interval in `unit`."""
@@ -79,7 +81,7 @@ def train(
         record = stack.enter_context(Record(folder, counters.step)) if members.leads else None
         progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))
         run.network.train()
-        clock = Clock(counters.seconds, minutes)
+        clock = Clock(counters.step, counters.seconds, minutes)
 
         while counters.step < training.steps:
             loss, norm = accumulate(run)
@@ -122,6 +124,7 @@ def accumulate(run: Run) -> tuple[float, torch.Tensor]:
     """
     seed, parts = run.config.training.seed, run.config.training.accumulate
     step, losses = run.counters.step, []
+    run.before = {name: tensor.clone() for name, tensor in run.method.state().items()}
     run.optimizer.clear()
     for part in range(parts):
         draw = Draw(seed, step, run.team.rank * parts + part, run.shards)
@@ -140,6 +143,7 @@ def update(run: Run, loss: float, norm: torch.Tensor) -> None:
     counters = run.counters
     if not (math.isfinite(loss) and norm.isfinite()):
         counters.skipped_in_row += 1
+        run.method.load_state(run.before)
         if counters.skipped_in_row >= run.config.training.tolerance:
             raise DivergedError(dump(run, loss, float(norm)))
         return
@@ -228,17 +232,17 @@ def outcome(run: Run) -> Result:
     counters = run.counters
     return Result(
         run.folder, counters.step, counters.seconds, counters.loss, counters.skipped, run.parameter_count,
-        run.corpus.protocol, unit_of(run.corpus), last_bound(run),
+        run.corpus.protocol, unit_of(run.corpus), last_bound(run), run.team.leads,
     )  # fmt: skip
 
 
 class Clock:
     """Time spent, its limit, and the speed of the steps alone."""
 
-    def __init__(self, before: float, minutes: float | None) -> None:
+    def __init__(self, step: int, before: float, minutes: float | None) -> None:
         self._begin = self._mark = time.monotonic()
         self._before, self._limit = before, math.inf if minutes is None else 60 * minutes
-        self._step = -1
+        self._step = step
 
     @property
     def seconds(self) -> float:
@@ -252,10 +256,9 @@ class Clock:
 
     def rate(self, step: int, tokens: int) -> float:
         """Return tokens per second since the last call or pause, at so many per step."""
-        elapsed = time.monotonic() - self._mark
-        steps = step - self._step if self._step >= 0 else step
+        speed = (step - self._step) * tokens / max(time.monotonic() - self._mark, 1e-9)
         self.pause(step)
-        return steps * tokens / max(elapsed, 1e-9)
+        return speed
 
     def pause(self, step: int) -> None:
         """Begin to measure speed anew, after what was not a step."""

@@ -26,6 +26,7 @@ from rdlm.errors import InputError
 PATIENCE = timedelta(minutes=30)
 """How long a member waits for the others: the leader may be fetching a corpus."""
 
+CPU = torch.device("cpu")
 Answer = TypeVar("Answer")
 
 
@@ -39,7 +40,7 @@ class Team:
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def leads(self) -> bool:

@@ -75,6 +75,8 @@ class Run:
         self.optimizer = Optimizer(self.network, training)
         self.average = MovingAverage(self.network, training.ema)
         self.counters = Counters()
+        self.before: dict[str, Tensor] = {}
+        """What the method had learned outside the network before the step that is being taken."""
         self.saved = 0
 
     @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge
-from rdlm.process.clock import _interpolate
+from rdlm.process.clock import interpolate
 from rdlm.process.grid import Grid
 from rdlm.process.law.kummer import KummerName, inverse_kummer
 from rdlm.process.projected import Coupling, projected_paths
@@ -55,7 +55,7 @@ class NormalLaw:
 
     def _at(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         knots = self.noise
-        return _interpolate(noise, knots, self.angle), _interpolate(noise, knots, self.spread)
+        return interpolate(noise, knots, self.angle), interpolate(noise, knots, self.spread)
 
     def _mean(self, token: Tensor, angle: Tensor) -> Tensor:
         """Return `alpha/sin(phi_0) e_k + (sqrt(1 - alpha^2) - alpha cot(phi_0)) x_0`, Eq. (22)."""

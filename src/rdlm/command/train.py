@@ -1,0 +1,88 @@
+"""`rdlm train`: train a preset or a configuration of your own, or go on with it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rdlm import configfile
+from rdlm.config import RunConfig
+from rdlm.errors import InputError
+from rdlm.presets import PRESETS, preset
+from rdlm.report import print_json, table
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a preset or a YAML file's configuration; a run that was interrupted continues by itself.
+
+    Every key of the configuration is an option, whose default is the preset's. With several processes:
+    torchrun --nproc-per-node N -m rdlm train ... The exit code is 130 after Ctrl-C and 143 after SIGTERM, both with a
+    checkpoint saved; 1 if the run diverged.
+    """
+
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml")]
+    """A preset's name, or a YAML file."""
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    """What is trained."""
+    out: Path | None = None
+    """Folder of the run; runs/NAME if not given."""
+    minutes: float | None = None
+    """End after so many minutes of training, with a checkpoint and a report; the same command continues."""
+    accept_changes: bool = False
+    """Go on with the run in the folder although its configuration was another one."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Train, print how it ended, and return the exit code."""
+        logging.basicConfig(format="rdlm: %(message)s")
+        if self.minutes is not None and not self.minutes > 0:
+            raise InputError(f"--minutes must be positive, got {self.minutes:g}")
+        from rdlm.method.rdlm import Rdlm
+        from rdlm.training.interruption import InterruptedRunError
+        from rdlm.training.loop import DivergedError, train
+        from rdlm.training.parallel import LeaderFailedError
+
+        out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
+        try:
+            result = train(self.config, out, Rdlm.build, minutes=self.minutes, accept_changes=self.accept_changes)
+        except InterruptedRunError as stopped:
+            print(f"rdlm: {stopped}", file=sys.stderr)
+            return stopped.code
+        except DivergedError as error:
+            print(f"rdlm: error: {error}", file=sys.stderr)
+            return 1
+        except LeaderFailedError:
+            return 1
+        if result.leads:
+            _show(result.to_json(), self.json)
+        return 0
+
+
+def defaults(options: Sequence[str]) -> Train:
+    """Return the command as the preset or file that `options` begin with sets it; the rest changes its keys."""
+    first = options[0] if options else ""
+    if first in ("-h", "--help"):
+        return Train("demo", preset("demo"))
+    if not first or first.startswith("-"):
+        raise InputError(f"rdlm train begins with a preset or a YAML file; presets: {', '.join(PRESETS)}")
+    if first in PRESETS or not first.endswith((".yaml", ".yml")):
+        return Train(first, preset(first))
+    return Train(first, configfile.read(Path(first)))
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    bound = result["bound"] or {}
+    row = {**result, **{key: bound.get(key) for key in ("low", "high")}, "bound": bound.get("value")}
+    print(table([row], ["run", "protocol", "parameters", "steps", "seconds", "loss", "bound", "low", "high", "unit"]))
+    print(f"report: {Path(result['run']) / 'report.html'}", file=sys.stderr)
