@@ -8,10 +8,15 @@ To add one: put `"name": "rdlm.module"` into `_HOME`, and `from rdlm.module impo
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rdlm.language_model import LanguageModel as LanguageModel
+    from rdlm.language_model import load as load
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {}
+_HOME: dict[str, str] = {"LanguageModel": "rdlm.language_model", "load": "rdlm.language_model"}
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,9 @@ from rdlm.model.config import NetworkConfig, TransformerConfig
 PAPER_TOTAL_NOISE = 0.03755909399773322
 """S of the paper's geometric schedule from 1e-3 to 0.2."""
 
+MethodName = Literal["rdlm", "masked", "uniform", "score_entropy", "autoregressive", "flow"]
+"""Names of the methods; `rdlm.method.METHODS` says where each lives."""
+
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
@@ -122,6 +125,33 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True)
+class DiscreteConfig:
+    """The rivals that jump between tokens: masked, uniform and score_entropy."""
+
+    schedule: Literal["log_linear", "cosine"] = "log_linear"
+    """How the probability that a token is still itself rises with time."""
+    graph: Literal["absorb", "uniform"] = "absorb"
+    """What score_entropy's tokens jump to: the mask, or any token."""
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """The rival without noise: flow matching on the statistical manifold."""
+
+    predict: Literal["posterior", "velocity"] = "posterior"
+    """What the network predicts: the token, by cross-entropy, or the velocity, by squared error."""
+    origin: Literal["orthant", "sphere"] = "orthant"
+    """Where flows set out, uniformly: the statistical manifold itself, or the whole sphere, which has no edges."""
+    cut: float = 0.1
+    """Part of the way that is left when the nearest vertex is taken; below 1/4 it is never the wrong one."""
+    divergence: Literal["exact", "hutchinson"] = "hutchinson"
+    """Trace of the Jacobian: exact, at as many backward passes as there are coordinates, or from one random vector."""
+
+    def __post_init__(self) -> None:
+        _within("flow.cut", self.cut, 1e-4, 0.24)
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """The optimiser, its budget, and what is kept."""
 
@@ -175,7 +205,12 @@ class TrainingConfig:
                 raise InputError(f"training.{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.accumulate:
             raise InputError(f"training.batch {self.batch} is not a multiple of training.accumulate {self.accumulate}")
-        _within("training.ema", self.ema, 0, 1)
+        if not 0 <= self.ema < 1:
+            raise InputError(f"training.ema must lie in [0, 1), got {self.ema:g}")
+        if self.warmup < 0 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(
+                f"training.warmup must be at least 0 and training.betas lie in [0, 1), got {self.warmup} and {self.betas}"
+            )
         if not (self.rate > 0 and self.clip > 0):
             raise InputError(f"training.rate and training.clip must be positive, got {self.rate:g} and {self.clip:g}")
 
@@ -184,9 +219,13 @@ class TrainingConfig:
 class RunConfig:
     """Everything that decides a run."""
 
+    method: MethodName = "rdlm"
+    """What is trained: this package's method, or a rival on the same network and data."""
     data: DataConfig = field(default_factory=DataConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     denoiser: DenoiserConfig = field(default_factory=DenoiserConfig)
     model: NetworkConfig = field(default_factory=TransformerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from rdlm.codec import Codec
 from rdlm.config import DenoiserConfig
+from rdlm.errors import InputError
 from rdlm.model import features
 from rdlm.model.config import Interface
 from rdlm.process.bridge import Bridge
@@ -27,6 +28,8 @@ class Denoiser:
         self.config, self.codec, self.bridge, self.schedule = config, codec, bridge, schedule
         if config.evidence or config.features == "evidence":
             bridge.check_evidence()
+        if config.features == "top" and not 1 <= config.top <= bridge.dimension:
+            raise InputError(f"denoiser.top must lie in [1, {bridge.dimension}], the coordinates, got {config.top}")
 
     @property
     def spheres(self) -> int:

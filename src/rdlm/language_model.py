@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from rdlm import configfile
 from rdlm.config import RunConfig
+from rdlm.data import tokenizer as tokenizers
 from rdlm.data.tokenizer import Tokenizer
+from rdlm.errors import InputError
 from rdlm.method.rdlm import Rdlm
+from rdlm.training import checkpoint, folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,3 +39,30 @@ class LanguageModel:
     def length(self) -> int:
         """Return the number of tokens of a training sequence."""
         return int(self.about["length"])
+
+
+def load(run: str | Path, *, averaged: bool = True) -> LanguageModel:
+    """Return the model of a run's best checkpoint, or of a checkpoint folder; with the moving average of its weights.
+
+    Nothing in the files is executed; names, shapes and checksums are compared before a number is used.
+    """
+    path = _checkpoint_of(Path(run).expanduser())
+    state = checkpoint.verify(path)
+    config, about = configfile.from_dict(state["config"]), state["corpus"]
+    tokenizer = tokenizers.from_json(checkpoint.read_json(path / "tokenizer.json"))
+    method = Rdlm(config, tokenizer.size, len(about["classes"]), int(about["signal"]))
+    part = "ema" if averaged else "network"
+    wanted = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
+    weights = checkpoint.read_part(path, part, wanted)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(weights[name])
+    method.load_state(checkpoint.read_part(path, "method", method.state()))
+    method.network.eval()
+    return LanguageModel(path.parent.name, method, tokenizer, config, about, path)
+
+
+def _checkpoint_of(path: Path) -> Path:
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder: give the folder of a run (rdlm train makes one) or of a checkpoint")
+    return path if (path / "state.json").is_file() else folder.pointed(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, distributed
 
 from rdlm.config import ObjectiveConfig
@@ -56,9 +56,7 @@ class Proposal:
         if not self.adaptive or step == self._step:
             return
         self._step = step
-        pending = self._pending.clone()
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(pending)
+        pending = self._noted()
         self._pending.zero_()
         seen = pending[1] > 0
         fresh = pending[0] / pending[1].clamp_min(1)
@@ -66,14 +64,27 @@ class Proposal:
         share = self.square.sqrt() / self.square.sqrt().sum()
         self.mass = (1 - self.floor) * share + self.floor * torch.diff(self.edges)
 
+    def _noted(self) -> Float[Tensor, "2 bins"]:
+        """Return the sums and counts that all processes have noted; every one of them must ask."""
+        pending = self._pending.clone()
+        if self.adaptive and _in_a_team():
+            distributed.all_reduce(pending)
+        return pending
+
     def state(self) -> dict[str, Tensor]:
-        """Return what the proposal has learned."""
-        return {"proposal.square": self.square, "proposal.mass": self.mass, "proposal.pending": self._pending}
+        """Return what the proposal has learned, the notes of all processes included; every one of them must ask."""
+        return {"proposal.square": self.square, "proposal.mass": self.mass, "proposal.pending": self._noted()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` returned."""
         self.square, self.mass = state["proposal.square"].clone(), state["proposal.mass"].clone()
         self._pending = state["proposal.pending"].clone()
+        if _in_a_team() and distributed.get_rank() > 0:
+            self._pending.zero_()  # the first process has them: they will be added up again
+
+
+def _in_a_team() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +96,9 @@ class Moment:
     weight: Float[Tensor, " batch"]
     """Importance weight of each sequence."""
     common: Float[Tensor, " batch"]
-    """The common time, by which the proposal learns."""
+    """The proposal's time of each sequence."""
+    synchronous: Bool[Tensor, " batch"]
+    """Which sequences run at it: the proposal learns from these alone. The others run in windows."""
 
 
 def draw_moment(
@@ -95,7 +108,7 @@ def draw_moment(
     """Return times for a batch: synchronous, in windows, and behind finished prefixes, as configured, Eq. (35)."""
     time, weight = proposal.times(quantile)
     if config.asynchronous == 0 and config.prefix == 0:
-        return Moment(time[:, None], weight, time)
+        return Moment(time[:, None], weight, time, torch.ones(len(time), dtype=torch.bool))
     batch = len(time)
     own = time[:, None].expand(batch, length)
     in_window = torch.rand(batch, generator=generator) < config.asynchronous
@@ -104,7 +117,7 @@ def draw_moment(
     prefixed = torch.rand(batch, generator=generator) < config.prefix
     finished = torch.randint(length, (batch, 1), generator=generator) * prefixed[:, None]
     own = torch.where(torch.arange(length) < finished, torch.ones(()), own)
-    return Moment(own, torch.where(in_window, torch.ones(()), weight), time)
+    return Moment(own, torch.where(in_window, torch.ones(()), weight), time, ~in_window)
 
 
 def _windowed(config: ObjectiveConfig, common: Tensor, length: int, generator: torch.Generator | None) -> Tensor:

@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from rdlm.data.source import skewed
-from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source
+from rdlm.errors import InputError
+from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean
+from rdlm.likelihood.estimate import stratified, student
 from rdlm.process.chain import Chain
 from rdlm.process.clock import Geometric
 from rdlm.process.evidence import joint_posterior
@@ -35,6 +38,52 @@ def test_independent_estimates_add_and_scale() -> None:
 def test_a_sum_with_something_that_is_no_bound_is_none() -> None:
     estimate = Estimate(1.0, 0.1) + Estimate(1.0, 0.1, claims_bound=False) * 2
     assert not estimate.claims_bound
+
+
+@pytest.mark.parametrize("freedom", [2, 3, 5, 10, 50, 1e9])
+def test_few_degrees_of_freedom_widen_the_interval(freedom: float) -> None:
+    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.03)
+    estimate = Estimate(1.0, 0.1, freedom=freedom)
+    assert estimate.high - 1 == pytest.approx(1 - estimate.low) == pytest.approx(0.1 * student(freedom))
+
+
+def test_degrees_of_freedom_add_as_satterthwaite_has_them() -> None:
+    alike = Estimate(0.0, 0.1, freedom=9) + Estimate(0.0, 0.1, freedom=9)
+    assert alike.freedom == pytest.approx(18)
+    led = Estimate(0.0, 1.0, freedom=4) + Estimate(0.0, 1e-4, freedom=100)
+    assert led.freedom == pytest.approx(4, rel=1e-3)
+    sure = Estimate(1.0, 0.0) + Estimate(1.0, 0.0)
+    assert sure.low == sure.high == 2.0
+
+
+def test_sample_mean_is_the_textbook_one() -> None:
+    found = sample_mean(torch.tensor([1.0, 2.0, 4.0]))
+    assert (found.value, found.stderr, found.freedom) == pytest.approx((7 / 3, math.sqrt(7 / 3 / 3), 2))
+    assert not sample_mean(torch.tensor([1.0, 2.0]), claims_bound=False).claims_bound
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_single_value_has_no_interval(count: int) -> None:
+    with pytest.raises(InputError, match=f"at least 2 values, got {count}"):
+        sample_mean(torch.zeros(count))
+
+
+@pytest.mark.parametrize("strata", [1, 7, 300])
+def test_strata_of_known_means_are_recovered(strata: int) -> None:
+    """Stratum i has mean i and spread i: the sum is known, and so is about the best error for the work."""
+    generator = torch.Generator().manual_seed(4)
+    drawn: list[int] = []
+
+    def measure(stratum: Tensor) -> Tensor:
+        drawn.append(len(stratum))
+        return stratum * (1 + torch.randn(len(stratum), generator=generator))
+
+    curve = stratified(measure, strata, 30_000, chunk=1000)
+    assert max(drawn) <= 1000 and 24_000 <= sum(drawn) <= 36_000
+    total = curve.total
+    assert total.value == pytest.approx(strata * (strata - 1) / 2, abs=4 * total.stderr + 1e-9)
+    best = strata * (strata - 1) / 2 / math.sqrt(30_000)  # Neyman's, were nothing spent on the pilot
+    assert total.stderr == pytest.approx(best, rel=0.3, abs=1e-9)
 
 
 def test_curve_adds_up() -> None:

@@ -91,7 +91,7 @@ def test_mixture_term_is_the_divergence_from_the_mixture(kind: BridgeKind) -> No
         assert 0 < expected < -0.8 * log_probability[token].item()  # better than naming the token
         error = terms.std().item() / math.sqrt(count)
         assert terms.mean().item() == pytest.approx(expected, abs=4 * error)
-        assert error < 0.01 * expected
+        assert error < 0.02 * expected
 
 
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])

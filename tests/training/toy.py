@@ -43,7 +43,7 @@ class Network(nn.Module):
         x = self.input(ids)
         for block in self.blocks:
             x = x + self.dropout(block(x) + x.mean(1, keepdim=True))
-        return self.head(x)
+        return self.head(x).clone()  # sharded networks should not return a view
 
 
 class Toy:
@@ -86,7 +86,7 @@ def toy_config(**training: object) -> RunConfig:
         record_every=3, save_every=5, validate_every=10, validation_sequences=18, validation_calls=2,
     )  # fmt: skip
     model = TransformerConfig(dropout=0.1)
-    return RunConfig(DataConfig("toy"), model=model, training=replace(chosen, **training))
+    return RunConfig(data=DataConfig("toy"), model=model, training=replace(chosen, **training))
 
 
 def failing(step: int, once: Path, how: str = "kill") -> Callable[[Draw], float]:

@@ -39,6 +39,8 @@ class Certify:
         """Measure all cases, report them, and return 0 only if every floor held."""
         if self.steps < 2 or self.paths < 2:
             raise InputError(f"certify needs at least 2 steps and 2 paths, got {self.steps} and {self.paths}")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise InputError(f"--out {self.out} is a file, a folder is needed")
         from rdlm.report import print_json, table
 
         verdicts = self._measure()

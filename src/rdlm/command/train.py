@@ -45,14 +45,14 @@ class Train:
         logging.basicConfig(format="rdlm: %(message)s")
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
-        from rdlm.method.rdlm import Rdlm
+        from rdlm.method import build
         from rdlm.training.interruption import InterruptedRunError
         from rdlm.training.loop import DivergedError, train
         from rdlm.training.parallel import LeaderFailedError
 
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
         try:
-            result = train(self.config, out, Rdlm.build, minutes=self.minutes, accept_changes=self.accept_changes)
+            result = train(self.config, out, build, minutes=self.minutes, accept_changes=self.accept_changes)
         except InterruptedRunError as stopped:
             print(f"rdlm: {stopped}", file=sys.stderr)
             return stopped.code

@@ -1,6 +1,10 @@
 """Likelihood bounds that hold for the sampler that runs."""
 
-from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source
+from rdlm.likelihood.continuous import continuous
+from rdlm.likelihood.data import Problem, Profile, by_comb, by_paths, by_steps, path_profile
+from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean
+from rdlm.likelihood.fresh import FreshLaw
+from rdlm.likelihood.paper import paper_estimate
 from rdlm.likelihood.path import path_terms
 from rdlm.likelihood.terms import Posterior, kernel_terms, step_terms
 
@@ -8,9 +12,19 @@ __all__ = [
     "CONFIDENCE",
     "Curve",
     "Estimate",
+    "FreshLaw",
     "Posterior",
+    "Problem",
+    "Profile",
+    "by_comb",
+    "by_paths",
+    "by_steps",
+    "continuous",
     "curve_of_source",
     "kernel_terms",
+    "paper_estimate",
+    "path_profile",
     "path_terms",
+    "sample_mean",
     "step_terms",
 ]

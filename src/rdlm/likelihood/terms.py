@@ -11,6 +11,7 @@ Eq. (28) or Eq. (29). There is no discretisation error, no time cut and no missi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -18,17 +19,26 @@ from torch import Tensor
 
 from rdlm.geometry import sphere
 from rdlm.process.bridge import squared_length
-from rdlm.process.chain import Chain, ChainLaw, step_log_density, token_step_parts
+from rdlm.process.chain import Chain, step_log_density, token_step_parts
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
 """`log p(token | state)`: states [batch, length, d] (with digits: [batch, length, m, d]) and the noise still to come
 [batch, length] to [batch, length, v]."""
 
 
+class StateLaw(Protocol):
+    """Draws of a chain's states given their tokens, at levels of its grid: from tables, or fresh ones."""
+
+    def draw(
+        self, token: Int[Tensor, "..."], level: Int[Tensor, "..."], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return one state per token."""
+
+
 def step_terms(
     posterior: Posterior,
     chain: Chain,
-    law: ChainLaw,
+    law: StateLaw,
     token: Int[Tensor, "batch length"],
     step: Int[Tensor, " batch"],
     generator: torch.Generator | None = None,
@@ -78,15 +88,23 @@ def kernel_terms(
     bridge, digit = chain.path.bridge, chain.split(token)
     noise, gain, variance = chain.coefficients(chain.spread(local, digit), state)
     if chain.kernel == "drift":  # Eq. (28): g^2 |sum_l p_l v_l - v_k|^2 / (2 s2)
-        slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
-        weight = chain.marginals(log_probability.exp()) * slope
-        weight = weight.scatter_add(-1, digit[..., None], -slope.gather(-1, digit[..., None]))
-        return chain.gather(gain.square() / (2 * variance) * squared_length(state, weight))
+        return chain.gather(gain.square() / (2 * variance) * drift_error(chain, state, digit, noise, log_probability))
     pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
     # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
     ahead = chain.join(step_log_density(bridge, state, pull + wobble, noise, gain, variance))
     mirror = chain.join(step_log_density(bridge, state, pull - wobble, noise, gain, variance))
     return (mixture_excess(ahead, log_probability, token) + mixture_excess(mirror, log_probability, token)) / 2
+
+
+def drift_error(
+    chain: Chain, state: Tensor, digit: Int[Tensor, "..."], noise: Float[Tensor, "..."], log_probability: Tensor
+) -> Float[Tensor, "..."]:
+    """Return `|sum_l p_l v_l - v_k|^2` on every sphere, Eq. (28) without its weight; `noise` is per sphere."""
+    bridge = chain.path.bridge
+    slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
+    weight = chain.marginals(log_probability.exp()) * slope
+    weight = weight.scatter_add(-1, digit[..., None], -slope.gather(-1, digit[..., None]))
+    return squared_length(state, weight)
 
 
 def renoise(

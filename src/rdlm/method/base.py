@@ -15,15 +15,16 @@ from rdlm.randomness import Draw
 class Method(Protocol):
     """A way to model sequences of tokens with one network."""
 
+    claims_bound: bool
+    """Whether the mean of `bound` is an upper bound on `-log p` of what `generate` samples from."""
+
     network: nn.Module
     """The network; the trainer may replace it by a wrapper with the same call (DDP, compiled)."""
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, averaged over its tokens."""
 
-    def bound(
-        self, batch: Batch, calls: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of an upper bound on `-log p` with `calls` calls."""
 
     def generate(

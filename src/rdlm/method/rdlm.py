@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from rdlm.codec import Codec
 from rdlm.config import ProcessConfig, RunConfig
 from rdlm.data.batch import Batch
+from rdlm.data.store import Corpus
 from rdlm.denoiser import Denoiser
-from rdlm.likelihood import Posterior, step_terms
+from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.likelihood.terms import position_terms
 from rdlm.model.condition import drop
-from rdlm.model.network import build
+from rdlm.model.network import build as build_network
 from rdlm.objective import Moment, Proposal, cross_entropy, draw_moment, mean_unfinished
 from rdlm.process import start
 from rdlm.process.bridge import Bridge
@@ -71,15 +72,22 @@ class Process:
 class Rdlm:
     """The method: a process, a denoiser with its network, and an objective."""
 
+    claims_bound = True
+
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config = config
         self.process = Process.of(config.process, vocabulary)
         self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
-        self.network: nn.Module = build(config.model, self.denoiser.interface(classes, signal))
+        self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
         self._laws: dict[Bridge, Law] = {}
         self._chain_laws: dict[tuple[Path, int], ChainLaw] = {}
+
+    @staticmethod
+    def build(config: RunConfig, corpus: Corpus) -> Rdlm:
+        """Return the method for a corpus: its vocabulary, its classes or its per-position signal."""
+        return Rdlm(config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -101,7 +109,8 @@ class Rdlm:
             state, noise = self._noisy(token, moment, generator)
             log_probability = self._predict(state, noise, condition, generator)
             values = cross_entropy(log_probability, token, self._per_symbol(moment.time))
-        self.proposal.observe(draw.step, moment.common, values)
+        alone = moment.synchronous
+        self.proposal.observe(draw.step, moment.common[alone], values[alone.to(values.device)])
         return (values * moment.weight.to(values)).mean()
 
     def _noisy(
@@ -144,13 +153,14 @@ class Rdlm:
     ) -> Tensor:
         """Return the drift error of the chain on the training grid, at the step of the moment's time, Eq. (37)."""
         grid = self.training_grid
-        step = (self._per_symbol(moment.time) * grid.steps).long().clamp_max(grid.steps - 1).to(token.device)
+        # A finished position stands at its vertex, level `steps`; its term is not counted.
+        level = (self._per_symbol(moment.time) * grid.steps).long().to(token.device)
         chain = self._chain(self.process.mixture.paths[0], grid, "drift")
         digit = self._digits(token)
-        local = step.expand(token.shape)
-        noise = grid.noise.float().to(token.device)[chain.spread(local, digit)]
-        state = self._draw(digit, noise, generator)
-        log_probability = self._predict(state, grid.noise.float().to(token.device)[step], condition, generator)
+        noise = grid.noise.float().to(token.device)[level]
+        state = self._draw(digit, chain.spread(noise.expand(token.shape), digit), generator)
+        log_probability = self._predict(state, noise, condition, generator)
+        local = level.clamp_max(grid.steps - 1).expand(token.shape)
         terms = position_terms(chain, state, token, local, log_probability, generator)
         return mean_unfinished(terms * grid.steps, self._per_symbol(moment.time).to(terms))
 
@@ -174,12 +184,23 @@ class Rdlm:
         terms = step_terms(posterior, chain, self._chain_law(chain), token, step, generator)
         return chain.calls * terms.double().sum(-1)
 
+    def problem(self, batch: Batch, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Problem:
+        """Return what a measurement of the bound asks for: symbols, the mixture's chains, the model for some rows."""
+        mixture, condition = self.process.mixture, self._condition(batch)
+        chains = tuple(self.chain(path, calls, kernel, window) for path in mixture.paths)
+
+        def posterior(row: Int[Tensor, " rows"]) -> Posterior:
+            return self.posterior(None if condition is None else condition[row])
+
+        return Problem(self._symbols(batch.ids), chains, mixture.weights, posterior)
+
     def generate(
         self, count: int, length: int, calls: int, generator: torch.Generator | None = None,
         kernel: Kernel = "mixture", window: Window | None = None, condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:  # fmt: skip
         """Return token ids sampled by the chain whose likelihood `bound` measures; -1 where digits spell no token."""
         chain = self.chain(self._draw_a_path(generator), calls, kernel, window)
+        condition = None if condition is None else self._laid_out(condition)
         symbols = walk(self.posterior(condition), chain, count, length * self._symbols_per_token, generator)
         return symbols if self._symbols_per_token == 1 else self._spell(symbols)
 
@@ -237,9 +258,14 @@ class Rdlm:
         return time if time.shape[1] == 1 else time.repeat_interleave(self._symbols_per_token, dim=1)
 
     def _condition(self, batch: Batch) -> Tensor | None:
-        if batch.signal is not None:
-            return batch.signal if batch.signal.ndim == 3 else batch.signal[..., None]
-        return batch.label
+        return batch.label if batch.signal is None else self._laid_out(batch.signal)
+
+    def _laid_out(self, condition: Tensor) -> Tensor:
+        """Return labels as they are, and a signal [batch, length] or [batch, length, s] at the network's positions."""
+        if not condition.is_floating_point():
+            return condition
+        signal = condition if condition.ndim == 3 else condition[..., None]
+        return signal.repeat_interleave(self.process.codec.positions, dim=1)
 
     def _law(self, bridge: Bridge) -> Law:
         if bridge not in self._laws:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from rdlm.codec import Codec
@@ -82,8 +82,8 @@ class Chain:
         """Return the token that each sphere ends in: the tokens themselves, or their digits [..., m], Eq. (39)."""
         return token if self.codec is None else self.codec.encode(token)
 
-    def spread(self, level: Int[Tensor, "..."], digit: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """Return the positions' levels for every sphere: `level` in the shape of `digit`."""
+    def spread(self, level: Shaped[Tensor, "..."], digit: Int[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Return what the positions have for every sphere, such as their levels: in the shape of `digit`."""
         return level if self.codec is None else level[..., None].expand_as(digit)
 
     def join(self, value: Float[Tensor, "... b"]) -> Float[Tensor, "... v"]:

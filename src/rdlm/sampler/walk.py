@@ -1,31 +1,28 @@
-"""Ancestral sampling of a chain: the geodesic random walk whose likelihood `rdlm.likelihood` bounds."""
+"""The walk: from the start to tokens along a chain, with any solver, any clock, and rules that hold exactly.
+
+Known tokens have a certain law, so that they follow their own bridge and the network sees states that it was
+trained on. In windows, and where a clean context is asked for, they stand finished at their vertex instead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rdlm.geometry import sphere
 from rdlm.likelihood import Posterior
-from rdlm.process.chain import Chain, ChainLaw, draw_mean_step, draw_token_step
+from rdlm.process.chain import Chain, ChainLaw
+from rdlm.process.clock import Linear, Schedule
+from rdlm.sampler.noise import Noise
+from rdlm.sampler.noise import draw_token as draw_token
+from rdlm.sampler.rule import Rules
+from rdlm.sampler.solver import SOLVERS, Solver, Step
 
 Callback = Callable[[int, Tensor, Tensor], object]
 """Called with the step, the states and the model's log-probabilities before each move."""
-
-
-def draw_token(log_probability: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "..."]:
-    """Return tokens drawn from log-probabilities, by the inverse of their sum in float64.
-
-    Gumbel noise in float32 would quietly lower the temperature.
-    """
-    mass = log_probability.double().exp().cumsum(-1)
-    point = torch.rand(mass.shape[:-1], generator=generator, dtype=mass.dtype, device=mass.device)
-    # On the right of equal sums: a token of probability 0 is never drawn, not even by the point 0.
-    token = torch.searchsorted(mass, (point * mass[..., -1])[..., None], right=True).squeeze(-1)
-    return token.clamp_max(mass.shape[-1] - 1)
 
 
 def walk(
@@ -37,45 +34,123 @@ def walk(
     callback: Callback | None = None,
     pairs: int = 16384,
 ) -> Int[Tensor, "batch length"]:
-    """Return tokens sampled by the chain, Eq. (19), with `chain.calls` calls of the posterior."""
-    token = torch.zeros(batch, length, dtype=torch.long)
-    digit, offsets = chain.split(token), chain.offsets(token, generator)
+    """Return tokens sampled by the chain whose likelihood is bounded, Eq. (19), with `chain.calls` network calls."""
     law = chain.law(pairs, generator) if chain.switch >= 0 else None
-    state = chain.path.bridge.start.point().repeat(*digit.shape, 1)
-    for step in range(chain.calls):
-        local = chain.clocks.local_step(step, offsets)
-        log_probability = posterior(state, chain.grid.noise.to(state)[local])
-        if callback is not None:
-            callback(step, state, log_probability)
-        moving = (step >= offsets) & (local < chain.grid.steps)
-        drawn = draw_token(log_probability, generator)
-        after = advance(chain, law, state, drawn, local.clamp_max(chain.grid.steps - 1), log_probability, generator)
-        state = torch.where(chain.spread(moving, digit)[..., None], after, state)
-        token = torch.where(moving, drawn, token)
-    return token
+    known = torch.full((batch, length), -1)
+    constant = Linear(chain.grid.total, chain.grid.total)
+    walker = Walker(posterior, chain, SOLVERS[chain.kernel], constant, law=law, callback=callback)
+    return walker.run(known, Noise([generator], batch))
 
 
-def advance(
-    chain: Chain,
-    law: ChainLaw | None,
-    state: Tensor,
-    drawn: Int[Tensor, "batch length"],
-    local: Int[Tensor, "batch length"],
-    log_probability: Tensor,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """Return the states after one step: the kernel's, the switch's re-noising, or the vertex of the drawn token."""
-    bridge, digit = chain.path.bridge, chain.split(drawn)
-    level = chain.spread(local, digit)
-    noise, gain, variance = chain.coefficients(level, state)
-    if chain.kernel == "mixture":
-        move = draw_token_step(bridge, state, digit, noise, gain, variance, generator)
-    else:
-        probability = chain.marginals(log_probability.exp())
-        move = draw_mean_step(bridge, state, probability, noise, gain, variance, generator)
-    after = sphere.project(sphere.exponential(state, move))
-    if law is not None:
-        renoised = law.draw(digit, level + 1, generator)
-        after = torch.where((level == chain.switch)[..., None], renoised, after)
-    vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
-    return torch.where((level == chain.grid.steps - 1)[..., None], vertex, after)
+@dataclass(frozen=True, eq=False)
+class Walker:
+    """A model on a chain with a solver and rules, ready to run."""
+
+    posterior: Posterior
+    chain: Chain
+    solver: Solver
+    clock: Schedule
+    rules: Rules = field(default_factory=Rules)
+    law: ChainLaw | None = None
+    """The law from which a switching path draws its second start."""
+    clean: bool = False
+    """Known tokens stand finished from the beginning."""
+    callback: Callback | None = None
+
+    @property
+    def network_calls(self) -> int:
+        """Return how often the network is called."""
+        return self.chain.calls * self.solver.calls
+
+    def run(self, known: Int[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch positions"]:
+        """Return tokens; those of `known` that are not -1 come back as they are."""
+        chain, steps = self.chain, self.chain.grid.steps
+        clean = (known >= 0) & (self.clean or chain.calls > steps)
+        offsets = self._offsets(clean, random)
+        state, token = self._begin(known, clean), known.clamp_min(0)
+        for step in range(chain.calls):
+            local = chain.clocks.local_step(step, offsets)
+            settled = torch.where(local == steps, token, known)
+            moving = (step >= offsets) & (local < steps)
+            predict = self._predict(settled)
+            law = predict(state, local)
+            marginals = self.rules.marginals(law)
+            if self.callback is not None:
+                self.callback(step, state, marginals)
+            state, drawn = self._step(state, local.clamp_max(steps - 1), moving, law, marginals, random, predict)
+            token = torch.where(moving & (known < 0), drawn, token)
+        return token
+
+    def _predict(self, settled: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        levels = self.chain.grid.noise
+        some = settled if bool((settled >= 0).any()) else None
+
+        def predict(state: Tensor, local: Tensor) -> Tensor:
+            return self.rules.law(self.posterior(state, levels.to(state)[local]), some)
+
+        return predict
+
+    def _step(
+        self,
+        state: Tensor,
+        local: Int[Tensor, "batch positions"],
+        moving: Bool[Tensor, "batch positions"],
+        law: Float[Tensor, "batch positions v"],
+        marginals: Float[Tensor, "batch positions v"],
+        random: Noise,
+        predict: Callable[[Tensor, Tensor], Tensor],
+    ) -> tuple[Tensor, Int[Tensor, "batch positions"]]:
+        """Return the states after a step of the positions that move, and the token that each has in mind."""
+        chain, rules = self.chain, self.rules
+        drawn = rules.draw(law, marginals, random)
+
+        def constrained(at: Tensor, level: Tensor) -> Tensor:
+            return rules.marginals(predict(at, level))
+
+        after = self.solver.step(Step(chain, self.clock, state, local, marginals, drawn, random, constrained))
+        last = local == chain.grid.steps - 1
+        if rules.greedy or self.solver.greedy:
+            decided = rules.decide(law, marginals)
+            if self.solver.by_state and rules.language is None and chain.codec is None:
+                decided = after[..., :-1].masked_fill(law == -torch.inf, -torch.inf).argmax(-1)
+            drawn = torch.where(last, decided, drawn)
+        digit = chain.split(drawn)
+        if self.law is not None:
+            after = self._renoised(self.law, after, digit, chain.spread(local, digit), random)
+        if bool(last.any()):
+            vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
+            after = torch.where(chain.spread(last, digit)[..., None], vertex, after)
+        if not bool(moving.all()):
+            after = torch.where(chain.spread(moving, digit)[..., None], after, state)
+        return after, drawn
+
+    def _renoised(self, law: ChainLaw, after: Tensor, digit: Tensor, level: Tensor, random: Noise) -> Tensor:
+        """Return the states with those that switch put at the second bridge's law given their token, Eq. (32)."""
+        switching = level == self.chain.switch
+        for rows, generator in random.rows():
+            # By sample: what one draws must not depend on whether its neighbours switch now.
+            if bool(switching[rows].any()):
+                fresh = law.draw(digit[rows], level[rows] + 1, generator)
+                after[rows] = torch.where(switching[rows][..., None], fresh, after[rows])
+        return after
+
+    def _begin(self, known: Tensor, clean: Tensor) -> Tensor:
+        digit = self.chain.split(known.clamp_min(0))
+        state = self.chain.path.bridge.start.point(device=known.device).repeat(*digit.shape, 1)
+        if not bool(clean.any()):
+            return state
+        vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
+        return torch.where(self.chain.spread(clean, digit)[..., None], vertex, state)
+
+    def _offsets(self, clean: Bool[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch positions"]:
+        """Return when each position starts, Eq. (35): the open ones share the lanes, clean ones ended before."""
+        group, clocks = self.chain.group, self.chain.clocks
+        offsets = torch.full(clean.shape, -clocks.steps)
+        for rows, generator in random.rows():
+            open_tokens = ~clean[rows].cpu()[:, ::group]
+            count = int(open_tokens.sum(1).max()) if len(open_tokens) else 0
+            drawn = clocks.offsets(len(open_tokens), count, generator)  # one row per sample, its open tokens in order
+            rank = (open_tokens.cumsum(1) - 1).clamp_min(0)
+            chosen = torch.where(open_tokens, drawn.gather(1, rank) if count else -clocks.steps, -clocks.steps)
+            offsets[rows] = chosen.repeat_interleave(group, dim=1)
+        return offsets.to(clean.device)

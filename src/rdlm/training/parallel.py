@@ -92,7 +92,7 @@ class Team:
             shard(network, self)
             return call
         indices = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(call, indices, broadcast_buffers=False)
+        return DistributedDataParallel(call, indices)
 
 
 class Mixed(nn.Module):
@@ -150,7 +150,7 @@ def assign(tensor: Tensor, value: Tensor) -> None:
 
 @contextmanager
 def team(device: str = "auto", environment: Mapping[str, str] = os.environ) -> Iterator[Team]:
-    """Join the processes that torchrun started, or be alone, and leave them in order."""
+    """Join the processes that torchrun started, or be alone, and leave them in order; a group that is there is used."""
     world, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     chosen = device_of(device, int(environment.get("LOCAL_RANK", "0")))
     if world == 1:
@@ -160,12 +160,22 @@ def team(device: str = "auto", environment: Mapping[str, str] = os.environ) -> I
         raise InputError("the device mps serves one process only; choose --training.device cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    # Two backends: what lies on a graphics card goes one way, what lies in memory the other.
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
-    try:
-        yield Team(rank, world, chosen)
-    finally:
+    given = distributed.is_initialized()
+    if not given:
+        _meet(chosen, environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    yield Team(rank, world, chosen)
+    # Not after an error: to leave in order would be to wait for members who may be dead.
+    if not given:
         distributed.destroy_process_group()
+
+
+def _meet(device: torch.device, attempt: str) -> None:
+    store, rank, world = next(distributed.rendezvous("env://", timeout=PATIENCE))
+    # After a restart torchrun may hand out the same store, in which the addresses of the dead still stand.
+    store = distributed.PrefixStore(f"rdlm-{attempt}", store)
+    # Two backends: what lies on a graphics card goes one way, what lies in memory the other.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
 
 
 def device_of(name: str, index: int = 0) -> torch.device:

@@ -203,5 +203,9 @@ def opened(
 
         method, corpus, batches = team.leader_first(prepared)
         run = Run(config, method, corpus, batches, place, team)
-        run.resume()
-        yield run
+        try:
+            run.resume()
+            yield run
+        finally:
+            # What shares the network must go before the processes part: its end may wait for them.
+            method.network = run.network

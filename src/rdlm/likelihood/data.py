@@ -1,0 +1,192 @@
+"""The bound of a model on data, at M network calls: from single steps of many sequences, or along whole paths.
+
+| estimator | network calls | good for |
+|---|---|---|
+| `by_steps` | one for each sequence-step, whatever M | a mean over many sequences, a curve over M |
+| `by_paths` | M for each path | a single text: the sum along a path hardly varies |
+
+Both estimate the same number without bias, with states of the exact law that no two positions share
+(`rdlm.likelihood.fresh`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rdlm.errors import InputError
+from rdlm.likelihood.estimate import FEWEST, Curve, Estimate, sample_mean, stratified
+from rdlm.likelihood.fresh import FreshLaw
+from rdlm.likelihood.path import path_terms
+from rdlm.likelihood.terms import Posterior, StateLaw, step_terms
+from rdlm.process.chain import Chain
+
+BATCH = 16
+"""Sequences evaluated at once."""
+
+Advance = Callable[[int], object]
+"""Told how many sequences have been through the network, for a progress bar."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is bounded: `-log p` of sequences under a mixture of chains that share a grid's steps, Eq. (31)."""
+
+    token: Int[Tensor, "n length"]
+    chains: tuple[Chain, ...]
+    weights: tuple[float, ...]
+    posterior: Callable[[Int[Tensor, " rows"]], Posterior]
+    """The model for some rows of `token`, with what conditions them."""
+
+    def __post_init__(self) -> None:
+        if self.token.ndim != 2 or self.token.shape[0] < 1 or self.token.shape[1] < 2:
+            raise InputError(f"sequences of at least 2 tokens are needed, got a set of shape {tuple(self.token.shape)}")
+
+    @property
+    def calls(self) -> int:
+        """Return M."""
+        return self.chains[0].calls
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The bound in nats per sequence, and where along the noise it is spent."""
+
+    total: Estimate
+    curve: Curve
+    noise: Float[Tensor, " bins+1"] | None
+    """The noise still to come at the bins' ends; none where positions have clocks of their own."""
+
+    def cumulative(self) -> Float[Tensor, " bins+1"]:
+        """Return the nats spent up to each end of a bin."""
+        return torch.cat([torch.zeros(1, dtype=torch.float64), self.curve.mean.cumsum(0)])
+
+
+class Deal:
+    """Rows of a set in random order, each as often as any other: a new permutation when all have been dealt."""
+
+    def __init__(self, count: int, generator: torch.Generator | None) -> None:
+        self._count, self._generator = count, generator
+        self._left = torch.empty(0, dtype=torch.long)
+
+    def take(self, number: int) -> Int[Tensor, " number"]:
+        """Return the next rows."""
+        while len(self._left) < number:
+            self._left = torch.cat([self._left, torch.randperm(self._count, generator=self._generator)])
+        taken, self._left = self._left[:number], self._left[number:]
+        return taken
+
+
+def by_steps(
+    problem: Problem,
+    evaluations: int,
+    generator: torch.Generator | None = None,
+    law: Callable[[Chain], StateLaw] = FreshLaw,
+    batch: int = BATCH,
+    advance: Advance = lambda count: None,
+) -> Profile:
+    """Return the bound from single steps, Eq. (28)-(32), with about `evaluations` sequence-steps.
+
+    Steps are stratified over the whole evaluation, in as many bins as leaves each a few draws, and go where a pilot
+    found the spread. The interval holds for the mean over these sequences, and, up to one evaluation for each of
+    them, for that over their source.
+    """
+    chains = len(problem.chains)
+    bins = max(1, min(problem.calls, evaluations * 4 // 5 // (2 * FEWEST * chains)))
+    edges = torch.arange(bins + 1) * problem.calls // bins
+    deal = Deal(len(problem.token), generator)
+    laws = [law(chain) for chain in problem.chains]
+
+    def measure(stratum: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        value = torch.zeros(len(stratum), dtype=torch.float64)
+        first, size = edges[stratum % bins], torch.diff(edges)[stratum % bins]
+        step = first + (torch.rand(len(stratum), generator=generator) * size).long().minimum(size - 1)
+        for number in stratum.div(bins, rounding_mode="floor").unique().tolist():
+            chosen = (stratum // bins == number).nonzero()[:, 0]
+            row = deal.take(len(chosen)).to(problem.token.device)
+            terms = step_terms(
+                problem.posterior(row), problem.chains[number], laws[number], problem.token[row],
+                step[chosen].to(row.device), generator,
+            )  # fmt: skip
+            check_finite(terms, step[chosen])
+            weight = problem.weights[number] * size[chosen]
+            value[chosen] = weight * terms.double().sum(-1).cpu()
+        advance(len(stratum))
+        return value
+
+    curve = stratified(measure, chains * bins, evaluations, batch)
+    # The parts of a mixture share their bins.
+    curve = Curve(curve.mean.view(chains, bins).sum(0), curve.variance.view(chains, bins).sum(0))
+    chain = problem.chains[0]
+    return Profile(curve.total, curve, chain.grid.noise[edges] if chain.lanes is None else None)
+
+
+def by_comb(
+    problem: Problem,
+    draws: int,
+    generator: torch.Generator | None = None,
+    advance: Advance = lambda count: None,
+) -> Float[Tensor, "draws n"]:
+    """Return `draws` estimates of every sequence's own bound, Eq. (28)-(32), from an even comb of steps for each."""
+    found = torch.zeros(draws, len(problem.token), dtype=torch.float64)
+    shift = torch.rand(len(problem.token), generator=generator)
+    row = torch.arange(len(problem.token), device=problem.token.device)
+    for draw in range(draws):
+        step = ((draw + shift) / draws * problem.calls).long().clamp_max(problem.calls - 1).to(row.device)
+        for chain, weight in zip(problem.chains, problem.weights, strict=True):
+            terms = step_terms(problem.posterior(row), chain, FreshLaw(chain), problem.token, step, generator)
+            check_finite(terms, step.cpu())
+            found[draw] += weight * problem.calls * terms.double().sum(-1).cpu()
+            advance(len(row))
+    return found
+
+
+def by_paths(
+    problem: Problem,
+    paths: int = 1,
+    generator: torch.Generator | None = None,
+    batch: int = BATCH,
+    advance: Advance = lambda count: None,
+) -> Float[Tensor, "paths calls n"]:
+    """Return the terms of every sequence along so many paths of its own, Eq. (28)-(32), in nats."""
+    found = torch.zeros(paths, problem.calls, len(problem.token), dtype=torch.float64)
+    for path in range(paths):
+        for row in torch.arange(len(problem.token)).split(batch):
+            token = problem.token[row.to(problem.token.device)]
+            for chain, weight in zip(problem.chains, problem.weights, strict=True):
+                posterior = _counted(problem.posterior(row.to(token.device)), len(row), advance)
+                terms = path_terms(posterior, chain, token, generator)
+                check_finite(terms.sum((0, 2)), torch.full((len(row),), -1))
+                found[path][:, row] += weight * terms.sum(-1).cpu()
+    return found
+
+
+def path_profile(problem: Problem, terms: Float[Tensor, "paths calls n"]) -> Profile:
+    """Return the mean over sequences of what `by_paths` found; the interval holds for the sequences' source."""
+    each = terms.mean(0)  # [calls, n]
+    curve = Curve(each.mean(1), each.var(1) / each.shape[1])
+    chain = problem.chains[0]
+    return Profile(sample_mean(each.sum(0)), curve, chain.grid.noise if chain.lanes is None else None)
+
+
+def _counted(posterior: Posterior, rows: int, advance: Advance) -> Posterior:
+    def counted(state: Tensor, noise: Tensor) -> Tensor:
+        advance(rows)
+        return posterior(state, noise)
+
+    return counted
+
+
+def check_finite(terms: Tensor, step: Int[Tensor, " n"]) -> None:
+    """Refuse a term that is not a number, or infinite: no mean is made of it."""
+    bad = ~terms.isfinite().reshape(len(terms), -1).all(-1).cpu()
+    if bool(bad.any()):
+        where = f" at step {int(step[bad][0])}" if int(step[bad][0]) >= 0 else ""
+        raise InputError(
+            f"{int(bad.sum())} of {len(terms)} sequences have a term of the bound that is not finite{where}: "
+            "the model gives a token probability 0, or its weights are not finite; there is no bound to report"
+        )

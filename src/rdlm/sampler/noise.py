@@ -1,0 +1,60 @@
+"""Random draws of a batch: every sample from a generator of its own, so that its neighbours do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def draw_token(log_probability: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "..."]:
+    """Return tokens drawn from log-probabilities, by the inverse of their sum in float64.
+
+    Gumbel noise in float32 would quietly lower the temperature.
+    """
+    shape, device = log_probability.shape[:-1], log_probability.device
+    return pick_token(log_probability, torch.rand(shape, generator=generator, dtype=torch.float64, device=device))
+
+
+def pick_token(
+    log_probability: Float[Tensor, "... v"], point: Float[Tensor, "..."]
+) -> Int[Tensor, "..."]:
+    """Return the token in whose interval of the summed probabilities each point of [0, 1) lies."""
+    mass = log_probability.double().exp().cumsum_(-1)
+    # On the right of equal sums: a token of probability 0 is never drawn, not even by the point 0.
+    token = torch.searchsorted(mass, (point * mass[..., -1])[..., None], right=True).squeeze(-1)
+    return token.clamp_max(mass.shape[-1] - 1)
+
+
+class Noise:
+    """The random draws of a batch of samples; a single generator, or none, serves them all together."""
+
+    def __init__(self, generators: Sequence[torch.Generator | None], batch: int) -> None:
+        self.generators, self.batch = list(generators), batch
+
+    def rows(self) -> Iterator[tuple[slice, torch.Generator | None]]:
+        """Yield each generator with the samples that it serves."""
+        share = self.batch // len(self.generators)
+        for index, generator in enumerate(self.generators):
+            yield slice(index * share, (index + 1) * share), generator
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Return standard normal numbers in the shape of `like`, whose first axis is the batch."""
+        # Generators live on the CPU, whatever the device: a seed then means the same everywhere.
+        drawn = torch.empty(like.shape, dtype=like.dtype)
+        for rows, generator in self.rows():
+            drawn[rows].normal_(generator=generator)
+        return drawn.to(like.device)
+
+    def uniform(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Return uniform numbers of [0, 1) in float64; the first axis is the batch."""
+        drawn = torch.empty(tuple(shape), dtype=torch.float64)
+        for rows, generator in self.rows():
+            drawn[rows].uniform_(generator=generator)
+        return drawn.to(device)
+
+    def subset(self, chosen: Sequence[int]) -> Noise:
+        """Return the noise of some of the samples, each of which has its own generator."""
+        return Noise([self.generators[index] for index in chosen], len(chosen))

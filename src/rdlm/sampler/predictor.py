@@ -1,0 +1,52 @@
+"""The model as a walk sees it: a network with condition, guidance and memory of its last prediction."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rdlm.method.rdlm import Rdlm
+
+
+class Predictor:
+    """`log p(token | states)` of a method's network, called for so many sequences at a time.
+
+    A matrix product's rounding depends on the number of its rows. With `rows = 1` a sample depends on nothing but
+    its seed, whatever else is in the batch.
+    """
+
+    def __init__(
+        self, method: Rdlm, condition: Tensor | None = None, guidance: float = 1.0, rows: int | None = 1
+    ) -> None:
+        self.method, self.condition, self.guidance, self.rows = method, condition, guidance, rows
+        self._previous: Tensor | None = None
+
+    def __call__(
+        self, state: Float[Tensor, "batch positions *spheres d"], noise: Float[Tensor, "batch positions"]
+    ) -> Float[Tensor, "batch positions v"]:
+        """Return log-probabilities, guided where there is a condition, Eq. (45)."""
+        batch = len(state)
+        with torch.no_grad():
+            parts = [self._rows(slice(at, at + (self.rows or batch)), state, noise) for at in range(0, batch, self.rows or batch)]
+            law = parts[0] if len(parts) == 1 else torch.cat(parts)
+            if self.method.config.model.self_condition:
+                self._previous = self.method.denoiser.previous(law)
+        return law
+
+    def _rows(self, rows: slice, state: Tensor, noise: Tensor) -> Tensor:
+        previous = None if self._previous is None else self._previous[rows]
+        if self.condition is None or self.guidance == 1:
+            condition = None if self.condition is None else self.condition[rows]
+            return self._ask(state[rows], noise[rows], condition, previous)
+        condition = self.condition[rows]
+        absent = torch.full_like(condition, float("nan") if condition.is_floating_point() else -1)
+        twice = None if previous is None else torch.cat([previous, previous])
+        both = self._ask(
+            torch.cat([state[rows]] * 2), torch.cat([noise[rows]] * 2), torch.cat([condition, absent]), twice
+        )
+        with_condition, without = both.chunk(2)
+        return torch.log_softmax(without + self.guidance * (with_condition - without), -1)
+
+    def _ask(self, state: Tensor, noise: Tensor, condition: Tensor | None, previous: Tensor | None) -> Tensor:
+        return self.method.denoiser(self.method.network, state, noise, condition, previous)

@@ -1,0 +1,114 @@
+"""Rules: what a sample must obey, and what becomes of the model's probabilities before a token is drawn.
+
+The order is fixed, so that every combination means one thing: tilt (classifier guidance), temperature, tokens that
+are allowed, tokens that are settled, the regular language, and last top-k and top-p among what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rdlm.errors import InputError
+from rdlm.sampler.automaton import Restriction
+from rdlm.sampler.noise import Noise, pick_token
+
+Wish = Callable[[Tensor], Tensor]
+"""A differentiable score [batch] of probabilities [batch, positions, v]: the log-likelihood of what is wished for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """All that restricts or reshapes the draws of one walk."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    greedy: bool = False
+    """Take the likeliest token in the last step."""
+    allowed: Bool[Tensor, "positions v"] | None = None
+    language: Restriction | None = None
+    wish: Wish | None = None
+    wish_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy takes the likeliest token")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top-k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top-p must lie in (0, 1], got {self.top_p:g}")
+
+    def law(
+        self, log_probability: Float[Tensor, "batch positions v"], settled: Int[Tensor, "batch positions"] | None
+    ) -> Float[Tensor, "batch positions v"]:
+        """Return the law of each position on its own; a settled one (not -1) has its token for certain."""
+        law = log_probability
+        if self.wish is not None:
+            law = law + self.wish_scale * tilt(self.wish, law)
+        if self.temperature != 1:
+            law = law / self.temperature
+        if self.allowed is not None:
+            law = law.masked_fill(~self.allowed, -torch.inf)
+        if law is not log_probability:
+            law = torch.log_softmax(law, -1)
+        if settled is not None:
+            certain = torch.full_like(law, -torch.inf).scatter_(-1, settled.clamp_min(0)[..., None], 0.0)
+            law = torch.where((settled >= 0)[..., None], certain, law)
+        return law
+
+    def marginals(self, law: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
+        """Return the law by which states move: within the language, cut to the likeliest tokens."""
+        return self.cut(law if self.language is None else self.language.marginals(law))
+
+    def cut(self, law: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+        """Return the law of the `top_k` likeliest tokens and of the fewest that reach the mass `top_p`."""
+        if self.top_k is not None and self.top_k < law.shape[-1]:
+            least = law.topk(self.top_k, dim=-1).values[..., -1:]
+            law = torch.log_softmax(law.masked_fill(law < least, -torch.inf), -1)
+        if self.top_p is not None and self.top_p < 1:
+            falling, order = law.sort(dim=-1, descending=True)
+            mass = falling.double().exp()
+            # A token stays if those before it have not reached the mass; the first one always does.
+            late = mass.cumsum(-1) - mass >= self.top_p
+            law = torch.log_softmax(law.masked_fill(late.scatter(-1, order, late), -torch.inf), -1)
+        return law
+
+    def draw(
+        self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"], random: Noise
+    ) -> Int[Tensor, "batch positions"]:
+        """Return a token per position: drawn from the marginals, or jointly from the language."""
+        point = random.uniform(law.shape[:2], law.device)
+        if self.language is None:
+            return pick_token(marginals, point)
+        return self.language.draw(law, point, self.cut)
+
+    def decide(
+        self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"]
+    ) -> Int[Tensor, "batch positions"]:
+        """Return the likeliest token per position; with a language, the likeliest after those before it."""
+        if self.language is None:
+            return marginals.argmax(-1)
+        point = torch.zeros(law.shape[:2], dtype=torch.float64)
+        return self.language.draw(law, point, _likeliest)
+
+
+def _likeliest(law: Tensor) -> Tensor:
+    return torch.full_like(law, -torch.inf).scatter_(-1, law.argmax(-1, keepdim=True), 0.0)
+
+
+def tilt(wish: Wish, log_probability: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
+    """Return the gradient of a wish by the probabilities, which added to their logarithms guides them.
+
+    Exact for a wish that is a sum over positions: `p(k | x, y)` is in proportion to `p(k | x) p(y | k)`.
+    """
+    with torch.enable_grad():
+        probability = log_probability.detach().exp().requires_grad_()
+        score = wish(probability)
+        if score.shape != probability.shape[:1]:
+            raise InputError(f"a wish must return one number per sample, got the shape {list(score.shape)}")
+        return torch.autograd.grad(score.sum(), probability)[0]

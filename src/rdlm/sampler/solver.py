@@ -1,0 +1,226 @@
+"""Solvers: what one step of the sampler does with the states, one plain function each, found in `SOLVERS`.
+
+| variable | symbol |
+|---|---|
+| `noise`, `after` | `B_m` and `B_{m+1}`, the noise still to come before and after the step |
+| `spent` | `s = S - B`, the noise that a position has behind it |
+| `gain`, `variance` | `g_m` and `s2_m`, Eq. (18) |
+| `ambient` | a vector of R^d whose tangent part at the state is the step |
+
+Every function returns the states after the step; the walk replaces those of positions that decode or rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rdlm.errors import unknown
+from rdlm.geometry import special, sphere
+from rdlm.process.bridge import Bridge, mixture_direction
+from rdlm.process.chain import Chain, Kernel
+from rdlm.process.clock import Schedule
+from rdlm.sampler.noise import Noise
+
+CUT = 1e-3
+"""How long before time 1 the paper's Euler walk stops."""
+
+CORRECTION = 0.1
+"""Length of the corrector's step in units of the bridge's variance at its noise level."""
+
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""The model's log-probabilities, conditions included, at states and each position's own level."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """All that a solver may look at."""
+
+    chain: Chain
+    clock: Schedule
+    state: Float[Tensor, "batch positions *spheres d"]
+    local: Int[Tensor, "batch positions"]
+    """Each position's own step; rest and decode included, where the result is not used."""
+    log_probability: Float[Tensor, "batch positions v"]
+    drawn: Int[Tensor, "batch positions"]
+    """A token per position, drawn from the log-probabilities."""
+    random: Noise
+    predict: Predict
+
+    def levels(self, digit: Tensor) -> Int[Tensor, "batch positions *spheres"]:
+        """Return each sphere's own step."""
+        return self.chain.spread(self.local, digit)
+
+
+def follow(state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    """Return `exp_x` of the tangent part of `ambient`, Eq. (4), on the sphere to rounding; `ambient` is consumed.
+
+    Three passes over the coordinates: `x' = (cos m - sinc m <x, a>) x + sinc m a` with `m^2 = |a|^2 - <x, a>^2`.
+    """
+    along = torch.linalg.vecdot(state, ambient)[..., None]
+    square = torch.linalg.vecdot(ambient, ambient)[..., None]
+    length = (square - along.square()).clamp_min_(0).sqrt_()
+    shrink = special.sinc(length)
+    moved = ambient.mul_(shrink).addcmul_(state, torch.cos(length) - shrink * along)
+    return moved.div_(special.positive_or_one(torch.linalg.vector_norm(moved, dim=-1, keepdim=True)))
+
+
+def mixture(step: Step) -> Tensor:
+    """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
+    digit = step.chain.split(step.drawn)
+    noise, gain, variance = step.chain.coefficients(step.levels(digit), step.state)
+    ambient = step.random.normal(step.state).mul_(variance.sqrt()[..., None])
+    index = digit[..., None]
+    pull = gain[..., None] * step.chain.path.bridge.slope(step.state.gather(-1, index), noise[..., None])
+    return follow(step.state, ambient.scatter_add_(-1, index, pull))
+
+
+def drift(step: Step) -> Tensor:
+    """Return states after a step by the mean of the bridges with their exact coefficients, Eq. (19) with Eq. (28)."""
+    noise, gain, variance = step.chain.coefficients(step.levels(step.chain.split(step.drawn)), step.state)
+    return _mean_step(step, noise, gain, variance)
+
+
+def euler(step: Step) -> Tensor:
+    """Return states after an Euler step of the paper's Algorithm 2: `gamma_t dt` and `sigma_t^2 dt` of its clock.
+
+    It stops `CUT` before time 1, so that a fine grid's last steps stand still.
+    """
+    level = step.levels(step.chain.split(step.drawn))
+    levels = step.chain.grid.noise.to(step.state.device)
+    time = step.clock.time(levels)
+    span = torch.diff(time.clamp_max(1 - CUT))
+    spread = step.clock.rate(time[:-1]) * span
+    noise, gain, variance = (table.to(step.state)[level] for table in (levels, spread / levels[:-1], spread))
+    return _mean_step(step, noise, gain, variance)
+
+
+def _mean_step(step: Step, noise: Tensor, gain: Tensor, variance: Tensor) -> Tensor:
+    ambient = step.random.normal(step.state).mul_(variance.sqrt()[..., None])
+    bridge, probability = step.chain.path.bridge, step.chain.marginals(step.log_probability.exp())
+    slope = bridge.slope(step.state[..., : bridge.vocabulary], noise[..., None])
+    ambient[..., : bridge.vocabulary] += slope.mul_(probability).mul_(gain[..., None])
+    return follow(step.state, ambient)
+
+
+def heun(step: Step) -> Tensor:
+    """Return states after a drift step whose pull is corrected by that at its end: second order, two network calls.
+
+    In the clock `-log B` the mean obeys `dx = (E(x) - x)`; a step of it with `E` linear in between, in normal
+    coordinates at the state, is `a + (1 - g/h) (T v' + a - v)` with `h` the step of that clock, `a` the drift
+    step, `v` and `v'` the pulls before and after it, and `T` the transport back.
+    """
+    chain, bridge = step.chain, step.chain.path.bridge
+    digit = chain.split(step.drawn)
+    level = step.levels(digit)
+    noise, gain, variance = chain.coefficients(level, step.state)
+    wobble = sphere.tangent(step.state, step.random.normal(step.state))
+    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
+    first = gain[..., None] * pull + variance.sqrt()[..., None] * wobble
+    ahead = sphere.project(sphere.exponential(step.state, first))
+    after = chain.grid.noise.to(step.state)[level + 1]
+    law = chain.marginals(step.predict(ahead, step.local + 1).exp())
+    second = sphere.transport(ahead, step.state, mean_pull(bridge, ahead, law, after))
+    growing = after > 0
+    span = torch.log(noise / torch.where(growing, after, noise / 2))
+    weight = torch.where(growing, 1 - gain / span, 0.0)[..., None]
+    return sphere.project(sphere.exponential(step.state, (1 + weight) * first + weight * (second - pull)))
+
+
+def corrector(step: Step) -> Tensor:
+    """Return states after a mixture step and one Langevin step at the level where it ends: two network calls.
+
+    The Langevin noise is shortened so that a bridge's law on flat space is kept exactly, whatever the step's length.
+    """
+    chain, bridge = step.chain, step.chain.path.bridge
+    state = mixture(step)
+    level = step.levels(chain.split(step.drawn)) + 1
+    noise = chain.grid.noise.to(state)[level].clamp_min(special.SMALLEST_NOISE)
+    spent = chain.grid.total - noise
+    length = (CORRECTION * noise * spent / chain.grid.total)[..., None]
+    probability = chain.marginals(step.predict(state, step.local + 1).exp())
+    start = _start_of(chain, level, state)
+    toward = bridge.slope(state[..., : bridge.vocabulary], noise[..., None]) * probability / noise[..., None]
+    cosine = (state * start).sum(-1, keepdim=True)
+    ambient = step.random.normal(state).mul_((length * (2 - CORRECTION)).sqrt())
+    ambient.addcmul_(start, length * bridge.slope(cosine, spent[..., None]) / spent[..., None])
+    ambient[..., : bridge.vocabulary] += length * toward
+    return follow(state, ambient)
+
+
+def deterministic(step: Step) -> Tensor:
+    """Return states after a step of the probability flow, which has the law of the walk and no noise.
+
+    On flat space a state keeps its place relative to mean and width of its bridge; this step does so with the mean
+    of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
+    """
+    chain, bridge, total = step.chain, step.chain.path.bridge, step.chain.grid.total
+    level = step.levels(chain.split(step.drawn))
+    noise, _, _ = chain.coefficients(level, step.state)
+    after = chain.grid.noise.to(step.state)[level + 1]
+    at_start = noise >= total * (1 - 1e-6)
+    spent = torch.where(at_start, total / 2, total - noise)
+    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
+    start = _start_of(chain, level, step.state)
+    cosine = (step.state * start).sum(-1, keepdim=True)
+    back = sphere.tangent(step.state, start) * bridge.slope(cosine, spent[..., None])
+    width = torch.sqrt((total - after) * after / (spent * noise))
+    to_pull = (noise - after) / total - (width - 1) * spent / total
+    to_start = -(noise - after) / total - (width - 1) * noise / total
+    moved = follow(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
+    return torch.where(at_start[..., None], mixture(step), moved)
+
+
+def mean_pull(
+    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], noise: Float[Tensor, "..."]
+) -> Float[Tensor, "... d"]:
+    """Return `sum_l p_l v_l`, the tangent vector of the mean pull, Eq. (11)."""
+    slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
+    return mixture_direction(state, probability * slope)
+
+
+def _start_of(chain: Chain, level: Tensor, like: Tensor) -> Tensor:
+    """Return the start of the bridge that each sphere is on: the second one's from the switch on."""
+    first = chain.path.bridge.start.point(like.dtype, like.device)
+    if chain.path.second is None or chain.switch < 0:
+        return first.expand_as(like)
+    second = chain.path.second.start.point(like.dtype, like.device)
+    return torch.where((level > chain.switch)[..., None], second, first)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A solver with what is known of it."""
+
+    step: Callable[[Step], Tensor]
+    calls: int
+    """Network calls per step; in the last step, which decodes, there is one."""
+    bound: Kernel | None
+    """Kernel of the chain whose likelihood bound holds for its samples; None: no bound is known."""
+    consistent: bool
+    """Whether samples follow the model's law when the posterior is right and the grid fine."""
+    greedy: bool = False
+    """Whether the last step decodes the likeliest token in place of a drawn one."""
+    by_state: bool = False
+    """Whether that is read from the state after a last move, as in the paper, not from the model."""
+
+
+SOLVERS: dict[str, Solver] = {
+    "mixture": Solver(mixture, 1, "mixture", consistent=True),
+    "drift": Solver(drift, 1, "drift", consistent=True),
+    "heun": Solver(heun, 2, None, consistent=True),
+    "corrector": Solver(corrector, 2, None, consistent=True),
+    "deterministic": Solver(deterministic, 1, None, consistent=False, greedy=True),
+    "euler": Solver(euler, 1, None, consistent=False, greedy=True, by_state=True),
+}
+
+
+def solver_of(name: str) -> Solver:
+    """Return a solver by its name."""
+    if name not in SOLVERS:
+        raise unknown("solver", name, SOLVERS)
+    return SOLVERS[name]

@@ -1,0 +1,118 @@
+"""Networks that know a source exactly, so that a method's own error is all that is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.config import DiscreteConfig, FlowConfig, RunConfig
+from rdlm.data.source import Source
+from rdlm.geometry import sphere
+from rdlm.method import METHODS, discrete
+from rdlm.method.base import Method
+from rdlm.method.score_entropy import UNIFORM_START
+from rdlm.model.config import TransformerConfig
+
+TINY = TransformerConfig(width=32, layers=2, heads=2, time_width=16)
+
+
+def marginals(log_joint: Tensor, evidence: Tensor, own: bool = True) -> Tensor:
+    """Return `log p(x_i | states)` [B, L, V], or without what position i itself says, by summing over all sequences."""
+    batch, length, states = evidence.shape
+    found = []
+    for i in range(length):
+        joint = log_joint.to(evidence)
+        for j in range(length):
+            if own or j != i:
+                joint = joint + evidence[:, j].view(batch, *[states if axis == j else 1 for axis in range(length)])
+        joint = joint.expand(batch, *[states] * length).movedim(i + 1, 1).reshape(batch, states, -1)
+        found.append(torch.log_softmax(joint.logsumexp(-1), dim=-1))
+    return torch.stack(found, dim=1)
+
+
+class Known(nn.Module):
+    """The exact network of a method for a source."""
+
+    def __init__(self, source: Source, config: RunConfig) -> None:
+        super().__init__()
+        self.source, self.config = source, config
+        self.calls = 0
+        self.answer = {
+            "masked": self.masked,
+            "uniform": self.uniform,
+            "score_entropy": self.absorb if config.discrete.graph == "absorb" else self.scores,
+            "autoregressive": self.autoregressive,
+            "flow": self.flow,
+        }[config.method]
+
+    def forward(self, inputs: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
+        self.calls += len(inputs)
+        return self.answer(inputs, time)
+
+    def masked(self, ids: Tensor, time: Tensor | float) -> Tensor:
+        states = self.source.states
+        seen = functional.one_hot(ids, states + 1)[..., :states].double().log()
+        return marginals(self.source.log_joint, torch.where(ids[..., None] == states, 0.0, seen))
+
+    def absorb(self, ids: Tensor, time: Tensor | float) -> Tensor:
+        return self.masked(ids, time) + math.log(self.source.states)
+
+    def autoregressive(self, ids: Tensor, time: Tensor | float) -> Tensor:
+        later = torch.full_like(ids, self.source.states)
+        rows = [torch.cat((ids[:, 1 : i + 1], later[:, i:]), dim=1) for i in range(ids.shape[1])]
+        return torch.stack([self.masked(row, time)[:, i] for i, row in enumerate(rows)], dim=1)
+
+    def context(self, ids: Tensor, alpha: Tensor) -> Tensor:
+        alpha = alpha.view(-1, 1, 1)
+        here = functional.one_hot(ids, self.source.states).double()
+        evidence = (alpha * here + (1 - alpha) / self.source.states).log()
+        return marginals(self.source.log_joint, evidence, own=False)
+
+    def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
+        return self.context(ids, discrete.kept(self.config.discrete.schedule, time))
+
+    def scores(self, ids: Tensor, time: Tensor) -> Tensor:
+        alpha = UNIFORM_START + (1 - UNIFORM_START) * discrete.kept(self.config.discrete.schedule, time)
+        law = self.context(ids, alpha).exp()
+        blurred = (alpha.view(-1, 1, 1) * law + (1 - alpha.view(-1, 1, 1)) / self.source.states).log()
+        return blurred - blurred.gather(-1, ids[..., None])
+
+    def flow(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the posterior from `q(x | k)`: the volume by which the flow to k has shrunk around x."""
+        states = self.source.states
+        point = features.double() / math.sqrt(states)
+        left = (1 - time.double()).view(-1, 1, 1)
+        angle = sphere.distance(point[..., None, :], torch.eye(states, dtype=torch.float64)) / left
+        inside = angle < math.pi
+        if self.config.flow.origin == "orthant":
+            vertex = torch.eye(states, dtype=torch.float64).expand(*point.shape[:-1], states, states)
+            back = sphere.logarithm(vertex, point[..., None, :].expand_as(vertex)) / left[..., None]
+            inside = sphere.exponential(vertex, back).min(-1).values > -1e-6
+        safe = torch.where(inside, angle, 1.0)
+        ratio = torch.sin(safe) / torch.sin(safe * left)
+        evidence = torch.where(inside, (states - 2) * ratio.log(), -60.0)
+        return marginals(self.source.log_joint, evidence)
+
+
+@pytest.fixture
+def known() -> Callable[..., Method]:
+    """Return what builds a method whose network knows a source."""
+
+    def build(name: str, source: Source, **choices: object) -> Method:
+        discrete_choices = {key: value for key, value in choices.items() if key in ("schedule", "graph")}
+        flow_choices = {key: value for key, value in choices.items() if key not in discrete_choices}
+        config = RunConfig(
+            method=name, model=TINY, discrete=replace(DiscreteConfig(), **discrete_choices),
+            flow=replace(FlowConfig(), **flow_choices),
+        )  # fmt: skip
+        method = METHODS[name](config, source.states, 0, 0)
+        method.network = Known(source, config)
+        return method
+
+    return build

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Toy, toy_config, toy_corpus
+
+from rdlm.errors import InputError
+from rdlm.training import checkpoint, record
+from rdlm.training.loop import train
+from rdlm.training.parallel import Team, device_of, team
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what two processes trained, one of which died on the way; see worker.py."""
+    place = tmp_path_factory.mktemp("pair")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(HERE / "worker.py"), str(place)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    with (place / "messages").open("w+") as messages:
+        process = subprocess.Popen(command, env=environment, stderr=messages, start_new_session=True)
+        try:
+            code = process.wait(timeout=150)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the whole family, should it hang
+        messages.seek(0)
+        assert code == 0, messages.read()[-3000:]
+    return place
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same batches and noise in one process, in two parts."""
+    place = tmp_path_factory.mktemp("alone") / "run"
+    train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
+    return place
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_train_as_one_does(parallel: str, pair: Path, alone: Path, runs) -> None:
+    assert runs.distance(pair / parallel, alone) < 1e-5
+    for one, other in zip(runs.record(pair / parallel), runs.record(alone), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_crash_of_sharded_training_loses_nothing(pair: Path, runs) -> None:
+    runs.assert_same(pair / "fsdp-resumed", pair / "fsdp")
+
+
+def test_one_of_two_dies_and_nothing_is_lost(pair: Path, runs) -> None:
+    assert (pair / "mark").exists()
+    runs.assert_same(pair / "ddp-killed", pair / "ddp")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_one_process_continues_what_two_began(parallel: str, pair: Path, alone: Path, tmp_path: Path, runs) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(pair / parallel, place)
+    shutil.rmtree(place / "checkpoint-00000020")
+    result = train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
+    assert result.steps == 20
+    assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
+    assert runs.distance(place, alone) < 1e-5
+
+
+def test_a_checkpoint_of_shards_is_whole(pair: Path) -> None:
+    states = [checkpoint.verify(pair / parallel / "checkpoint-00000020") for parallel in ("ddp", "fsdp")]
+    sizes = [{name: entry["bytes"] for name, entry in state["files"].items()} for state in states]
+    assert sizes[0] == sizes[1]
+    assert json.dumps(states[0]["corpus"]) == json.dumps(states[1]["corpus"])
+
+
+def test_one_member_is_a_team() -> None:
+    with team("cpu", {}) as members:
+        assert members == Team()
+        assert members.add([1.0, 2.0]) == [1.0, 2.0]
+        assert members.decide(lambda: 3) == 3
+        assert members.leader_first(lambda: "done") == "done"
+    assert device_of("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match=r"'cpu:x' is no device"):
+        device_of("cpu:x")

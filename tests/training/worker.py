@@ -1,0 +1,42 @@
+"""What each of two processes does in test_parallel: `torchrun --nproc-per-node 2 worker.py FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from toy import Toy, failing, toy_config, toy_corpus
+
+from rdlm.randomness import Draw
+from rdlm.training.loop import train
+from rdlm.training.parallel import team
+
+PLACE = Path(sys.argv[1])
+
+
+def run(name: str, parallel: str, trouble: object = None) -> None:
+    build = partial(Toy, trouble=trouble) if trouble else Toy
+    train(toy_config(parallel=parallel), PLACE / name, build, load=toy_corpus)
+
+
+def crash(draw: Draw) -> float:
+    """Both processes fail at step 8."""
+    if draw.step == 8:
+        raise RuntimeError("struck")
+    return 1.0
+
+
+torch.set_num_threads(1)
+with team("cpu"):  # one meeting for all runs
+    run("ddp", "ddp")
+    run("fsdp", "fsdp")
+    if not (PLACE / "fsdp-resumed").exists():
+        try:
+            run("fsdp-resumed", "fsdp", crash)
+        except RuntimeError as error:
+            assert str(error) == "struck", error
+    run("fsdp-resumed", "fsdp")
+    # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
+    run("ddp-killed", "ddp", failing(8, PLACE / "mark"))
