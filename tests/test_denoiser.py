@@ -19,8 +19,8 @@ from rdlm.model.network import build
 from rdlm.process import start
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind
 from rdlm.process.clock import Geometric
-from rdlm.process.law.exact import tabulate
 from rdlm.process.grid import uniform_in_time
+from rdlm.process.law.exact import tabulate
 
 CLOCK = Geometric()
 FEATURES = get_args(get_type_hints(DenoiserConfig)["features"])

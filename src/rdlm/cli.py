@@ -40,6 +40,11 @@ class Entry(NamedTuple):
 COMMANDS = {
     "demo": Entry("rdlm.command.demo", "Demo", "see the likelihood bound hold, on one screen"),
     "train": Entry("rdlm.command.train", "Train", "train a preset or your own configuration", two_stages=True),
+    "compare": Entry("rdlm.command.compare", "Compare", "train methods side by side", two_stages=True),
+    "generate": Entry("rdlm.command.generate", "Generate", "sample from a model, under any condition"),
+    "evaluate": Entry("rdlm.command.evaluate", "Evaluate", "measure a model, with intervals and conventions"),
+    "score": Entry("rdlm.command.score", "ScoreText", "bound the likelihood of any text"),
+    "analyze": Entry("rdlm.command.analyze", "Analyze", "repeat an analysis of the paper"),
     "certify": Entry("rdlm.command.certify", "Certify", "hold the likelihood bound against known entropies"),
     "data": Entry("rdlm.command.data", "Data", "list, get and verify corpora"),
     "doctor": Entry("rdlm.command.doctor", "Doctor", "check this machine and this installation"),

@@ -13,45 +13,43 @@ comparison that was stopped continues with the same command.
 from __future__ import annotations
 
 import json
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from rdlm.config import MethodName, RunConfig
+from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError, unknown
 from rdlm.evaluation.sample import divergences
+from rdlm.figure import canvas
 from rdlm.method import build
+from rdlm.method.base import Method
 from rdlm.model.config import TransformerConfig
-from rdlm.progress import bar
 from rdlm.randomness import generator_of
 from rdlm.storage import write_atomic
 from rdlm.training.checkpoint import read_json
-from rdlm.training.interruption import InterruptedRunError, Interruption
-from rdlm.training.loop import accumulate, update, write_line
+from rdlm.training.interruption import Interruption
 from rdlm.training.parallel import Team, team
-from rdlm.training.record import Record
-from rdlm.training.run import Build, Run, load_corpus, opened
-from rdlm.training.validation import held_out, measure, unit_of
-
-SLICE = 50
-"""Steps that a method trains before it is the next one's turn."""
-
-PILOT = 3
-"""Rounds, and steps of a round, from which the pace is taken, after one step to warm up."""
+from rdlm.training.race import Entrant, entered, pace, race
+from rdlm.training.run import Build, Run, load_corpus
+from rdlm.training.validation import Bound, held_out, on, part, unit_of
 
 REFERENCE: MethodName = "autoregressive"
 """The method whose step is the unit of cost; sampling takes it a call per token, whatever is allowed."""
 
-PIECE = 16
-"""Sequences that are generated at once."""
+PIECE = 64
+"""Sequences that are measured or generated at once."""
+
+REPEATS = (3, 32)
+"""Fewest and most estimates of the bound of the same sequences."""
 
 DATA = 1024
 """Validation sequences that samples are held against."""
@@ -91,15 +89,6 @@ class Contest:
         return {"calls": self.calls, "sequences": self.sequences, "samples": self.samples}
 
 
-@dataclass(frozen=True, eq=False)
-class Entrant:
-    """A method in the comparison: its run, open and resumed, and its record."""
-
-    name: MethodName
-    run: Run
-    record: Record
-
-
 def compare(
     contest: Contest, folder: Path, *, steps: int | None = None, minutes: float | None = None,
     load: Callable[[RunConfig], Corpus] = load_corpus, make: Build = build,
@@ -113,69 +102,23 @@ def compare(
         members = stack.enter_context(team(contest.config.training.device))
         if members.world > 1:
             raise InputError("rdlm compare runs in one process; torchrun would change what a step costs")
-        found = _pace(contest, folder, members, corpus, make, minutes)
+        found = _known_pace(contest, folder, members, corpus, make, minutes)
         budget = found.get("steps") if steps is None else steps
         total = contest.config.training.steps if budget is None else budget
         interruption = stack.enter_context(Interruption())
         entrants = [
-            stack.enter_context(_entered(contest.configuration(name, total), folder / name, members, corpus, make))
+            stack.enter_context(entered(contest.configuration(name, total), folder / name, members, corpus, make))
             for name in contest.methods
         ]
-        _race(entrants, total, interruption)
+        race(entrants, total, interruption)
         rows = [_row(contest, entrant, folder) for entrant in entrants]
         return _finish(contest, folder, rows, found)
-
-
-@contextmanager
-def _entered(config: RunConfig, folder: Path, members: Team, corpus: Corpus, make: Build) -> Iterator[Entrant]:
-    with opened(config, folder, members, make, load=lambda _: corpus) as run, Record(folder, run.counters.step) as record:
-        yield Entrant(config.method, run, record)
-
-
-# -- training ----------------------------------------------------------------------------------------
-
-
-def _race(entrants: Sequence[Entrant], total: int, interruption: Interruption) -> None:
-    """Bring every run to `total` steps, in turn."""
-    begin = sum(entrant.run.counters.step for entrant in entrants)
-    with bar(total * len(entrants), "compare", "step", begin) as progress:
-        for target in [*range(SLICE, total, SLICE), total]:
-            for entrant in entrants:
-                progress.set_postfix_str(entrant.name)
-                progress.update(_advance(entrant, target, interruption))
-            for entrant in entrants:
-                _save(entrant, done=target == total or bool(interruption.received))
-            if interruption.received:
-                raise InterruptedRunError(interruption.received, min(e.run.counters.step for e in entrants))
-
-
-def _advance(entrant: Entrant, target: int, interruption: Interruption) -> int:
-    """Train up to the step `target`, and return how many steps that took."""
-    run, counters = entrant.run, entrant.run.counters
-    first, begin = counters.step, time.monotonic()
-    run.network.train()
-    while counters.step < target and not interruption.received:
-        loss, norm = accumulate(run)
-        update(run, loss, norm)
-        counters.step += 1
-    if (taken := counters.step - first) > 0:
-        spent = time.monotonic() - begin
-        counters.seconds += spent
-        write_line(run, entrant.record, taken * run.config.training.batch * run.length / spent)
-    return taken
-
-
-def _save(entrant: Entrant, done: bool) -> None:
-    run, every = entrant.run, entrant.run.config.training.save_every
-    if done or run.counters.step // every > run.saved // every:
-        entrant.record.sync()
-        run.save()
 
 
 # -- cost --------------------------------------------------------------------------------------------
 
 
-def _pace(
+def _known_pace(
     contest: Contest, folder: Path, members: Team, corpus: Corpus, make: Build, minutes: float | None
 ) -> dict[str, Any]:
     """Return seconds per step where the runs will not say it, and the steps that fit into a budget.
@@ -191,29 +134,14 @@ def _pace(
     if minutes is None and (REFERENCE in contest.methods or not reference):
         return {}
     names = dict.fromkeys((*contest.methods, REFERENCE) if reference else contest.methods)
-    seconds = _pilot([contest.configuration(name, 1 + PILOT * PILOT) for name in names], members, corpus, make)
+    seconds = pace(
+        [contest.configuration(name, contest.config.training.steps) for name in names], members, corpus, make
+    )
     found = {"seconds": seconds}
     if minutes is not None:
         found["steps"] = max(1, int(60 * minutes / sum(seconds[name] for name in contest.methods)))
     write_atomic(path, json.dumps(found, indent=2) + "\n")
     return found
-
-
-def _pilot(configs: Sequence[RunConfig], members: Team, corpus: Corpus, make: Build) -> dict[str, float]:
-    """Return each method's seconds per step: the median over a few interleaved rounds of runs that are thrown away."""
-    with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        interruption = stack.enter_context(Interruption())
-        entrants = [stack.enter_context(_entered(c, place / c.method, members, corpus, make)) for c in configs]
-        spent: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
-        for target in range(1, 2 + PILOT * PILOT, PILOT):
-            for entrant in entrants:
-                begin = entrant.run.counters.seconds
-                _advance(entrant, target, interruption)
-                spent[entrant.name].append((entrant.run.counters.seconds - begin) / PILOT)
-            if interruption.received:
-                raise InterruptedRunError(interruption.received, 0)
-        return {name: statistics.median(values[1:]) for name, values in spent.items()}
 
 
 def _relative_costs(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[float | None]:
@@ -247,7 +175,7 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
     run, seed = entrant.run, entrant.run.config.training.seed
     wanted = contest.config.data.length
     with run.averaged():
-        bound = measure(run.method, held_out(run.corpus, wanted, contest.sequences, seed), contest.calls, seed, run.team)
+        bound = repeated_bound(run.method, held_out(run.corpus, wanted, contest.sequences, seed), contest.calls, seed)
         samples = _samples(run, contest.samples, contest.calls)
     data = held_out(run.corpus, wanted, DATA, seed).ids
     quality = divergences(samples, data, run.corpus.tokenizer.size)
@@ -263,7 +191,35 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _samples(run: Run, count: int, calls: int) -> torch.Tensor:
+@torch.no_grad()
+def repeated_bound(method: Method, batch: Batch, calls: int, seed: int) -> Bound:
+    """Return the mean bound of sequences, estimated anew until the estimator's own error is small beside theirs.
+
+    Two errors add up: that of the estimates, seen in how their means differ, and that of having so few sequences, seen
+    in how far two independent estimates of a sequence agree.
+    """
+    estimates: list[Tensor] = []
+    for repeat in range(REPEATS[1]):
+        estimates.append(_estimate(method, batch, calls, generator_of("compare", seed, repeat)))
+        if len(estimates) < REPEATS[0]:
+            continue
+        values = torch.stack(estimates)  # [repeats, sequences]
+        own = float(values.mean(1).var()) / len(values)
+        halves = torch.stack([values[::2].mean(0), values[1::2].mean(0)])
+        theirs = max(0.0, float(torch.cov(halves)[0, 1])) / values.shape[1] if values.shape[1] > 1 else math.inf
+        if own < theirs / 4:
+            break
+    return Bound(float(values.mean()), math.sqrt(own + theirs), batch.ids.shape[1])
+
+
+def _estimate(method: Method, batch: Batch, calls: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
+    place = next(method.network.parameters()).device
+    pieces = [slice(first, first + PIECE) for first in range(0, len(batch.ids), PIECE)]
+    found = [method.bound(on(part(batch, rows), place), calls, generator).double().cpu() for rows in pieces]
+    return torch.cat(found)
+
+
+def _samples(run: Run, count: int, calls: int) -> Tensor:
     generator = generator_of("compare", run.config.training.seed)
     pieces = [min(PIECE, count - first) for first in range(0, count, PIECE)]
     return torch.cat([run.method.generate(piece, run.length, calls, generator) for piece in pieces])
@@ -275,3 +231,21 @@ def _finish(contest: Contest, folder: Path, rows: list[dict[str, Any]], found: d
     rows = [{**row, "relative_step_cost": cost} for row, cost in zip(rows, costs, strict=True)]
     write_atomic(folder / "compare.json", json.dumps({"rows": rows, **contest.setting}, indent=2) + "\n")
     return rows
+
+
+def draw_comparison(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw every method's bound and the divergence of its samples, with 95% intervals; hollow is not a bound."""
+    names = [row["method"] for row in rows]
+    with canvas(path, columns=2) as (left, right):
+        for place, row in enumerate(rows):
+            face = None if row["claims_bound"] else "white"
+            left.errorbar(row["bound"], place, xerr=1.96 * row["stderr"], fmt="o", markerfacecolor=face)
+            metric = row["quality"]["bigram_divergence"]
+            right.errorbar(metric["value"], place, xerr=1.96 * metric["stderr"], fmt="o")
+        floor = rows[0]["quality"]["bigram_divergence_of_data"]["value"]
+        right.axvline(floor, color="black", linestyle="--", linewidth=0.8, label="data")
+        right.legend()
+        left.set(xlabel=f"{rows[0]['unit']}, {rows[0]['calls']} calls (hollow: not a bound)", yticks=range(len(names)))
+        right.set(xlabel="bigram divergence of samples (bits)", yticks=range(len(names)))
+        left.set_yticklabels(names)
+        right.set_yticklabels(names)

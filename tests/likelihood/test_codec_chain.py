@@ -192,7 +192,7 @@ def test_samples_have_the_source_as_their_law(base: int, path: str) -> None:
     chain = situation(base, "mixture", 8, chosen)
     count = 20_000
     token = walk(posterior_of(chain), chain, count // 4, 4, torch.Generator().manual_seed(6))
-    assert token.shape == (count // 4, 4) and 0 <= int(token.min()) and int(token.max()) < V
+    assert token.shape == (count // 4, 4) and int(token.min()) >= 0 and int(token.max()) < V
     found = torch.bincount(token.flatten(), minlength=V).numpy()
     expected = count * SOURCE.log_joint.exp().numpy()
     assert stats.chisquare(found, expected).pvalue > 1e-3

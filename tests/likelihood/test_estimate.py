@@ -42,7 +42,7 @@ def test_a_sum_with_something_that_is_no_bound_is_none() -> None:
 
 @pytest.mark.parametrize("freedom", [2, 3, 5, 10, 50, 1e9])
 def test_few_degrees_of_freedom_widen_the_interval(freedom: float) -> None:
-    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.03)
+    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.04)
     estimate = Estimate(1.0, 0.1, freedom=freedom)
     assert estimate.high - 1 == pytest.approx(1 - estimate.low) == pytest.approx(0.1 * student(freedom))
 
@@ -70,20 +70,20 @@ def test_a_single_value_has_no_interval(count: int) -> None:
 
 @pytest.mark.parametrize("strata", [1, 7, 300])
 def test_strata_of_known_means_are_recovered(strata: int) -> None:
-    """Stratum i has mean i and spread i: the sum is known, and so is about the best error for the work."""
+    """Stratum i has mean and spread i + 1: the sum is known, and so is about the best error for the work."""
     generator = torch.Generator().manual_seed(4)
     drawn: list[int] = []
 
     def measure(stratum: Tensor) -> Tensor:
         drawn.append(len(stratum))
-        return stratum * (1 + torch.randn(len(stratum), generator=generator))
+        return (stratum + 1) * (1 + torch.randn(len(stratum), generator=generator))
 
     curve = stratified(measure, strata, 30_000, chunk=1000)
     assert max(drawn) <= 1000 and 24_000 <= sum(drawn) <= 36_000
     total = curve.total
-    assert total.value == pytest.approx(strata * (strata - 1) / 2, abs=4 * total.stderr + 1e-9)
-    best = strata * (strata - 1) / 2 / math.sqrt(30_000)  # Neyman's, were nothing spent on the pilot
-    assert total.stderr == pytest.approx(best, rel=0.3, abs=1e-9)
+    assert total.value == pytest.approx(strata * (strata + 1) / 2, abs=4 * total.stderr)
+    best = strata * (strata + 1) / 2 / math.sqrt(30_000)  # Neyman's, were nothing spent on the pilot
+    assert total.stderr == pytest.approx(best, rel=0.3)
 
 
 def test_curve_adds_up() -> None:
@@ -114,7 +114,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
         return joint_posterior(path, source.log_joint, state, noise)
 
     generator = torch.Generator().manual_seed(1)
-    truth = curve_of_source(posterior, chain, source.draw, 200_000, generator, pairs=200_000).total
+    truth = curve_of_source(posterior, chain, source.draw, 200_000, generator).total
     small = [curve_of_source(posterior, chain, source.draw, 1200, generator).total for _ in range(60)]
     hits = sum(e.low - truth.stderr <= truth.value <= e.high + truth.stderr for e in small)
     assert 52 <= hits <= 60

@@ -47,7 +47,7 @@ def test_steps_and_paths_agree(source: Source, path: Path, lanes: Lanes | None, 
     generator = torch.Generator().manual_seed(0)
     count = 6000
     terms = path_terms(posterior, chain, source.draw(count, generator), generator).sum(-1)  # [calls, count]
-    curve = curve_of_source(posterior, chain, source.draw, 12_000 * chain.calls, generator, pairs=50_000)
+    curve = curve_of_source(posterior, chain, source.draw, 12_000 * chain.calls, generator)
     assert terms.shape == (chain.calls, count) and terms.dtype == torch.float64
     total = terms.sum(0)
     error = math.hypot(curve.total.stderr, total.std().item() / math.sqrt(count))

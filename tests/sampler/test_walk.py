@@ -99,6 +99,24 @@ def test_switching_path_samples_the_source(states: int, time: float) -> None:
     assert chi_square(source, token) > SIGNIFICANT
 
 
+def test_a_switch_puts_states_at_the_second_law() -> None:
+    """Just after it they are those of the masked chain at its level, whose mask coordinate is far larger."""
+    source, path, count = skewed(3), switching(3, 0.5), 4000
+    chain = Chain(path, uniform_in_time(Geometric(), 8))
+    generator, seen = torch.Generator().manual_seed(4), {}
+
+    def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
+        seen[step] = state[:, 0]
+
+    walk(exact_posterior(source, path), chain, count, 1, generator, callback=callback)
+    token = source.draw(count, generator)
+    for level in (chain.switch, chain.switch + 1, 6):
+        drawn = chain.law(count, generator).draw(token, torch.tensor(level), generator)[:, 0]
+        error = ((drawn.var(0) + seen[level].var(0)) / count).sqrt()
+        assert bool(((drawn.mean(0) - seen[level].mean(0)).abs() < 4 * error).all())
+    assert seen[chain.switch][:, -1].mean() < 0.6 < 0.8 < seen[chain.switch + 1][:, -1].mean()
+
+
 def test_one_call_draws_from_the_prior_of_each_position() -> None:
     source, path = markov(), masked_path(3, S)
     chain = Chain(path, uniform_in_time(Geometric(), 1))

@@ -67,12 +67,12 @@ def test_a_kill_loses_nothing_also_with_accumulation(tmp_path: Path, runs) -> No
     code = (
         "import sys; from functools import partial; from pathlib import Path; from toy import *;"
         "from rdlm.training.loop import train; place = Path(sys.argv[1]);"
-        "train(toy_config(accumulate=2), place, partial(Toy, trouble=failing(8, place.parent / 'mark')), load=toy_corpus)"
+        "build = partial(Toy, trouble=failing(8, place.parent / 'mark'));"
+        "train(toy_config(accumulate=2), place, build, load=toy_corpus)"
     )
-    path = os.pathsep.join([str(HERE), *sys.path])
-    killed = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], env={**os.environ, "PYTHONPATH": path}, timeout=60, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    killed = subprocess.run(command, env=environment, timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "run" / "checkpoint-00000005").is_dir()
     for place in ("run", "other"):

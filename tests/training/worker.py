@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from toy import Toy, failing, toy_config, toy_corpus
 
@@ -33,10 +34,8 @@ with team("cpu"):  # one meeting for all runs
     run("ddp", "ddp")
     run("fsdp", "fsdp")
     if not (PLACE / "fsdp-resumed").exists():
-        try:
+        with pytest.raises(RuntimeError, match="struck"):
             run("fsdp-resumed", "fsdp", crash)
-        except RuntimeError as error:
-            assert str(error) == "struck", error
     run("fsdp-resumed", "fsdp")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
     run("ddp-killed", "ddp", failing(8, PLACE / "mark"))

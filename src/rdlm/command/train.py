@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Train:
     """End after so many minutes of training, with a checkpoint and a report; the same command continues."""
     accept_changes: bool = False
     """Go on with the run in the folder although its configuration was another one."""
+    quiet: bool = False
+    """Print no result; the exit code and the report say how it ended."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -54,14 +57,14 @@ class Train:
         try:
             result = train(self.config, out, build, minutes=self.minutes, accept_changes=self.accept_changes)
         except InterruptedRunError as stopped:
-            print(f"rdlm: {stopped}", file=sys.stderr)
+            _say(str(stopped))
             return stopped.code
         except DivergedError as error:
-            print(f"rdlm: error: {error}", file=sys.stderr)
+            _say(f"error: {error}")
             return 1
         except LeaderFailedError:
             return 1
-        if result.leads:
+        if result.leads and not self.quiet:
             _show(result.to_json(), self.json)
         return 0
 
@@ -76,6 +79,12 @@ def defaults(options: Sequence[str]) -> Train:
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return Train(first, preset(first))
     return Train(first, configfile.read(Path(first)))
+
+
+def _say(message: str) -> None:
+    """Tell people, once, however many processes torchrun started."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"rdlm: {message}", file=sys.stderr)
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,12 +37,12 @@ class TransformersScorer:
 
     def __init__(self, name: str) -> None:
         try:
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            library: Any = importlib.import_module("transformers")  # an extra, with types of its own
         except ImportError as missing:
             raise InputError("a transformers scorer needs the extra eval: pip install 'rdlm[eval]'") from missing
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
-            self._model: Any = AutoModelForCausalLM.from_pretrained(name)
+            self._tokenizer: Any = library.AutoTokenizer.from_pretrained(name)
+            self._model: Any = library.AutoModelForCausalLM.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"{name} is not a causal model with its tokenizer: {reason}") from error

@@ -35,12 +35,35 @@ LAST = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class _Levels:
-    """Ends of the bins of noise on one path: equal ratios, cut at the switch."""
+class Strata:
+    """The shares of one path's bound: bins of noise in equal ratios, cut at the switch; the switch; the decode step."""
 
+    chain: Chain
     noise: Float[Tensor, " bins+1"]
     switch: int
     """The bin that begins at the switch; -1 without one."""
+
+    @property
+    def bins(self) -> int:
+        """Return the number of bins; the switch comes after them, the decode step last."""
+        return len(self.noise) - 1
+
+    def kind(self, stratum: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """Return 0 and 1 for bins before and after the switch, 2 for the switch and 3 for the decode step."""
+        late = (stratum >= self.switch) if self.switch > 0 else torch.zeros_like(stratum, dtype=torch.bool)
+        return torch.where(stratum < self.bins, late.long(), stratum - self.bins + 2)
+
+
+def strata_of(chain: Chain, bins: int) -> Strata:
+    """Return the strata of a chain's path."""
+    total = chain.path.bridge.total
+    noise = total * LAST ** torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    if chain.switch < 0:
+        return Strata(chain, noise, -1)
+    at = float(chain.grid.noise[chain.switch + 1])  # where the chain that re-noises stands after its switch
+    nearest = int((noise[1:-1].log() - math.log(at)).abs().argmin()) + 1
+    noise[nearest] = at
+    return Strata(chain, noise, nearest)
 
 
 def continuous(
@@ -58,74 +81,65 @@ def continuous(
         raise InputError("the bound in continuous time has one clock for all positions: leave out the window")
     paths = len(problem.chains)
     bins = max(2, min(64, evaluations * 4 // 5 // (2 * FEWEST * paths) - 2))
-    levels = [_levels(chain, bins) for chain in problem.chains]
+    strata = [strata_of(chain, bins) for chain in problem.chains]
+    shares = bins + 2
     deal = Deal(len(problem.token), generator)
-    strata = bins + 2  # every bin, the switch, and the decode step
 
     def measure(stratum: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         value = torch.zeros(len(stratum), dtype=torch.float64)
-        for part in stratum.unique().tolist():
-            path, kind = divmod(part, strata)
-            chosen = (stratum == part).nonzero()[:, 0]
-            row = deal.take(len(chosen)).to(problem.token.device)
-            terms = _terms(problem, path, levels[path], kind, row, generator)
-            check_finite(terms, torch.full((len(row),), -1))
-            value[chosen] = problem.weights[path] * terms.double().cpu()
+        for path in range(paths):
+            own = stratum - path * shares
+            kind = torch.where((own >= 0) & (own < shares), strata[path].kind(own), -1)
+            for wanted in range(4):
+                chosen = (kind == wanted).nonzero()[:, 0]
+                row = deal.take(len(chosen)).to(problem.token.device)
+                if len(row) and not (wanted == 2 and strata[path].switch < 0):
+                    terms = _terms(problem, strata[path], wanted, own[chosen], row, batch, generator)
+                    check_finite(terms, torch.full((len(row),), -1))
+                    value[chosen] = problem.weights[path] * terms.double().cpu()
         advance(len(stratum))
         return value
 
-    curve = stratified(measure, paths * strata, evaluations, batch)
-    mean, variance = curve.mean.view(paths, strata).sum(0), curve.variance.view(paths, strata).sum(0)
-    # The switch belongs to the bin before it, so that the curve rises at its place.
-    if levels[0].switch > 0:
-        mean[levels[0].switch - 1] += mean[bins]
-        variance[levels[0].switch - 1] += variance[bins]
+    curve = stratified(measure, paths * shares, evaluations, problem.chunk(batch))
+    mean, variance = curve.mean.view(paths, shares).sum(0), curve.variance.view(paths, shares).sum(0)
+    # The switch counts with the bin before it, so that the curve rises at its place.
+    if strata[0].switch > 0:
+        mean[strata[0].switch - 1] += mean[bins]
+        variance[strata[0].switch - 1] += variance[bins]
     shown = torch.cat([torch.arange(bins), torch.tensor([bins + 1])])
     curve = Curve(mean[shown], variance[shown])
-    noise = torch.cat([levels[0].noise, torch.zeros(1, dtype=torch.float64)])
-    return Profile(curve.total, curve, noise)
-
-
-def _levels(chain: Chain, bins: int) -> _Levels:
-    total = chain.path.bridge.total
-    noise = total * LAST ** torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    noise[0] = total
-    if chain.switch < 0:
-        return _Levels(noise, -1)
-    at = float(chain.grid.noise[chain.switch + 1])  # where the chain that re-noises stands after its switch
-    nearest = int((noise[1:-1].log() - math.log(at)).abs().argmin()) + 1
-    noise[nearest] = at
-    return _Levels(noise, nearest)
+    return Profile(curve.total, curve, torch.cat([strata[0].noise, torch.zeros(1, dtype=torch.float64)]))
 
 
 def _terms(
-    problem: Problem, path: int, levels: _Levels, kind: int, row: Int[Tensor, " n"], generator: torch.Generator | None
-) -> Float[Tensor, " n"]:
-    """Return each row's share of one stratum: a bin of noise, the switch, or the decode step."""
-    chain, token = problem.chains[path], problem.token[row]
-    posterior, bins = problem.posterior(row), len(levels.noise) - 1
-    if kind == bins and levels.switch < 0:
-        return torch.zeros(len(row))
-    ratio = torch.zeros((), dtype=torch.float64)
-    if kind < bins:
-        ratio = (levels.noise[kind] / levels.noise[kind + 1]).log()
-        place = torch.rand(len(row), 1, generator=generator, dtype=torch.float64)
-        noise = levels.noise[kind] * torch.exp(-ratio * place)
-    else:
-        noise = levels.noise[levels.switch if kind == bins else -1].expand(len(row), 1)
-    noise = noise.to(token.device)
-    late = chain.switch >= 0 and (kind == bins + 1 or levels.switch <= kind < bins)
+    problem: Problem, strata: Strata, kind: int, stratum: Int[Tensor, " n"], row: Int[Tensor, " n"], batch: int,
+    generator: torch.Generator | None,
+) -> Float[Tensor, " n"]:  # fmt: skip
+    """Return each row's draw of its stratum's share, all of one kind."""
+    chain, token = strata.chain, problem.token[row]
+    late = kind == 1 or (kind == 3 and strata.switch > 0)
     bridge = chain.path.second if late and chain.path.second is not None else chain.path.bridge
-    digit = chain.split(token)
-    level = noise.expand(token.shape)
-    spread = level if chain.codec is None else level[..., None].expand(digit.shape)
+    noise, width = _noise(strata, kind, stratum, generator)
+    digit, level = chain.split(token), noise[:, None].to(token.device).expand(token.shape)
+    spread = chain.spread(level, digit)
     state = draw_at_noise(bridge, chain.grid, digit, spread, generator)
-    log_probability = posterior(state, level.to(state))
-    if kind == bins:
+    log_probability = problem.answer(row, batch)(state, level.to(state))
+    if kind == 2:
         density = renoise(chain, token, state.dtype, generator)[1]
-        return mixture_excess(density, log_probability, token).sum(-1)
-    if kind > bins:
+        return mixture_excess(density, log_probability, token).sum(-1)  # Eq. (32)
+    if kind == 3:
         return -log_probability.gather(-1, token[..., None])[..., 0].sum(-1)  # Eq. (30)
     error = chain.gather(drift_error(chain, state, digit, spread.to(state), log_probability))
-    # du = -d(1/B) = (1/B) d(-log B), and log B is drawn evenly from the bin.
-    return error.double().sum(-1) * (ratio.to(noise.device) / noise[:, 0]) / 2
+    return error.double().sum(-1) * (width / 2).to(token.device)
+
+
+def _noise(
+    strata: Strata, kind: int, stratum: Int[Tensor, " n"], generator: torch.Generator | None
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return a level of noise for each row, and how much of the clock `u` it stands for: `du = (1/B) d(-log B)`."""
+    if kind > 1:
+        at = strata.noise[strata.switch if kind == 2 else -1]
+        return at.expand(len(stratum)), torch.zeros(len(stratum), dtype=torch.float64)
+    ratio = (strata.noise[stratum] / strata.noise[stratum + 1]).log()
+    noise = strata.noise[stratum] * torch.exp(-ratio * torch.rand(len(stratum), generator=generator).double())
+    return noise, ratio / noise

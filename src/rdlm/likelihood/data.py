@@ -26,7 +26,10 @@ from rdlm.likelihood.terms import Posterior, StateLaw, step_terms
 from rdlm.process.chain import Chain
 
 BATCH = 16
-"""Sequences evaluated at once."""
+"""Sequences that go through the network at once."""
+
+MANY, NUMBERS = 256, 1 << 23
+"""Sequences whose states are drawn at once, and the most numbers of theirs: short walks of many pairs are cheap."""
 
 Advance = Callable[[int], object]
 """Told how many sequences have been through the network, for a progress bar."""
@@ -50,6 +53,22 @@ class Problem:
     def calls(self) -> int:
         """Return M."""
         return self.chains[0].calls
+
+    def chunk(self, batch: int) -> int:
+        """Return how many sequences may have their states in memory together."""
+        chain = self.chains[0]
+        digits = 1 if chain.codec is None else chain.codec.digits
+        width = max(digits * chain.path.bridge.dimension, 0 if chain.codec is None else chain.codec.vocabulary)
+        return max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width)))
+
+    def answer(self, row: Int[Tensor, " rows"], batch: int) -> Posterior:
+        """Return the model for some rows, asked for `batch` of them at a time."""
+
+        def answer(state: Tensor, noise: Tensor) -> Tensor:
+            parts = torch.arange(len(row), device=row.device).split(batch)
+            return torch.cat([self.posterior(row[part])(state[part], noise[part]) for part in parts])
+
+        return answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +128,7 @@ def by_steps(
             chosen = (stratum // bins == number).nonzero()[:, 0]
             row = deal.take(len(chosen)).to(problem.token.device)
             terms = step_terms(
-                problem.posterior(row), problem.chains[number], laws[number], problem.token[row],
+                problem.answer(row, batch), problem.chains[number], laws[number], problem.token[row],
                 step[chosen].to(row.device), generator,
             )  # fmt: skip
             check_finite(terms, step[chosen])
@@ -118,7 +137,7 @@ def by_steps(
         advance(len(stratum))
         return value
 
-    curve = stratified(measure, chains * bins, evaluations, batch)
+    curve = stratified(measure, chains * bins, evaluations, problem.chunk(batch))
     # The parts of a mixture share their bins.
     curve = Curve(curve.mean.view(chains, bins).sum(0), curve.variance.view(chains, bins).sum(0))
     chain = problem.chains[0]

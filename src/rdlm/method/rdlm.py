@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,7 +83,7 @@ class Rdlm:
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
         self._laws: dict[Bridge, Law] = {}
-        self._chain_laws: dict[tuple[Path, int], ChainLaw] = {}
+        self._chain_laws: dict[tuple[Path, tuple[float, ...]], ChainLaw] = {}
 
     @staticmethod
     def build(config: RunConfig, corpus: Corpus) -> Rdlm:
@@ -95,7 +96,7 @@ class Rdlm:
         """Return the training loss of a shard, Eq. (36) or (37), averaged over its tokens."""
         generator = draw.generator()
         objective = self.config.objective
-        token = self._symbols(batch.ids)
+        token = self.symbols(batch.ids)
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
@@ -176,12 +177,12 @@ class Rdlm:
         """
         path = self._draw_a_path(generator)
         chain = self.chain(path, calls, kernel, window)
-        token = self._symbols(batch.ids)
+        token = self.symbols(batch.ids)
         comb = (torch.arange(len(token)) + torch.rand((), generator=generator)) / len(token)
         comb = comb[torch.randperm(len(token), generator=generator)]
         step = (comb * chain.calls).long().clamp_max(chain.calls - 1).to(token.device)
         posterior = self.posterior(self._condition(batch))
-        terms = step_terms(posterior, chain, self._chain_law(chain), token, step, generator)
+        terms = step_terms(posterior, chain, self.chain_law(chain), token, step, generator)
         return chain.calls * terms.double().sum(-1)
 
     def problem(self, batch: Batch, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Problem:
@@ -192,7 +193,7 @@ class Rdlm:
         def posterior(row: Int[Tensor, " rows"]) -> Posterior:
             return self.posterior(None if condition is None else condition[row])
 
-        return Problem(self._symbols(batch.ids), chains, mixture.weights, posterior)
+        return Problem(self.symbols(batch.ids), chains, mixture.weights, posterior)
 
     def generate(
         self, count: int, length: int, calls: int, generator: torch.Generator | None = None,
@@ -200,9 +201,9 @@ class Rdlm:
     ) -> Int[Tensor, "count length"]:  # fmt: skip
         """Return token ids sampled by the chain whose likelihood `bound` measures; -1 where digits spell no token."""
         chain = self.chain(self._draw_a_path(generator), calls, kernel, window)
-        condition = None if condition is None else self._laid_out(condition)
-        symbols = walk(self.posterior(condition), chain, count, length * self._symbols_per_token, generator)
-        return symbols if self._symbols_per_token == 1 else self._spell(symbols)
+        condition = None if condition is None else self.laid_out(condition)
+        symbols = walk(self.posterior(condition), chain, count, length * self.symbols_per_token, generator)
+        return self.spell(symbols)
 
     def posterior(self, condition: Tensor | None = None) -> Posterior:
         """Return `log p(token | states)` as the bound and the sampler want it."""
@@ -212,17 +213,21 @@ class Rdlm:
         with torch.no_grad():
             return self.denoiser(self.network, state, noise, condition)
 
-    def chain(self, path: Path, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Chain:
-        """Return the chain of `calls` network calls on a path, with windows where they are wanted."""
+    def chain(
+        self, path: Path, calls: int, kernel: Kernel = "mixture", window: Window | None = None,
+        grid: Callable[[int], Grid] | None = None,
+    ) -> Chain:  # fmt: skip
+        """Return the chain of `calls` network calls on a path, with windows and on another grid where wanted."""
         lanes = None if window is None or window.width == 1 else window.lanes(calls)
-        return self._chain(path, self.process.grid(lanes.steps if lanes else calls), kernel, lanes)
+        return self._chain(path, (grid or self.process.grid)(lanes.steps if lanes else calls), kernel, lanes)
 
     def _chain(self, path: Path, grid: Grid, kernel: Kernel, lanes: Lanes | None = None) -> Chain:
         codec = self.process.codec if self.denoiser.whole else None
-        return Chain(path, grid, kernel, lanes, codec, self._symbols_per_token)
+        return Chain(path, grid, kernel, lanes, codec, self.symbols_per_token)
 
-    def _chain_law(self, chain: Chain) -> ChainLaw:
-        key = (chain.path, chain.grid.steps)
+    def chain_law(self, chain: Chain) -> ChainLaw:
+        """Return the exact law of a chain's states, tabulated once per path and grid."""
+        key = (chain.path, tuple(chain.grid.noise.tolist()))
         if key not in self._chain_laws:
             self._chain_laws[key] = chain.law(CHAIN_PAIRS, generator_of("chain", chain.grid.steps))
         return self._chain_laws[key]
@@ -236,16 +241,19 @@ class Rdlm:
     # -- tokens and digits -------------------------------------------------------------------------
 
     @property
-    def _symbols_per_token(self) -> int:
+    def symbols_per_token(self) -> int:
         """Return how many positions of the process a token takes: its digits, unless they move together."""
         return 1 if self.denoiser.whole else self.process.codec.digits
 
-    def _symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch positions"]:
+    def symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch positions"]:
         """Return what the process runs on: tokens, or all digits in a row."""
         codec = self.process.codec
         return ids if self.denoiser.whole or codec.digits == 1 else codec.encode(ids).flatten(1)
 
-    def _spell(self, symbols: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch length"]:
+    def spell(self, symbols: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch length"]:
+        """Return the token ids that symbols spell; -1 where digits spell no token."""
+        if self.symbols_per_token == 1:
+            return symbols
         codec = self.process.codec
         digits = symbols if codec.layout == "serial" else symbols.unflatten(1, (-1, codec.digits))
         return codec.decode(digits).ids
@@ -255,12 +263,12 @@ class Rdlm:
 
     def _per_symbol(self, time: Float[Tensor, "batch length"]) -> Float[Tensor, "batch positions"]:
         """Return times of the process's positions: the digits of a token share its time."""
-        return time if time.shape[1] == 1 else time.repeat_interleave(self._symbols_per_token, dim=1)
+        return time if time.shape[1] == 1 else time.repeat_interleave(self.symbols_per_token, dim=1)
 
     def _condition(self, batch: Batch) -> Tensor | None:
-        return batch.label if batch.signal is None else self._laid_out(batch.signal)
+        return batch.label if batch.signal is None else self.laid_out(batch.signal)
 
-    def _laid_out(self, condition: Tensor) -> Tensor:
+    def laid_out(self, condition: Tensor) -> Tensor:
         """Return labels as they are, and a signal [batch, length] or [batch, length, s] at the network's positions."""
         if not condition.is_floating_point():
             return condition

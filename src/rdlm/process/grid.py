@@ -70,6 +70,27 @@ def uniform_in_log_noise(total: float, steps: int, last: float = 1e-3) -> Grid:
     return Grid(torch.cat([levels, levels.new_zeros(1)]))
 
 
+def equal_information(noise: Tensor, nats: Tensor, steps: int) -> Grid:
+    """Return a grid whose steps gain equally many nats each, from a measured curve, the decode step included.
+
+    `noise` falls from `S` to 0, and `nats[i]` are those gained by the time that `noise[i]` is still to come.
+    """
+    _check(steps)
+    level, gained = noise.double(), nats.double()
+    if level.shape != gained.shape or level.ndim != 1 or len(level) < 2 or not bool(torch.isfinite(gained).all()):
+        raise InputError("a curve of information needs as many finite nats as noise levels, and at least two of each")
+    Grid(level)  # refuses levels that do not fall to 0
+    # Noise of the measurement can make the curve fall: its running maximum does not, and a small slope makes it rise.
+    gained = torch.cummax(gained - gained[0], 0).values
+    gained = gained + 1e-6 * (gained[-1] + 1e-300) * torch.linspace(0, 1, len(gained), dtype=gained.dtype)
+    target = torch.linspace(0, 1, steps + 1, dtype=gained.dtype) * gained[-1]
+    index = torch.searchsorted(gained, target).clamp(1, len(gained) - 1)
+    share = ((target - gained[index - 1]) / (gained[index] - gained[index - 1])).clamp(0, 1)
+    levels = torch.lerp(level[index - 1], level[index], share)
+    levels[0], levels[-1] = level[0], 0.0
+    return Grid(levels)
+
+
 def _check(steps: int) -> None:
     if steps < 1:
         raise InputError(f"a grid needs at least one step, got {steps}")

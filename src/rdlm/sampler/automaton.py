@@ -35,9 +35,9 @@ class Automaton:
             state = self.table[state, column]
         return state
 
-    def alive(self, allowed: Bool[Tensor, "n v"], end: Bool[Tensor, " states"] | None = None) -> Bool[Tensor, " states"]:
-        """Return from which states some string of allowed tokens, one per row, leads to an end state."""
-        alive = self.accepting if end is None else end
+    def alive(self, allowed: Bool[Tensor, "n v"]) -> Bool[Tensor, " states"]:
+        """Return from which states some string of allowed tokens, one per row, is accepted."""
+        alive = self.accepting
         for row in allowed.flip(0):
             alive = (alive[self.table] & row).any(-1)
         return alive

@@ -17,7 +17,7 @@ class Predictor:
     """
 
     def __init__(
-        self, method: Rdlm, condition: Tensor | None = None, guidance: float = 1.0, rows: int | None = 1
+        self, method: Rdlm, condition: Tensor | None = None, guidance: float = 1.0, rows: int = 1
     ) -> None:
         self.method, self.condition, self.guidance, self.rows = method, condition, guidance, rows
         self._previous: Tensor | None = None
@@ -26,9 +26,9 @@ class Predictor:
         self, state: Float[Tensor, "batch positions *spheres d"], noise: Float[Tensor, "batch positions"]
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, guided where there is a condition, Eq. (45)."""
-        batch = len(state)
         with torch.no_grad():
-            parts = [self._rows(slice(at, at + (self.rows or batch)), state, noise) for at in range(0, batch, self.rows or batch)]
+            starts = range(0, len(state), self.rows)
+            parts = [self._rows(slice(at, at + self.rows), state, noise) for at in starts]
             law = parts[0] if len(parts) == 1 else torch.cat(parts)
             if self.method.config.model.self_condition:
                 self._previous = self.method.denoiser.previous(law)

@@ -37,7 +37,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy takes the likeliest token")
+            raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy decodes the likeliest")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top-k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -61,8 +61,9 @@ def follow(state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"]) -> Fl
 
     Three passes over the coordinates: `x' = (cos m - sinc m <x, a>) x + sinc m a` with `m^2 = |a|^2 - <x, a>^2`.
     """
-    along = torch.linalg.vecdot(state, ambient)[..., None]
-    square = torch.linalg.vecdot(ambient, ambient)[..., None]
+    # A product of matrices: a sum of products would write them all down first, which costs more than the noise.
+    along = torch.matmul(state[..., None, :], ambient[..., None]).squeeze(-1)
+    square = torch.linalg.vector_norm(ambient, dim=-1, keepdim=True).square()
     length = (square - along.square()).clamp_min_(0).sqrt_()
     shrink = special.sinc(length)
     moved = ambient.mul_(shrink).addcmul_(state, torch.cos(length) - shrink * along)

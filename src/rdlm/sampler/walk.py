@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +17,7 @@ from torch import Tensor
 from rdlm.likelihood import Posterior
 from rdlm.process.chain import Chain, ChainLaw
 from rdlm.process.clock import Linear, Schedule
+from rdlm.sampler.automaton import Automaton, Restriction
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.noise import draw_token as draw_token
 from rdlm.sampler.rule import Rules
@@ -39,7 +41,15 @@ def walk(
     known = torch.full((batch, length), -1)
     constant = Linear(chain.grid.total, chain.grid.total)
     walker = Walker(posterior, chain, SOLVERS[chain.kernel], constant, law=law, callback=callback)
-    return walker.run(known, Noise([generator], batch))
+    return walker.run(known, Noise([generator], batch)).token
+
+
+class Outcome(NamedTuple):
+    """Where a walk ended."""
+
+    token: Int[Tensor, "batch positions"]
+    invalid: int
+    """Codes that were drawn anew because their digits spelled no token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,19 +65,16 @@ class Walker:
     """The law from which a switching path draws its second start."""
     clean: bool = False
     """Known tokens stand finished from the beginning."""
+    codes: Automaton | None = None
+    """Where a position is a digit: accepts the digits of existing tokens, the only ones that are decoded then."""
     callback: Callback | None = None
 
-    @property
-    def network_calls(self) -> int:
-        """Return how often the network is called."""
-        return self.chain.calls * self.solver.calls
-
-    def run(self, known: Int[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch positions"]:
+    def run(self, known: Int[Tensor, "batch positions"], random: Noise) -> Outcome:
         """Return tokens; those of `known` that are not -1 come back as they are."""
         chain, steps = self.chain, self.chain.grid.steps
         clean = (known >= 0) & (self.clean or chain.calls > steps)
         offsets = self._offsets(clean, random)
-        state, token = self._begin(known, clean), known.clamp_min(0)
+        state, token, invalid = self._begin(known, clean), known.clamp_min(0), 0
         for step in range(chain.calls):
             local = chain.clocks.local_step(step, offsets)
             settled = torch.where(local == steps, token, known)
@@ -77,9 +84,14 @@ class Walker:
             marginals = self.rules.marginals(law)
             if self.callback is not None:
                 self.callback(step, state, marginals)
-            state, drawn = self._step(state, local.clamp_max(steps - 1), moving, law, marginals, random, predict)
+            drawn = self.rules.draw(law, marginals, random)
+            if self.codes is not None:
+                drawn, count = self._spelled(self.codes, drawn, marginals, moving & (local == steps - 1), random)
+                invalid += count
+            local = local.clamp_max(steps - 1)
+            state, drawn = self._step(state, local, moving, law, marginals, drawn, random, predict)
             token = torch.where(moving & (known < 0), drawn, token)
-        return token
+        return Outcome(token, invalid)
 
     def _predict(self, settled: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         levels = self.chain.grid.noise
@@ -97,18 +109,22 @@ class Walker:
         moving: Bool[Tensor, "batch positions"],
         law: Float[Tensor, "batch positions v"],
         marginals: Float[Tensor, "batch positions v"],
+        drawn: Int[Tensor, "batch positions"],
         random: Noise,
         predict: Callable[[Tensor, Tensor], Tensor],
     ) -> tuple[Tensor, Int[Tensor, "batch positions"]]:
         """Return the states after a step of the positions that move, and the token that each has in mind."""
         chain, rules = self.chain, self.rules
-        drawn = rules.draw(law, marginals, random)
 
         def constrained(at: Tensor, level: Tensor) -> Tensor:
             return rules.marginals(predict(at, level))
 
-        after = self.solver.step(Step(chain, self.clock, state, local, marginals, drawn, random, constrained))
         last = local == chain.grid.steps - 1
+        # Where all positions run together and decode, no move is wanted. In lanes it could still be some row's.
+        if chain.calls == chain.grid.steps and bool(last.all()) and not self.solver.by_state:
+            after = state
+        else:
+            after = self.solver.step(Step(chain, self.clock, state, local, marginals, drawn, random, constrained))
         if rules.greedy or self.solver.greedy:
             decided = rules.decide(law, marginals)
             if self.solver.by_state and rules.language is None and chain.codec is None:
@@ -119,10 +135,25 @@ class Walker:
             after = self._renoised(self.law, after, digit, chain.spread(local, digit), random)
         if bool(last.any()):
             vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
-            after = torch.where(chain.spread(last, digit)[..., None], vertex, after)
+            after = vertex if bool(last.all()) else torch.where(chain.spread(last, digit)[..., None], vertex, after)
         if not bool(moving.all()):
             after = torch.where(chain.spread(moving, digit)[..., None], after, state)
         return after, drawn
+
+    def _spelled(
+        self, codes: Automaton, drawn: Tensor, marginals: Tensor, decoding: Tensor, random: Noise
+    ) -> tuple[Int[Tensor, "batch positions"], int]:
+        """Return digits of which those that decode spell tokens: codes that do not are drawn anew, and counted."""
+        point = random.uniform(drawn.shape)  # always, so that what follows does not depend on it
+        digits = drawn.unflatten(1, (-1, self.chain.group)).flatten(0, 1).cpu()  # [batch * tokens, m]
+        wrong = ~codes.accepting[codes.run(digits)] & decoding[:, :: self.chain.group].flatten().cpu()
+        if not bool(wrong.any()):
+            return drawn, 0
+        law = marginals.unflatten(1, (-1, self.chain.group)).flatten(0, 1).cpu()[wrong]
+        entry = torch.full((len(law),), codes.start)
+        points = point.unflatten(1, (-1, self.chain.group)).flatten(0, 1)[wrong]
+        digits[wrong] = Restriction(codes, entry, codes.accepting).draw(law, points, lambda one: one)
+        return digits.reshape(drawn.shape).to(drawn.device), int(wrong.sum())
 
     def _renoised(self, law: ChainLaw, after: Tensor, digit: Tensor, level: Tensor, random: Noise) -> Tensor:
         """Return the states with those that switch put at the second bridge's law given their token, Eq. (32)."""

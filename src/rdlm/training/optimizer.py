@@ -92,7 +92,7 @@ class Optimizer:
         for name, parameter in self.parameters.items():
             # The step count stays where the optimizer would have put it: with its parameter if the update is fused.
             place = parameter.device if self.adamw.defaults["fused"] else torch.device("cpu")
-            own = {"step": state[f"{name}.step"].to(place)}
+            own = {"step": state[f"{name}.step"].to(place, copy=True)}
             for key in MOMENTS:
                 own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 assign(own[key], state[f"{name}.{key}"])

@@ -7,6 +7,7 @@ here communicates. What crosses between processes are plain tensors.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -112,6 +115,8 @@ class Mixed(nn.Module):
 
 def shard(network: nn.Module, team: Team) -> None:
     """Shard the parameters over the team in place: every block of the network on its own, then what is left."""
+    # The logits are a view, which would be a danger if somebody changed them in place; nobody does.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     mesh = init_device_mesh(team.device.type, (team.world,))
     blocks = [block for stack in network.modules() if isinstance(stack, nn.ModuleList) for block in stack]
     # The outermost module would by default stay whole after a forward pass without backward, as in a validation.
@@ -170,9 +175,9 @@ def team(device: str = "auto", environment: Mapping[str, str] = os.environ) -> I
 
 
 def _meet(device: torch.device, attempt: str) -> None:
-    store, rank, world = next(distributed.rendezvous("env://", timeout=PATIENCE))
+    store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
     # After a restart torchrun may hand out the same store, in which the addresses of the dead still stand.
-    store = distributed.PrefixStore(f"rdlm-{attempt}", store)
+    store = PrefixStore(f"rdlm-{attempt}", store)
     # Two backends: what lies on a graphics card goes one way, what lies in memory the other.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)

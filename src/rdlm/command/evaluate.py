@@ -1,0 +1,162 @@
+"""`rdlm evaluate`: what a run's model is worth, with intervals and named conventions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from rdlm.errors import InputError
+from rdlm.report import print_json, table
+
+if TYPE_CHECKING:
+    from rdlm.evaluation.evaluate import Evaluation, Plan
+    from rdlm.language_model import LanguageModel
+
+Calls = int | Literal["inf"]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a model: its likelihood bound on held-out sequences, and what its samples are like.
+
+    The bound is that of the sampler that takes so many network calls. It is estimated from single random steps of
+    many sequences (`--estimator steps`), which needs fewer network calls for the same interval than whole paths do
+    from about 20 calls on. Writes evaluation.json and report.html, and leaves the measured information curve,
+    curve.json, beside the checkpoint for the sampler.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of a run (its best checkpoint by validation) or of a checkpoint."""
+    split: Literal["validation", "test"] = "validation"
+    """Held-out split; the test split is for final numbers alone."""
+    calls: Annotated[Calls, tyro.conf.arg(aliases=["--steps"])] = 64
+    """Network calls M of the sampler that is bounded; inf is the limit of continuous time."""
+    curve_calls: str | None = None
+    """Also measure the bound at these numbers of calls, such as 4,8,16,inf."""
+    kernel: Literal["mixture", "drift"] = "mixture"
+    """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
+    window: float = 1.0
+    """Part of the time in which one position runs through its whole bridge; 1 is the synchronous process."""
+    order: Literal["random", "left_to_right"] = "random"
+    """Order in which windows begin."""
+    estimator: Literal["steps", "path"] = "steps"
+    """Single steps of many sequences, or whole paths of few."""
+    sequences: int = 512
+    """Sequences of the split; all of them where it has fewer."""
+    evaluations: int = 1024
+    """Sequences that go through the network for each bound; four times as many halve the interval."""
+    samples: int = 16
+    """Sequences to generate and describe; 0 for none."""
+    scorer: str | None = None
+    """Judge of the samples: folder or hub name of a causal model of transformers, or an autoregressive run."""
+    paper: bool = False
+    """Also compute the paper's estimator, which is not a bound."""
+    seed: int = 0
+    """Seed of the choice of sequences and of all noise."""
+    out: Path | None = None
+    """Folder of evaluation.json and report.html; RUN/evaluation-SPLIT if not given."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Evaluate, write, print, and return 0; what goes wrong is raised."""
+        plan = self._plan()
+        import torch
+
+        import rdlm
+        from rdlm.evaluation.evaluate import evaluate, to_json
+        from rdlm.evaluation.scorer import scorer_of
+        from rdlm.training.run import load_corpus
+
+        model = rdlm.load(self.model)
+        scorer = None if self.scorer is None else scorer_of(self.scorer)
+        corpus = load_corpus(model.config)
+        with torch.no_grad(), _Bars() as bars:
+            found = evaluate(model, corpus, plan, scorer, bars.begin)
+        result = {"run": model.name, "protocol": corpus.protocol, **to_json(found)}
+        self._write(model, found, result)
+        if self.json:
+            print_json(result)
+        else:
+            _show(found)
+        return 0
+
+    def _plan(self) -> Plan:
+        from rdlm.evaluation.bound import Setting
+        from rdlm.evaluation.evaluate import Plan
+        from rdlm.process.window import Window
+
+        window = None if self.window == 1 else Window(self.window, self.order)
+        calls = None if self.calls == "inf" else self.calls
+        setting = Setting(calls, self.kernel, window, self.estimator)
+        curve = parse_calls(self.curve_calls) if self.curve_calls is not None else ()
+        return Plan(
+            setting, self.split, self.sequences, self.evaluations, self.samples,
+            tuple(c for c in curve if c != calls), self.paper, self.seed,
+        )  # fmt: skip
+
+    def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
+        from rdlm.evaluation.evaluate import curve_to_json
+        from rdlm.evaluation.page import page
+        from rdlm.storage import write_atomic
+
+        folder = model.folder
+        assert folder is not None  # `rdlm.load` always says where the checkpoint is
+        out = self.out or folder.parent / f"evaluation-{self.split}"
+        write_atomic(out / "evaluation.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+        write_atomic(out / "report.html", page(model, found))
+        written = [out / "evaluation.json", out / "report.html"]
+        # The test split must not steer the sampler.
+        curve = curve_to_json(found) if self.split == "validation" else None
+        if curve is not None:
+            write_atomic(folder / "curve.json", json.dumps(curve) + "\n")
+            written.append(folder / "curve.json")
+        print(f"rdlm: wrote {', '.join(map(str, written))}", file=sys.stderr)
+
+
+def parse_calls(text: str) -> tuple[int | None, ...]:
+    """Return the numbers of calls in `4,8,inf`; None for inf."""
+    found: list[int | None] = []
+    for word in text.split(","):
+        if word.strip() == "inf":
+            found.append(None)
+        elif word.strip().isdigit() and int(word) > 0:
+            found.append(int(word))
+        else:
+            raise InputError(f"--curve-calls takes numbers of calls such as 4,8,16,inf, got {word!r}")
+    return tuple(found)
+
+
+class _Bars:
+    """One progress bar after the other."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def begin(self, name: str, total: int) -> Callable[[int], object]:
+        """Close the bar of the stage before and open the next."""
+        from rdlm.progress import bar
+
+        self._open.close()
+        return self._open.enter_context(bar(total, name, "sequence")).update
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._open.close()
+
+
+def _show(found: Evaluation) -> None:
+    rows = [{"metric": name, **value.to_json()} for name, value in found.metrics.items()]
+    print(table(rows, ("metric", "value", "low", "high", "unit", "convention")))
+    if len(found.rows) > 1:
+        print()
+        print(table(found.rows, ("calls", "value", "low", "high", "unit")))

@@ -1,0 +1,151 @@
+"""Traces as moving pictures: a web page that asks nothing of anybody, and a GIF where pillow is installed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rdlm.errors import InputError
+from rdlm.sampler.trace import Frame, Trace
+from rdlm.storage import write_atomic
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>__TITLE__</title><style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; color: #222; background: #fff }
+#text { font: 15px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; min-height: 12em }
+#text span { border-radius: 2px } canvas { display: block; margin: 1rem auto }
+input { width: 24rem; vertical-align: middle }
+</style></head><body>
+<h1>__TITLE__</h1>
+<p><button id="play" type="button">Pause</button>
+<label>step <input id="step" type="range" min="0"> <output id="at"></output></label></p>
+<div id="text" aria-live="off"></div>
+<canvas id="sphere" width="420" height="420" role="img"
+ aria-label="states moving from the mask to the vertices of their tokens"></canvas>
+<p>Each token is the likeliest one at this step, bluer where the model is more certain. Each dot is one position's state
+on the unit sphere: up is the mask, right is the token that it ends in, towards you are all the others.</p>
+<script type="application/json" id="frames">__FRAMES__</script>
+<script>
+const frames = JSON.parse(document.getElementById("frames").textContent);
+const [text, step, at, play] = ["text", "step", "at", "play"].map(id => document.getElementById(id));
+const canvas = document.getElementById("sphere"), pen = canvas.getContext("2d");
+let timer = null;
+step.max = frames.length - 1;
+function project([x, y, z]) { return [60 + 300 * (x + 0.35 * z), 350 - 300 * (y + 0.2 * z) + 60 * z]; }
+function arc(from, to) {
+  pen.beginPath();
+  for (let i = 0; i <= 40; i++) {
+    const a = Math.PI / 2 * i / 40, p = from.map((v, k) => Math.cos(a) * v + Math.sin(a) * to[k]);
+    pen.lineTo(...project(p));
+  }
+  pen.stroke();
+}
+function show(n) {
+  const frame = frames[n];
+  text.replaceChildren(...frame.tokens.map((word, i) => {
+    const span = document.createElement("span"), c = frame.certainty[i];
+    span.textContent = word;
+    span.style.background = `rgba(33, 102, 172, ${(0.85 * c).toFixed(3)})`;
+    span.style.color = c > 0.6 ? "#fff" : "#222";
+    span.title = `${(100 * c).toFixed(1)}%`;
+    return span;
+  }));
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  pen.strokeStyle = "#aaa"; pen.fillStyle = "#222"; pen.font = "14px sans-serif";
+  const [token, mask, others] = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
+  arc(token, mask); arc(mask, others); arc(others, token);
+  pen.fillText("its token", 330, 375); pen.fillText("mask", 40, 40); pen.fillText("other tokens", 90, 375);
+  pen.fillStyle = "rgba(178, 24, 43, 0.7)";
+  for (const point of frame.points) { pen.beginPath(); pen.arc(...project(point), 4, 0, 7); pen.fill(); }
+  step.value = n; at.textContent = `${n} of ${frames.length - 1}`;
+}
+function toggle() {
+  if (timer) { clearInterval(timer); timer = null; play.textContent = "Play"; return; }
+  play.textContent = "Pause";
+  timer = setInterval(() => show((+step.value + 1) % frames.length), 120);
+}
+play.onclick = toggle; step.oninput = () => { if (timer) toggle(); show(+step.value); };
+show(0);
+if (matchMedia("(prefers-reduced-motion: reduce)").matches) { play.textContent = "Play"; } else { toggle(); }
+</script></body></html>
+"""
+
+COLUMNS = 64
+"""Tokens per line of a GIF."""
+CELL = 12, 18
+GLOBE = 260
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write a trace as HTML or GIF, by the ending of `path`."""
+    match path.suffix.lower():
+        case ".html" | ".htm":
+            write_atomic(path, html(trace))
+        case ".gif":
+            write_atomic(path, gif(trace))
+        case other:
+            raise InputError(f"a trace is written as .html or .gif, not as {other or 'a file without ending'!r}")
+
+
+def html(trace: Trace) -> str:
+    """Return the trace as one page with everything inside it."""
+    frames = [
+        {
+            "tokens": frame.tokens,
+            "certainty": [round(value, 4) for value in frame.certainty],
+            "points": [[round(value, 4) for value in point] for point in frame.points],
+        }
+        for frame in trace.frames
+    ]
+    # A text may hold what would end the script: '<' is written as an escape.
+    content = json.dumps(frames).replace("<", "\\u003c")
+    return PAGE.replace("__TITLE__", "A sample takes shape").replace("__FRAMES__", content)
+
+
+def gif(trace: Trace) -> bytes:
+    """Return the trace as an animated GIF; needs pillow."""
+    try:
+        import PIL.Image
+        import PIL.ImageDraw
+    except ImportError as missing:
+        raise InputError("a GIF needs pillow: pip install 'rdlm[viz]'; a trace as .html does not") from missing
+    size = _size(trace.frames[0])
+    pictures: list[Image] = []
+    for frame in trace.frames:
+        picture = PIL.Image.new("RGB", size, "white")
+        _draw(PIL.ImageDraw.Draw(picture), frame)
+        pictures.append(picture)
+    content = io.BytesIO()
+    durations = [120] * (len(pictures) - 1) + [2000]
+    pictures[0].save(content, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    return content.getvalue()
+
+
+def _size(frame: Frame) -> tuple[int, int]:
+    rows = -(-len(frame.tokens) // COLUMNS)
+    columns = min(COLUMNS, len(frame.tokens))
+    return max(columns * CELL[0], GLOBE) + 20, rows * CELL[1] + GLOBE + 20
+
+
+def _draw(pen: ImageDraw, frame: Frame) -> None:
+    """Draw the tokens in rows, and below them the states: up is the mask, right the token, the others towards us."""
+    for index, (word, certainty) in enumerate(zip(frame.tokens, frame.certainty, strict=True)):
+        left, top = 10 + index % COLUMNS * CELL[0], 10 + index // COLUMNS * CELL[1]
+        shade = tuple(round(255 - 0.85 * certainty * (255 - full)) for full in (33, 102, 172))
+        pen.rectangle((left, top, left + CELL[0] - 1, top + CELL[1] - 1), fill=shade)
+        # The font of pillow itself knows Latin-1 alone.
+        letter = word[:1].encode("latin-1", "replace").decode("latin-1")
+        pen.text((left + 2, top + 2), letter, fill="white" if certainty > 0.6 else "black")
+    floor = -(-len(frame.tokens) // COLUMNS) * CELL[1] + GLOBE - 30
+    corner, reach = 30, 0.7 * GLOBE
+    pen.line((corner, floor, corner + reach, floor), fill="gray")
+    pen.line((corner, floor, corner, floor - reach), fill="gray")
+    for on_token, on_mask, rest in frame.points:
+        x, y = corner + reach * (on_token + 0.3 * rest), floor - reach * (on_mask + 0.2 * rest)
+        pen.ellipse((x - 3, y - 3, x + 3, y + 3), fill=(178, 24, 43))

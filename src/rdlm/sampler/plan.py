@@ -1,0 +1,236 @@
+"""Plans: a request made ready for a model, and walked in batches and windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from rdlm.data.tokenizer import Characters
+from rdlm.errors import InputError, unknown
+from rdlm.language_model import LanguageModel
+from rdlm.process.grid import Grid
+from rdlm.process.path import Path
+from rdlm.process.window import Window
+from rdlm.randomness import generator_of
+from rdlm.sampler import curve
+from rdlm.sampler.automaton import Automaton, Restriction, spellings
+from rdlm.sampler.block import Stretch, stretches
+from rdlm.sampler.noise import Noise
+from rdlm.sampler.predictor import Predictor
+from rdlm.sampler.regex import compile_regex
+from rdlm.sampler.request import Request
+from rdlm.sampler.rule import Rules
+from rdlm.sampler.solver import solver_of
+from rdlm.sampler.template import OPEN, Template, framed, infilled, restricted
+from rdlm.sampler.trace import Trace
+from rdlm.sampler.walk import Outcome, Walker
+
+Progress = Callable[[int, int], object]
+"""Called after each step with the steps done and the steps in all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A request made ready for a model: checked, encoded and cut into windows."""
+
+    model: LanguageModel
+    request: Request
+    template: Template
+    windows: tuple[Stretch, ...]
+    automaton: Automaton | None
+    codes: Automaton | None
+    condition: Tensor | None
+    grid: Callable[[int], Grid]
+
+    @staticmethod
+    def of(model: LanguageModel, request: Request) -> Plan:
+        """Return the plan of a request; everything that can be wrong with it is found here."""
+        method, tokenizer = model.method, model.tokenizer
+        template = _template(model, request)
+        windows = tuple(stretches(template.length, model.length, request.block))
+        if request.trace and len(windows) > 1:
+            raise InputError(f"a trace shows one window: at most {model.length} tokens, not {template.length}")
+        automaton = _automaton(model, request, template)
+        per_token = method.symbols_per_token
+        if per_token > 1 and (template.allowed is not None or automaton is not None or request.wish is not None):
+            raise InputError("conditions on tokens need a model whose head is over tokens; this one's is over digits")
+        codes = spellings(tokenizer.size, method.process.codec.base, per_token) if per_token > 1 else None
+        solver_of(request.solver)
+        request.rules()
+        Window(request.window, request.order)
+        return Plan(model, request, template, windows, automaton, codes, _condition(model, request, template.length),
+                    curve.grid_of(model, request.grid))  # fmt: skip
+
+    def run(self, progress: Progress | None = None, trace: Trace | None = None) -> Outcome:
+        """Return the tokens of all samples, walked in batches; a trace follows the first one."""
+        request, seeds = self.request, range(self.request.seed, self.request.seed + self.request.num)
+        batches = [list(seeds[at : at + request.batch]) for at in range(0, len(seeds), request.batch)]
+        report = _Report(progress, request.steps * len(self.windows) * len(batches))
+        parts, invalid = [], 0
+        for index, batch in enumerate(batches):
+            tokens, redrawn = self._batch(batch, report, trace if index == 0 else None)
+            parts.append(tokens)
+            invalid += redrawn
+        return Outcome(torch.cat(parts), invalid)
+
+    @property
+    def network_calls(self) -> int:
+        """Return how often one sample calls the network; the last step decodes, with one call."""
+        extra = solver_of(self.request.solver).calls - 1
+        moves = self.request.steps - (self.request.window == 1)
+        return (self.request.steps + extra * moves) * len(self.windows)
+
+    @property
+    def claims_bound(self) -> bool:
+        """Return whether the likelihood bound of the same chain holds for these samples."""
+        free = len(self.windows) == 1 and not self.model.config.model.self_condition
+        return free and not self.request.reshapes and solver_of(self.request.solver).bound is not None
+
+    def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> tuple[Tensor, int]:
+        """Return the tokens of some samples: those on the same path of a mixture walk together."""
+        noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
+        mixture = self.model.method.process.mixture
+        if len(mixture.paths) == 1:
+            return self._walk(mixture.paths[0], noise, report.part(1, 1), trace)
+        first = noise.uniform((len(seeds),)) < mixture.weights[0]
+        tokens, invalid = torch.zeros(len(seeds), self.template.length, dtype=torch.long), 0
+        for path, mask in zip(mixture.paths, (first, ~first), strict=True):
+            chosen = mask.nonzero().flatten().tolist()
+            if chosen:
+                watched = trace if chosen[0] == 0 else None
+                part = report.part(len(chosen), len(seeds))
+                tokens[chosen], redrawn = self._walk(path, noise.subset(chosen), part, watched)
+                invalid += redrawn
+        return tokens, invalid
+
+    def _walk(
+        self, path: Path, noise: Noise, report: Callable[[], object], trace: Trace | None
+    ) -> tuple[Int[Tensor, "batch length"], int]:
+        """Return the tokens of samples on one path, window after window."""
+        request, method = self.request, self.model.method
+        solver = solver_of(request.solver)
+        window = Window(request.window, request.order)
+        chain = method.chain(path, request.steps, solver.bound or "mixture", window, self.grid)
+        law = method.chain_law(chain) if chain.switch >= 0 else None
+        token, invalid = self.template.known.repeat(noise.batch, 1), 0
+
+        def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
+            report()
+            if trace is not None:
+                trace.look(state[0], log_probability[0])
+
+        for stretch in self.windows:
+            predictor = self._predictor(noise.batch, stretch)
+            walker = Walker(predictor, chain, solver, method.process.clock, self._rules(token, stretch), law,
+                            self._clean, self.codes, callback)  # fmt: skip
+            known = token[:, stretch.begin : stretch.end]
+            symbols = method.symbols(known.clamp_min(0))
+            unknown_too = (known == OPEN).repeat_interleave(method.symbols_per_token, dim=1)
+            walked = walker.run(symbols.masked_fill(unknown_too, OPEN).to(_device(self.model)), noise)
+            token[:, stretch.begin : stretch.end] = method.spell(walked.token.cpu())
+            invalid += walked.invalid
+        return token, invalid
+
+    @property
+    def _clean(self) -> bool:
+        if self.request.clean is not None:
+            return self.request.clean
+        objective = self.model.config.objective
+        return objective.prefix > 0 or objective.asynchronous > 0
+
+    def _predictor(self, batch: int, stretch: Stretch) -> Predictor:
+        condition, positions = self.condition, self.model.method.process.codec.positions
+        if condition is not None and condition.is_floating_point():
+            condition = condition[:, stretch.begin * positions : stretch.end * positions]
+        if condition is not None:
+            condition = condition.expand(batch, *condition.shape[1:])
+        device = _device(self.model)
+        rows = self.request.rows or (1 if device.type == "cpu" else batch)
+        return Predictor(
+            self.model.method, None if condition is None else condition.to(device), self.request.guidance, rows
+        )
+
+    def _rules(self, token: Int[Tensor, "batch length"], stretch: Stretch) -> Rules:
+        """Return the rules in one window; the language is entered after what is written, and left able to end."""
+        rules, allowed = self.request.rules(), self.template.allowed
+        if allowed is not None:
+            rules = replace(rules, allowed=allowed[stretch.begin : stretch.end].to(_device(self.model)))
+        if self.automaton is None:
+            return rules
+        rest = self.template.choices(self.model.tokenizer.size)[stretch.end :]
+        entry = self.automaton.run(token[:, : stretch.begin])
+        return replace(rules, language=Restriction(self.automaton, entry, self.automaton.alive(rest)))
+
+
+class _Report:
+    """Counts steps over batches and windows, and over the parts of a batch that walk apart."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0.0
+
+    def part(self, some: int, of_all: int) -> Callable[[], object]:
+        return partial(self._add, some / of_all)
+
+    def _add(self, amount: float) -> None:
+        self.done += amount
+        if self.progress is not None:
+            self.progress(min(self.total, round(self.done)), self.total)
+
+
+def _template(model: LanguageModel, request: Request) -> Template:
+    tokenizer = model.tokenizer
+    if request.infill is not None:
+        known = infilled(tokenizer, request.infill, request.gap)
+        if request.length not in (None, len(known)):
+            raise InputError(f"the infill has {len(known)} tokens, but length {request.length} was asked for")
+    else:
+        known = framed(tokenizer, request.length or model.length, request.prompt, request.suffix)
+    if model.kind == "image" and len(known) != model.length:
+        raise InputError(f"an image of this model has {model.length} tokens, not {len(known)}")
+    return restricted(tokenizer, known, request.ban, request.forbid, request.require)
+
+
+def _automaton(model: LanguageModel, request: Request, template: Template) -> Automaton | None:
+    if request.regex is None:
+        return None
+    if not isinstance(model.tokenizer, Characters):
+        raise InputError("a regex needs a model of characters")
+    automaton = compile_regex(request.regex, model.tokenizer.alphabet)
+    if not bool(automaton.alive(template.choices(model.tokenizer.size))[automaton.start]):
+        others = request.prompt or request.suffix or request.infill or request.ban or request.forbid or request.require
+        also = " and the other conditions" if others else ""
+        raise InputError(f"nothing of length {template.length} matches the regex {request.regex!r}{also}")
+    return automaton
+
+
+def _condition(model: LanguageModel, request: Request, length: int) -> Tensor | None:
+    """Return the condition as the network takes it, for a batch of one."""
+    if request.label is not None and request.signal is not None:
+        raise InputError("a sample is conditioned on a label or on a signal, not on both")
+    if request.signal is not None:
+        if not model.about.get("signal"):
+            raise InputError("this model was trained without a signal")
+        if len(request.signal) != length:
+            raise InputError(f"the signal has {len(request.signal)} numbers, the sample {length} tokens")
+        return model.method.laid_out(torch.tensor([list(request.signal)], dtype=torch.float32))
+    if request.label is None:
+        if request.guidance != 1:
+            raise InputError(f"guidance {request.guidance:g} needs a label or a signal to guide by")
+        return None
+    classes = [str(name) for name in model.about.get("classes") or ()]
+    if not classes:
+        raise InputError(f"this model was trained without classes: there is no label {request.label!r}")
+    if request.label in classes:
+        return torch.tensor([classes.index(request.label)])
+    if request.label.isdecimal() and int(request.label) < len(classes):
+        return torch.tensor([int(request.label)])
+    raise unknown("label", request.label, classes)
+
+
+def _device(model: LanguageModel) -> torch.device:
+    return next(model.method.network.parameters()).device

@@ -1,0 +1,91 @@
+"""What to sample, and how: the options of `generate` and of `rdlm generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rdlm.errors import InputError
+from rdlm.process.window import Order
+from rdlm.sampler.rule import Rules, Wish
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to sample, and how."""
+
+    num: int = 1
+    """Number of samples."""
+    length: int | None = None
+    """Tokens of a sample; the model's own length, or the infill's, if not given."""
+    steps: int = 64
+    """Steps of the walk; solvers with two network calls per step say so."""
+    solver: str = "mixture"
+    grid: str = "time"
+    """Where the steps are: `time` (uniform), `log` (equal ratios of noise) or `information` (measured)."""
+    seed: int = 0
+    """Seed of the first sample; the next ones count up."""
+    prompt: str = ""
+    suffix: str = ""
+    infill: str | None = None
+    """A text in which every gap character is one open token."""
+    gap: str = "_"
+    ban: str = ""
+    """Tokens that must not occur."""
+    forbid: Mapping[int, str] = field(default_factory=dict)
+    """Tokens that must not stand at a position; negative positions count from the end."""
+    require: Mapping[int, str] = field(default_factory=dict)
+    """Tokens of which one must stand at a position."""
+    regex: str | None = None
+    """A regular expression that the whole sample matches, see `rdlm.sampler.regex`."""
+    label: str | None = None
+    """Class to condition on, by name or number."""
+    signal: Sequence[float] | None = None
+    """Profile to condition on, one number per token."""
+    guidance: float = 1.0
+    """Weight of the condition, Eq. (45): 0 ignores it, 1 is the conditional model, more exaggerates it."""
+    wish: Wish | None = None
+    """Classifier guidance: a differentiable score of probabilities [batch, length, v], one number per sample."""
+    wish_scale: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    greedy: bool = False
+    """Decode the likeliest token in the last step instead of drawing one."""
+    window: float = 1.0
+    """Part of the walk in which one position runs; 1: all run together."""
+    order: Order = "random"
+    block: int | None = None
+    """Tokens that each window adds past the model's length; half of that length if not given."""
+    clean: bool | None = None
+    """Known tokens stand finished from the beginning; not given: where the model was trained with such contexts."""
+    batch: int = 16
+    """Samples that are walked together."""
+    rows: int | None = None
+    """Sequences per network call; 1, the default on a CPU, keeps samples independent of each other to the last bit."""
+    trace: bool = False
+    """Record how the first sample takes shape."""
+
+    def __post_init__(self) -> None:
+        for name in ("num", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.length is not None and self.length < 1:
+            raise InputError(f"length must be at least 1, got {self.length}")
+        if self.rows is not None and self.rows < 1:
+            raise InputError(f"rows must be at least 1, got {self.rows}")
+        if self.infill is not None and (self.prompt or self.suffix):
+            raise InputError("an infill is a whole sequence: write prompt and suffix into it")
+
+    def rules(self) -> Rules:
+        """Return the rules that hold at every position alike."""
+        return Rules(
+            self.temperature, self.top_k, self.top_p, self.greedy, wish=self.wish, wish_scale=self.wish_scale
+        )
+
+    @property
+    def reshapes(self) -> bool:
+        """Return whether anything but the model and its condition decides: then no bound of the model holds."""
+        given = (self.prompt, self.suffix, self.infill, self.ban, self.forbid, self.require, self.regex, self.wish)
+        cut = self.temperature != 1 or self.top_k is not None or self.top_p is not None
+        return any(given) or cut or self.greedy or self.guidance != 1
