@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ from rdlm.data.store import Corpus
 from rdlm.errors import InputError, unknown
 from rdlm.evaluation.sample import divergences
 from rdlm.figure import canvas
-from rdlm.method import build
+from rdlm.method import METHODS, build
 from rdlm.method.base import Method
 from rdlm.model.config import TransformerConfig
 from rdlm.randomness import generator_of
@@ -71,8 +71,8 @@ class Contest:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name not in get_args(MethodName):
-                raise unknown("method", name, get_args(MethodName))
+            if name not in METHODS:
+                raise unknown("method", name, METHODS)
         if not self.methods or len(set(self.methods)) < len(self.methods):
             raise InputError(f"a comparison needs methods, each named once, got {', '.join(self.methods) or 'none'}")
         for key in ("calls", "sequences", "samples"):

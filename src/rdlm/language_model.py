@@ -13,6 +13,7 @@ from rdlm.config import RunConfig
 from rdlm.data import tokenizer as tokenizers
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import InputError
+from rdlm.method import METHODS
 from rdlm.method.rdlm import Rdlm
 from rdlm.training import checkpoint, folder
 
@@ -50,7 +51,9 @@ def load(run: str | Path, *, averaged: bool = True) -> LanguageModel:
     state = checkpoint.verify(path)
     config, about = configfile.from_dict(state["config"]), state["corpus"]
     tokenizer = tokenizers.from_json(checkpoint.read_json(path / "tokenizer.json"))
-    method = Rdlm(config, tokenizer.size, len(about["classes"]), int(about["signal"]))
+    method = METHODS[config.method](config, tokenizer.size, len(about["classes"]), int(about["signal"]))
+    if not isinstance(method, Rdlm):
+        raise InputError(f"{path.parent} holds a run of the method {config.method!r}; this serves 'rdlm' alone")
     part = "ema" if averaged else "network"
     wanted = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
     weights = checkpoint.read_part(path, part, wanted)

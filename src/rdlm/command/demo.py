@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from rdlm.command.evaluate import Evaluate
+from rdlm.command.train import attempt
+from rdlm.errors import InputError
+from rdlm.presets import preset
 
 
 @dataclass(frozen=True)
@@ -17,27 +23,41 @@ class Demo:
     minutes: float = 4.0
     """Minutes of training."""
     calls: int = 64
-    """Network calls per sample and of the chain whose bound is measured."""
+    """Network calls per sample, and of the chain whose bound is measured."""
     out: Path = Path("runs/demo")
     """Folder of the run."""
     json: bool = False
-    """Print one JSON object instead of text."""
+    """Print the evaluation as one JSON object instead of text."""
 
     def run(self) -> int:
         """Train, measure, generate, draw, and return the exit code."""
-        from rdlm.command.train import Train
-        from rdlm.presets import preset
+        if not self.minutes > 0 or self.calls < 1:
+            raise InputError(f"--minutes and --calls must be positive, got {self.minutes:g} and {self.calls}")
+        logging.basicConfig(format="rdlm: %(message)s")
+        _say(f"training for {self.minutes:g} minutes in {self.out}")
+        ended = attempt(preset("demo"), self.out, self.minutes)
+        if isinstance(ended, int):
+            return ended
+        _say(f"trained {ended.steps} steps; measuring the bound of the {self.calls}-call sampler")
+        code = Evaluate(str(self.out), calls=self.calls, evaluations=512, samples=4, json=self.json).run()
+        self._look()
+        return code
 
-        code = Train("demo", preset("demo"), out=self.out, minutes=self.minutes, quiet=True).run()
-        if code:
-            return code
-        from rdlm.demonstration import demonstrate
-        from rdlm.report import print_json
+    def _look(self) -> None:
+        import torch
 
-        shown = demonstrate(self.out, self.calls)
-        if self.json:
-            print_json(shown.to_json())
-        else:
-            print(shown.text())
-        print(f"rdlm: the report is {self.out / 'report.html'}, the picture {self.out / 'denoising.png'}", file=sys.stderr)
-        return 0
+        import rdlm
+        from rdlm.denoising import draw, watch
+
+        model = rdlm.load(self.out)
+        with torch.no_grad():
+            course = watch(model, self.calls)
+        picture = self.out / "denoising.png"
+        draw(model, course, picture)
+        if not self.json:
+            print(f"\na sample, uncurated:\n{model.tokenizer.decode(course.tokens.tolist())}")
+        _say(f"look at {picture}, {self.out / 'report.html'} and {self.out / 'evaluation-validation' / 'report.html'}")
+
+
+def _say(message: str) -> None:
+    print(f"rdlm: {message}", file=sys.stderr)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,6 +17,9 @@ from rdlm.config import RunConfig
 from rdlm.errors import InputError
 from rdlm.presets import PRESETS, preset
 from rdlm.report import print_json, table
+
+if TYPE_CHECKING:
+    from rdlm.training.loop import Result
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,32 @@ class Train:
         logging.basicConfig(format="rdlm: %(message)s")
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
-        from rdlm.method import build
-        from rdlm.training.interruption import InterruptedRunError
-        from rdlm.training.loop import DivergedError, train
-        from rdlm.training.parallel import LeaderFailedError
-
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
-        try:
-            result = train(self.config, out, build, minutes=self.minutes, accept_changes=self.accept_changes)
-        except InterruptedRunError as stopped:
-            _say(str(stopped))
-            return stopped.code
-        except DivergedError as error:
-            _say(f"error: {error}")
-            return 1
-        except LeaderFailedError:
-            return 1
-        if result.leads and not self.quiet:
+        result = attempt(self.config, out, self.minutes, self.accept_changes)
+        if isinstance(result, int):
+            return result
+        if result.leads:
             _show(result.to_json(), self.json)
         return 0
+
+
+def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes: bool = False) -> Result | int:
+    """Return how a run ended, or the exit code where it did not: stopped, diverged, or another process failed."""
+    from rdlm.method import build
+    from rdlm.training.interruption import InterruptedRunError
+    from rdlm.training.loop import DivergedError, train
+    from rdlm.training.parallel import LeaderFailedError
+
+    try:
+        return train(config, out, build, minutes=minutes, accept_changes=accept_changes)
+    except InterruptedRunError as stopped:
+        print(f"rdlm: {stopped}", file=sys.stderr)
+        return stopped.code
+    except DivergedError as error:
+        print(f"rdlm: error: {error}", file=sys.stderr)
+        return 1
+    except LeaderFailedError:
+        return 1
 
 
 def defaults(options: Sequence[str]) -> Train:
