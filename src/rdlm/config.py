@@ -208,9 +208,8 @@ class TrainingConfig:
         if not 0 <= self.ema < 1:
             raise InputError(f"training.ema must lie in [0, 1), got {self.ema:g}")
         if self.warmup < 0 or not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(
-                f"training.warmup must be at least 0 and training.betas lie in [0, 1), got {self.warmup} and {self.betas}"
-            )
+            given = f"{self.warmup} and {self.betas}"
+            raise InputError(f"training.warmup must be at least 0 and training.betas lie in [0, 1), got {given}")
         if not (self.rate > 0 and self.clip > 0):
             raise InputError(f"training.rate and training.clip must be positive, got {self.rate:g} and {self.clip:g}")
 

@@ -44,10 +44,20 @@ def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
     assert json.loads((tmp_path / "compare.json").read_text())["rows"] == rows
     draw_comparison(rows, tmp_path / "compare.png")
     assert (tmp_path / "compare.png").stat().st_size > 5000
-    # All of it once more: nothing is trained or measured again.
-    before = (tmp_path / "masked" / "latest.json").stat().st_mtime_ns
-    assert compare(contest, tmp_path, steps=3, load=toy.corpus) == rows
-    assert (tmp_path / "masked" / "latest.json").stat().st_mtime_ns >= before
+
+
+def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypatch):
+    contest = Contest(toy.config, ("masked", "autoregressive"), calls=2, sequences=8, samples=2)
+    rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
+
+    def again(*_):
+        raise AssertionError("done again")
+
+    monkeypatch.setattr(race, "accumulate", again)
+    monkeypatch.setattr("rdlm.comparison.repeated_bound", again)
+    assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows
+    with pytest.raises(AssertionError, match="done again"):
+        compare(replace(contest, calls=3), tmp_path, steps=2, load=toy.corpus)
 
 
 def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monkeypatch):

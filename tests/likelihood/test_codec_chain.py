@@ -198,6 +198,30 @@ def test_samples_have_the_source_as_their_law(base: int, path: str) -> None:
     assert stats.chisquare(found, expected).pvalue > 1e-3
 
 
+def test_after_the_switch_digits_stand_on_the_second_bridge() -> None:
+    """The law of samples cannot tell, since the evidence is the same on both: the mask's coordinate can."""
+    chain = situation(3, "mixture", 8, switching_path(3, S, float(Geometric().remaining(0.6))))
+    states: list[Tensor] = []
+
+    def watched(state: Tensor, noise: Tensor) -> Tensor:
+        states.append(state)
+        return posterior_of(chain)(state, noise)
+
+    count = 2000
+    token = walk(watched, chain, count, 1, torch.Generator().manual_seed(10))
+    switch = chain.switch
+    assert 0 < switch < 7 and len(states) == 8
+    digit = chain.split(token)
+    law = chain.law(count, torch.Generator().manual_seed(11))
+    for step, bridge in ((switch, law.first), (switch + 1, law.second)):
+        wanted = bridge.draw_at_level(digit, torch.tensor(step), torch.Generator().manual_seed(12))[..., -1]
+        found = states[step][..., -1]
+        error = ((wanted.var() + found.var()) / found.numel()).sqrt().item()
+        assert found.mean().item() == pytest.approx(wanted.mean().item(), abs=4 * error)
+    before, after = states[switch][..., -1].mean(), states[switch + 1][..., -1].mean()
+    assert after - before > 0.1
+
+
 def test_the_drift_kernel_walks_on_marginals_and_ends_in_tokens() -> None:
     chain = situation(3, "drift", 48)
     count = 8000

@@ -129,7 +129,7 @@ def test_origins():
 
 
 def test_a_cut_beyond_a_quarter_is_refused():
-    with pytest.raises(InputError, match="flow.cut"):
+    with pytest.raises(InputError, match=r"flow\.cut"):
         FlowConfig(cut=0.25)
     with pytest.raises(InputError, match="at least one network call"):
         flow_of(3).generate(1, 1, 0)

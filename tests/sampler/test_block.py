@@ -9,7 +9,7 @@ from rdlm.sampler.block import stretches
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.data())
-def test_windows_cover_every_position_once_and_see_what_is_written(length: int, context: int, data: st.DataObject) -> None:
+def test_windows_cover_every_position_once(length: int, context: int, data: st.DataObject) -> None:
     block = data.draw(st.none() | st.integers(1, context))
     written = 0
     for begin, fresh, end in stretches(length, context, block):

@@ -40,7 +40,8 @@ def test_files_are_checked(tmp_path: Path) -> None:
     assert read(path, 0.5)[1].tolist() == [0, 1, 3]
     with pytest.raises(DamagedFileError, match=r"total noise of 0.5, not 0.04"):
         read(path, 0.04)
-    for content in ("{", '{"noise": [1, 0]}', '{"noise": [0, 1], "nats": [0, 1]}', '{"noise": [1, 0], "nats": [0, NaN]}'):
+    wrong = "{", '{"noise": [1, 0]}', '{"noise": [0, 1], "nats": [0, 1]}', '{"noise": [1, 0], "nats": [0, NaN]}'
+    for content in wrong:
         path.write_text(content)
         with pytest.raises(DamagedFileError, match="damaged"):
             read(path, 1.0)

@@ -151,9 +151,8 @@ class Plan:
             condition = condition.expand(batch, *condition.shape[1:])
         device = _device(self.model)
         rows = self.request.rows or (1 if device.type == "cpu" else batch)
-        return Predictor(
-            self.model.method, None if condition is None else condition.to(device), self.request.guidance, rows
-        )
+        return Predictor(self.model.method, None if condition is None else condition.to(device),
+                         self.request.guidance, self.request.temperature, rows)  # fmt: skip
 
     def _rules(self, token: Int[Tensor, "batch length"], stretch: Stretch) -> Rules:
         """Return the rules in one window; the language is entered after what is written, and left able to end."""

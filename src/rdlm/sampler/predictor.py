@@ -17,22 +17,42 @@ class Predictor:
     """
 
     def __init__(
-        self, method: Rdlm, condition: Tensor | None = None, guidance: float = 1.0, rows: int = 1
+        self,
+        method: Rdlm,
+        condition: Tensor | None = None,
+        guidance: float = 1.0,
+        temperature: float = 1.0,
+        rows: int = 1,
     ) -> None:
-        self.method, self.condition, self.guidance, self.rows = method, condition, guidance, rows
+        self.method, self.condition, self.guidance, self.temperature = method, condition, guidance, temperature
+        self.rows = rows
         self._previous: Tensor | None = None
 
     def __call__(
         self, state: Float[Tensor, "batch positions *spheres d"], noise: Float[Tensor, "batch positions"]
     ) -> Float[Tensor, "batch positions v"]:
-        """Return log-probabilities, guided where there is a condition, Eq. (45)."""
+        """Return log-probabilities, guided where there is a condition, Eq. (45), and tempered."""
         with torch.no_grad():
             starts = range(0, len(state), self.rows)
             parts = [self._rows(slice(at, at + self.rows), state, noise) for at in starts]
             law = parts[0] if len(parts) == 1 else torch.cat(parts)
             if self.method.config.model.self_condition:
                 self._previous = self.method.denoiser.previous(law)
-        return law
+            return law if self.temperature == 1 else self._tempered(law, state, noise)
+
+    def _tempered(self, law: Tensor, state: Tensor, noise: Tensor) -> Tensor:
+        """Return the law with what the context says divided by the temperature, and the evidence as it is, Eq. (27).
+
+        Then the samples of independent tokens have the law `p^(1/T)`. Sharpening the evidence, too, would make the
+        first noise decide. Without evidence the two cannot be told apart, and all is divided.
+        """
+        denoiser = self.method.denoiser
+        if not denoiser.config.evidence:
+            return torch.log_softmax(law / self.temperature, -1)
+        level = noise[..., None] if denoiser.whole else noise
+        evidence = denoiser.bridge.log_likelihood(state, level)
+        evidence = denoiser.codec.evidence(evidence) if denoiser.whole else evidence
+        return torch.log_softmax(evidence + (law - evidence) / self.temperature, -1)
 
     def _rows(self, rows: slice, state: Tensor, noise: Tensor) -> Tensor:
         previous = None if self._previous is None else self._previous[rows]

@@ -48,6 +48,7 @@ class Request:
     """Classifier guidance: a differentiable score of probabilities [batch, length, v], one number per sample."""
     wish_scale: float = 1.0
     temperature: float = 1.0
+    """Sharpens (below 1) or flattens what the context says of a token, not what its own state says."""
     top_k: int | None = None
     top_p: float | None = None
     greedy: bool = False
@@ -74,14 +75,14 @@ class Request:
             raise InputError(f"length must be at least 1, got {self.length}")
         if self.rows is not None and self.rows < 1:
             raise InputError(f"rows must be at least 1, got {self.rows}")
+        if not self.temperature > 0:
+            raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy decodes the likeliest")
         if self.infill is not None and (self.prompt or self.suffix):
             raise InputError("an infill is a whole sequence: write prompt and suffix into it")
 
     def rules(self) -> Rules:
         """Return the rules that hold at every position alike."""
-        return Rules(
-            self.temperature, self.top_k, self.top_p, self.greedy, wish=self.wish, wish_scale=self.wish_scale
-        )
+        return Rules(self.top_k, self.top_p, self.greedy, wish=self.wish, wish_scale=self.wish_scale)
 
     @property
     def reshapes(self) -> bool:

@@ -1,7 +1,8 @@
 """Rules: what a sample must obey, and what becomes of the model's probabilities before a token is drawn.
 
-The order is fixed, so that every combination means one thing: tilt (classifier guidance), temperature, tokens that
-are allowed, tokens that are settled, the regular language, and last top-k and top-p among what is left.
+The order is fixed, so that every combination means one thing: after the predictor's guidance and temperature come the
+tilt of a wish (classifier guidance), the tokens that are allowed, those that are settled, the regular language, and
+last top-k and top-p among what is left.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ Wish = Callable[[Tensor], Tensor]
 class Rules:
     """All that restricts or reshapes the draws of one walk."""
 
-    temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     greedy: bool = False
@@ -36,8 +36,6 @@ class Rules:
     wish_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy decodes the likeliest")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top-k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -50,8 +48,6 @@ class Rules:
         law = log_probability
         if self.wish is not None:
             law = law + self.wish_scale * tilt(self.wish, law)
-        if self.temperature != 1:
-            law = law / self.temperature
         if self.allowed is not None:
             law = law.masked_fill(~self.allowed, -torch.inf)
         if law is not log_probability:

@@ -88,7 +88,6 @@ class Walker:
             if self.codes is not None:
                 drawn, count = self._spelled(self.codes, drawn, marginals, moving & (local == steps - 1), random)
                 invalid += count
-            local = local.clamp_max(steps - 1)
             state, drawn = self._step(state, local, moving, law, marginals, drawn, random, predict)
             token = torch.where(moving & (known < 0), drawn, token)
         return Outcome(token, invalid)
@@ -115,16 +114,14 @@ class Walker:
     ) -> tuple[Tensor, Int[Tensor, "batch positions"]]:
         """Return the states after a step of the positions that move, and the token that each has in mind."""
         chain, rules = self.chain, self.rules
-
-        def constrained(at: Tensor, level: Tensor) -> Tensor:
-            return rules.marginals(predict(at, level))
-
+        again = self._again(state, local, moving, drawn, predict)
+        local = local.clamp_max(chain.grid.steps - 1)
         last = local == chain.grid.steps - 1
         # Where all positions run together and decode, no move is wanted. In lanes it could still be some row's.
         if chain.calls == chain.grid.steps and bool(last.all()) and not self.solver.by_state:
             after = state
         else:
-            after = self.solver.step(Step(chain, self.clock, state, local, marginals, drawn, random, constrained))
+            after = self.solver.step(Step(chain, self.clock, state, local, marginals, drawn, random, again))
         if rules.greedy or self.solver.greedy:
             decided = rules.decide(law, marginals)
             if self.solver.by_state and rules.language is None and chain.codec is None:
@@ -139,6 +136,26 @@ class Walker:
         if not bool(moving.all()):
             after = torch.where(chain.spread(moving, digit)[..., None], after, state)
         return after, drawn
+
+    def _again(
+        self, state: Tensor, local: Tensor, moving: Tensor, drawn: Tensor, predict: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the model for a solver's second look, at states that it has moved and at their levels.
+
+        Those that rest are seen where they are, and those that decode now at the vertex that they are drawn to.
+        """
+        steps = self.chain.grid.steps
+        if self.chain.calls == steps and bool(moving.all()):
+            return lambda at, level: self.rules.marginals(predict(at, level))
+        digit = self.chain.split(drawn)
+        vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
+
+        def again(at: Tensor, level: Tensor) -> Tensor:
+            seen = torch.where(self.chain.spread(level == steps, digit)[..., None], vertex, at)
+            seen = torch.where(self.chain.spread(moving, digit)[..., None], seen, state)
+            return self.rules.marginals(predict(seen, torch.where(moving, level, local)))
+
+        return again
 
     def _spelled(
         self, codes: Automaton, drawn: Tensor, marginals: Tensor, decoding: Tensor, random: Noise

@@ -1,0 +1,57 @@
+"""A trial: train one configuration, measure its bound. Analyses are a few of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rdlm import language_model
+from rdlm.config import RunConfig
+from rdlm.evaluation.bound import Setting, measure
+from rdlm.evaluation.evaluate import held_out, size_of
+from rdlm.evaluation.metric import likelihood
+from rdlm.figure import canvas
+from rdlm.method.rdlm import Rdlm
+from rdlm.randomness import generator_of
+from rdlm.training.loop import train
+from rdlm.training.run import load_corpus
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a trial's measurement may cost."""
+
+    calls: int = 64
+    sequences: int = 256
+    evaluations: int = 512
+
+
+def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[str, object]:
+    """Return a configuration's row: its validation bound after training in `folder`, where it resumes if it can."""
+    result = train(config, folder, Rdlm.build)
+    model, corpus = language_model.load(folder), load_corpus(config)
+    batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
+    generator = generator_of("trial", config.training.seed)
+    with torch.no_grad():
+        profile = measure(model.method, batch, Setting(budget.calls), budget.evaluations, generator)
+    bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
+    return {
+        "name": name, "bits_per_character": bits.value, "stderr": bits.stderr, "low": bits.low, "high": bits.high,
+        "calls": budget.calls, "parameters": result.parameters, "training_steps": result.steps,
+        "seconds": round(result.seconds, 1),
+    }  # fmt: skip
+
+
+def plot_trials(rows: Sequence[Mapping[str, object]], title: str, path: Path) -> None:
+    """Draw the bounds of trials with their intervals."""
+    with canvas(path) as (axis,):
+        for place, row in enumerate(rows):
+            value, high = float(str(row["bits_per_character"])), float(str(row["high"]))
+            axis.errorbar([place], [value], [high - value], marker="o", capsize=4)
+        axis.set_xticks(range(len(rows)), [str(row["name"]) for row in rows])
+        axis.set_xlim(-0.5, len(rows) - 0.5)
+        axis.set_ylabel("bits per character (95% interval)")
+        axis.set_title(title)
