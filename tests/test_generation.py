@@ -161,7 +161,8 @@ def independent(prior: Tensor, **process: Any) -> LanguageModel:
 @pytest.mark.parametrize("base", [None, 3])
 def test_temperature_makes_powers_of_the_law(temperature: float, base: int | None) -> None:
     prior = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
-    token = generate(independent(prior, base=base), num=200, steps=8, batch=200, rows=200, temperature=temperature).tokens
+    model = independent(prior, base=base)
+    token = generate(model, num=200, steps=8, batch=200, rows=200, temperature=temperature).tokens
     expected = torch.softmax(prior.double().log() / temperature, 0) * token.numel()
     assert stats.chisquare(torch.bincount(token.flatten(), minlength=6), expected).pvalue > 1e-3
 

@@ -126,20 +126,17 @@ def _known_pace(
     A budget is turned into steps once: a comparison that continues keeps them.
     """
     path = folder / "pace.json"
-    if path.exists():
-        found = read_json(path)
-        if set(found["seconds"]) >= {*contest.methods} and (minutes is None or "steps" in found):
-            return found
+    before = read_json(path) if path.exists() else {}
+    if set(before.get("seconds", {})) >= {*contest.methods} and (minutes is None or "steps" in before):
+        return before
     reference = isinstance(contest.config.model, TransformerConfig)
     if minutes is None and (REFERENCE in contest.methods or not reference):
-        return {}
+        return before
     names = dict.fromkeys((*contest.methods, REFERENCE) if reference else contest.methods)
-    seconds = pace(
-        [contest.configuration(name, contest.config.training.steps) for name in names], members, corpus, make
-    )
-    found = {"seconds": seconds}
-    if minutes is not None:
-        found["steps"] = max(1, int(60 * minutes / sum(seconds[name] for name in contest.methods)))
+    configs = [contest.configuration(name, contest.config.training.steps) for name in names]
+    found: dict[str, Any] = {**before, "seconds": pace(configs, members, corpus, make)}
+    if minutes is not None and "steps" not in found:
+        found["steps"] = max(1, int(60 * minutes / sum(found["seconds"][name] for name in contest.methods)))
     write_atomic(path, json.dumps(found, indent=2) + "\n")
     return found
 
@@ -243,9 +240,9 @@ def draw_comparison(rows: Sequence[dict[str, Any]], path: Path) -> None:
             metric = row["quality"]["bigram_divergence"]
             right.errorbar(metric["value"], place, xerr=1.96 * metric["stderr"], fmt="o")
         floor = rows[0]["quality"]["bigram_divergence_of_data"]["value"]
-        right.axvline(floor, color="black", linestyle="--", linewidth=0.8, label="data")
-        right.legend()
+        right.axvline(floor, color="black", linestyle="--", linewidth=0.8)
         left.set(xlabel=f"{rows[0]['unit']}, {rows[0]['calls']} calls (hollow: not a bound)", yticks=range(len(names)))
-        right.set(xlabel="bigram divergence of samples (bits)", yticks=range(len(names)))
-        left.set_yticklabels(names)
-        right.set_yticklabels(names)
+        right.set(xlabel="bigram divergence of samples, bits (dashed: data)", yticks=range(len(names)))
+        for axis in (left, right):
+            axis.set_yticklabels(names)
+            axis.invert_yaxis()

@@ -45,7 +45,7 @@ def watch(model: LanguageModel, calls: int, seed: int = 0) -> Denoising:
 
 
 def draw(model: LanguageModel, course: Denoising, path: Path) -> None:
-    """Draw the first letters at moments spread over the calls, each the darker the more certain, the last row decoded."""
+    """Draw the first letters at moments spread over the calls, darker where more certain, and the sample below."""
     calls, length = course.likeliest.shape
     moments = torch.linspace(0, calls - 1, min(SHOWN_ROWS, calls)).round().long().tolist()
     columns = min(SHOWN_LETTERS, length)

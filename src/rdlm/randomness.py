@@ -19,6 +19,14 @@ def generator_of(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def on_device(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """Return a generator for draws on `device`: the given one where it fits, else a new one seeded by it."""
+    if generator is None or generator.device.type == device.type:
+        return generator
+    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    return torch.Generator(device).manual_seed(seed)
+
+
 @dataclass(frozen=True)
 class Draw:
     """The randomness of one shard of one step."""

@@ -135,7 +135,7 @@ def test_a_mixture_is_the_average_of_its_parts() -> None:
     assert found.value == pytest.approx(wanted, abs=5 * found.stderr)
 
 
-def test_the_papers_estimator_is_no_bound() -> None:
+def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a uniform source of three states the spliced integral lies below the entropy, and says that it may."""
     switch = float(CLOCK.remaining(0.35))
     path = switching_path(3, S, switch, "logarithm")
@@ -149,6 +149,7 @@ def test_the_papers_estimator_is_no_bound() -> None:
     found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact", batch=8192)
     assert not found.claims_bound
     assert found.value + 4 * found.stderr < math.log(9)
+    monkeypatch.setattr("rdlm.likelihood.paper.DRAWS", 256)
     single = replace(target, chains=(Chain(masked_path(3, S, "logarithm"), uniform_in_time(CLOCK, 128), "drift"),))
     assert not paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(14)).claims_bound
     assert paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(15), "exact", 0.0).claims_bound

@@ -74,7 +74,7 @@ class Certify:
             for case in listed:
                 progress.set_postfix_str(f"{case.source.name} {case.label}")
                 # The spliced estimator lacks the terms that make whole paths vary so little.
-                verdicts.append(measure(case, self.paths * (6 if case.spliced else 1), generator))
+                verdicts.append(measure(case, self.paths * (10 if case.spliced else 1), generator))
                 progress.update()
         return verdicts
 

@@ -3,71 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rdlm.codec import Codec
-from rdlm.config import ProcessConfig, RunConfig
+from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.denoiser import Denoiser
 from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.likelihood.terms import position_terms
+from rdlm.method.process import Process
 from rdlm.model.condition import drop
 from rdlm.model.network import build as build_network
 from rdlm.objective import Moment, Proposal, cross_entropy, draw_moment, mean_unfinished
-from rdlm.process import start
 from rdlm.process.bridge import Bridge
 from rdlm.process.cache import cached_law
 from rdlm.process.chain import Chain, ChainLaw, Kernel
-from rdlm.process.clock import Schedule, schedule
-from rdlm.process.grid import Grid, uniform_in_time
+from rdlm.process.grid import Grid
 from rdlm.process.law import Law
-from rdlm.process.path import Mixture, Path
+from rdlm.process.path import Path
 from rdlm.process.window import Lanes, Window
-from rdlm.randomness import Draw, generator_of
+from rdlm.randomness import Draw, generator_of, on_device
 from rdlm.sampler.walk import walk
 
 CHAIN_PAIRS = 8192
 """Draws per level in the tables of the chains that bounds are measured on."""
-
-
-@dataclass(frozen=True, eq=False)
-class Process:
-    """The diffusion that a configuration describes, for one vocabulary."""
-
-    config: ProcessConfig
-    codec: Codec
-    clock: Schedule
-    mixture: Mixture
-
-    @staticmethod
-    def of(config: ProcessConfig, vocabulary: int) -> Process:
-        """Return the process over `vocabulary` tokens, split into digits where the configuration says so."""
-        codec = Codec(vocabulary, config.base or vocabulary, config.layout)
-        clock = schedule(config.schedule, config.total)
-        masked = Bridge(start.masked(codec.base), config.total, config.bridge)
-        uniform = Bridge(start.uniform(codec.base), config.total, config.bridge)
-        mixture = {
-            "masked": Mixture((Path(masked),)),
-            "uniform": Mixture((Path(uniform),)),
-            "constant": Mixture((Path(masked), Path(uniform)), (config.weight, 1 - config.weight)),
-            "switch": Mixture((Path(uniform, masked, float(clock.remaining(config.switch))),)),
-        }[config.path]
-        return Process(config, codec, clock, mixture)
-
-    @property
-    def bridge(self) -> Bridge:
-        """Return a bridge of the process; pull and evidence are the same for all of them."""
-        return self.mixture.paths[0].bridge
-
-    def grid(self, steps: int) -> Grid:
-        """Return the grid of a chain of so many steps."""
-        return uniform_in_time(self.clock, steps)
 
 
 class Rdlm:
@@ -94,9 +57,10 @@ class Rdlm:
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, Eq. (36) or (37), averaged over its tokens."""
-        generator = draw.generator()
+        generator = draw.generator()  # on the CPU, for what is decided there; states are drawn where the tokens are
         objective = self.config.objective
         token = self.symbols(batch.ids)
+        states = on_device(generator, token.device)
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
@@ -105,11 +69,11 @@ class Rdlm:
         if condition is not None:
             condition = drop(condition, objective.condition_dropout, generator)
         if objective.loss == "drift_error":
-            values = self._drift_error(token, moment, condition, generator)
+            values = self._drift_error(token, moment, condition, states)
         else:
-            state, noise = self._noisy(token, moment, generator)
+            state, noise = self._noisy(token, moment, states)
             log_probability = self._predict(state, noise, condition, generator)
-            values = cross_entropy(log_probability, token, self._per_symbol(moment.time))
+            values = cross_entropy(log_probability, token, self._per_symbol(moment.time).to(token.device))
         alone = moment.synchronous
         self.proposal.observe(draw.step, moment.common[alone], values[alone.to(values.device)])
         return (values * moment.weight.to(values)).mean()
@@ -129,14 +93,14 @@ class Rdlm:
         states = [self._draw_path(path, digit, noise, generator) for path in paths]
         if len(states) == 1:
             return states[0]
-        masked = torch.rand(len(digit), generator=generator).to(digit.device) < weights[0]
+        masked = torch.rand(len(digit), generator=generator, device=digit.device) < weights[0]
         return torch.where(masked.view(-1, *[1] * (states[0].ndim - 1)), states[0], states[1])
 
     def _draw_path(self, path: Path, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
-        state = self._law(path.bridge).draw(digit, noise, generator)
+        state = self._law(path.bridge, digit.device).draw(digit, noise, generator)
         if path.second is None:
             return state
-        late = self._law(path.second).draw(digit, noise, generator)
+        late = self._law(path.second, digit.device).draw(digit, noise, generator)
         return torch.where((noise > path.switch_noise)[..., None], state, late)
 
     def _predict(
@@ -182,7 +146,8 @@ class Rdlm:
         comb = comb[torch.randperm(len(token), generator=generator)]
         step = (comb * chain.calls).long().clamp_max(chain.calls - 1).to(token.device)
         posterior = self.posterior(self._condition(batch))
-        terms = step_terms(posterior, chain, self.chain_law(chain), token, step, generator)
+        law = self.chain_law(chain).to(token.device)
+        terms = step_terms(posterior, chain, law, token, step, on_device(generator, token.device))
         return chain.calls * terms.double().sum(-1)
 
     def problem(self, batch: Batch, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Problem:
@@ -275,10 +240,10 @@ class Rdlm:
         signal = condition if condition.ndim == 3 else condition[..., None]
         return signal.repeat_interleave(self.process.codec.positions, dim=1)
 
-    def _law(self, bridge: Bridge) -> Law:
+    def _law(self, bridge: Bridge, device: torch.device) -> Law:
         if bridge not in self._laws:
             config = self.config.process
-            self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs)
+            self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)
         return self._laws[bridge]
 
     # -- checkpoints -------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Bridge:
         if self.total * (self.dimension - 2) > EXPANSION_RANGE:
             raise InputError(
                 f"the Brownian bridge and the evidence need S (d - 2) <= {EXPANSION_RANGE}, got S = {self.total:g} "
-                f"with d = {self.dimension}: lower the total noise to {EXPANSION_RANGE / (self.dimension - 2):.3g}, "
+                f"with d = {self.dimension}: lower the total noise to {0.99 * EXPANSION_RANGE / (self.dimension - 2):.2g}, "
                 "split tokens into digits, or take the logarithm bridge without evidence"
             )
 

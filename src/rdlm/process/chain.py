@@ -126,6 +126,11 @@ class ChainLaw:
         late = self.second.draw_at_level(token, level, generator)
         return torch.where((level <= self.switch)[..., None], state, late)
 
+    def to(self, device: torch.device | str) -> ChainLaw:
+        """Return the laws with their tables on `device`."""
+        first = self.first.to(device)
+        return ChainLaw(first, first if self.second is self.first else self.second.to(device), self.switch)
+
 
 def token_step_parts(
     bridge: Bridge,

@@ -215,7 +215,7 @@ SOLVERS: dict[str, Solver] = {
     "drift": Solver(drift, 1, "drift", consistent=True),
     "heun": Solver(heun, 2, None, consistent=True),
     "corrector": Solver(corrector, 2, None, consistent=True),
-    "deterministic": Solver(deterministic, 1, None, consistent=False, greedy=True),
+    "deterministic": Solver(deterministic, 1, None, consistent=True, greedy=True),
     "euler": Solver(euler, 1, None, consistent=False, greedy=True, by_state=True),
 }
 

@@ -29,6 +29,9 @@ class Law(Protocol):
     ) -> Float[Tensor, "... d"]:
         """Return one state per token; `noise` broadcasts to the tokens' shape."""
 
+    def to(self, device: torch.device | str) -> Law:
+        """Return the law with its tables on `device`."""
+
 
 def _normal(bridge: Bridge, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
     return normal.precompute(bridge, normal.refined(grid), draws, generator=generator)

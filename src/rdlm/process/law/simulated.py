@@ -28,6 +28,10 @@ class SimulatedLaw:
         if abs(self.grid.total - self.bridge.total) > 1e-6 * self.bridge.total:
             raise InputError(f"the grid's total noise {self.grid.total:g} is not the bridge's, {self.bridge.total:g}")
 
+    def to(self, device: torch.device | str) -> SimulatedLaw:
+        """Return the law with its grid on `device`."""
+        return SimulatedLaw(self.bridge, self.grid.to(device))
+
     def draw(
         self, token: Int[Tensor, "..."], noise: Float[Tensor, "..."] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
