@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 import torch
 
+import rdlm
 from rdlm import cli, configfile
 from rdlm.config import ProcessConfig, RunConfig
 from rdlm.data.png import decode
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, Tokenizer, bases
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
-from rdlm.sampler import output
+from rdlm.sampler import animation, output
+from rdlm.sampler.trace import Frame, Trace
 from rdlm.training import checkpoint, folder
 
 
 def save(run: Path, tokenizer: Tokenizer, **corpus: Any) -> Path:
     """Write the folder of a run whose network nobody trained."""
     config = RunConfig(process=ProcessConfig(), model=TransformerConfig(width=16, layers=1, heads=2, time_width=8))
-    about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, "licence": "none", **corpus}
+    about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, **corpus}
     torch.manual_seed(0)
     method = Rdlm(config, tokenizer.size, len(about["classes"]))
     for parameter in method.network.parameters():
@@ -132,11 +134,10 @@ def test_traces_are_moving_pictures(text: str, tmp_path: Path, capsys: pytest.Ca
         assert moving.n_frames == 6
 
 
-def test_a_hostile_token_stays_text(tmp_path: Path) -> None:
-    run = save(tmp_path / "hostile", Characters("<script>/"[:7] + "/"), kind="text", length=12)
-    page = tmp_path / "trace.html"
-    assert cli.main(["generate", str(run), "--steps", "2", "--trace", str(page), "--prompt", "</script>"]) == 0
-    assert page.read_text().count("</script>") == 2
+def test_a_hostile_token_stays_text(text: str) -> None:
+    trace = Trace(rdlm.load(text), [Frame(("</script><b>",), (0.5,), ((1.0, 0.0, 0.0),))])
+    page = animation.html(trace)
+    assert page.count("</script>") == 2 and "<b>" not in page
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,9 @@ def test_mistakes_exit_with_2(
     assert message in captured.err and captured.out == ""
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["generate"]) == 2
     assert "rdlm train demo" in capsys.readouterr().err

@@ -1,0 +1,157 @@
+"""`rdlm evaluate` and `rdlm score` on a run of a few steps, from the command line to the files."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdlm import cli
+from rdlm.command.evaluate import parse_calls
+from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig
+from rdlm.errors import InputError
+from rdlm.method.rdlm import Rdlm
+from rdlm.model.config import TransformerConfig
+from rdlm.training.loop import train
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away "
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps on a short text."""
+    folder = tmp_path_factory.mktemp("measure")
+    (folder / "book.txt").write_text(TEXT * 60)
+    config = RunConfig(
+        data=DataConfig("textfile", length=12, file=folder / "book.txt"),
+        process=ProcessConfig(levels=8, pairs=64),
+        model=TransformerConfig(width=16, layers=1, heads=2),
+        training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+    )
+    train(config, folder / "run", Rdlm.build)
+    return folder / "run"
+
+
+def answer(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert cli.main([*options, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_evaluation_from_flags_to_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(
+        capsys, "evaluate", str(run), "--calls", "6", "--curve-calls", "2,inf", "--evaluations", "120",
+        "--sequences", "14", "--samples", "4", "--paper", "--out", str(tmp_path),
+    )  # fmt: skip
+    metrics = found["metrics"]
+    assert (found["split"], found["steps"], found["claims_bound"], found["sequences"]) == ("validation", 6, True, 14)
+    for name in ("bits_per_character", "perplexity_per_token", "perplexity_per_word", "entropy_pooled_bits"):
+        assert set(metrics[name]) == {"value", "stderr", "low", "high", "unit", "convention"}
+        assert metrics[name]["low"] < metrics[name]["value"] < metrics[name]["high"]
+    bits = metrics["bits_per_character"]["value"]
+    assert metrics["perplexity_per_token"]["value"] == pytest.approx(2**bits)
+    assert metrics["paper_estimator"]["convention"].startswith("not a bound")
+    assert metrics["invalid_codes"]["value"] == 0
+    assert [row["calls"] for row in found["rows"]] == [2, 6, "inf"]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["metrics"] == metrics
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64") == 3 and "http" not in page
+    curve = json.loads((run / "checkpoint-00000003" / "curve.json").read_text())
+    assert curve["noise"][-1] == 0 and sorted(curve["noise"], reverse=True) == curve["noise"]
+    assert curve["nats"][0] == 0 and curve["nats"][-1] == pytest.approx(metrics["nats_per_sequence"]["value"])
+
+
+def test_test_split_leaves_no_curve(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curve = run / "checkpoint-00000003" / "curve.json"
+    curve.unlink(missing_ok=True)
+    options = ("--calls", "4", "--evaluations", "60", "--samples", "0", "--window", "0.5", "--out", str(tmp_path))
+    found = answer(capsys, "evaluate", str(run), "--split", "test", *options)
+    assert found["split"] == "test" and not curve.exists()
+    assert "windows of width 0.5" in found["metrics"]["nats_per_sequence"]["convention"]
+    assert cli.main(["evaluate", str(run), *options]) == 0
+    assert not curve.exists()  # positions with clocks of their own have no common one
+    assert "bits per character" in capsys.readouterr().out
+
+
+def test_path_estimator_agrees(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("evaluate", str(run), "--calls", "4", "--samples", "0", "--out", str(tmp_path))
+    steps = answer(capsys, *common, "--evaluations", "600")["metrics"]["nats_per_sequence"]
+    path = answer(capsys, *common, "--evaluations", "56", "--estimator", "path")["metrics"]["nats_per_sequence"]
+    assert steps["value"] == pytest.approx(path["value"], abs=5 * math.hypot(steps["stderr"], path["stderr"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--curve-calls", "4,x"], "'x'"),
+        (["--calls", "0"], "at least one network call"),
+        (["--samples", "1"], "2 samples"),
+        (["--calls", "inf", "--estimator", "path"], "continuous time"),
+        (["--calls", "inf", "--window", "0.5"], "leave out the window"),
+    ],
+)
+def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(run), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_calls_are_parsed() -> None:
+    assert parse_calls("4, 8,inf") == (4, 8, None)
+    with pytest.raises(InputError, match="'0'"):
+        parse_calls("0")
+
+
+def test_lines_and_standard_input(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("the fox\n\nlazy dog\n")
+    quick = ("--calls", "4", "--draws", "3")
+    rows = answer(capsys, "score", str(run), str(path), *quick)["rows"]
+    assert [row["chars"] for row in rows] == [7, 8]
+    for row in rows:
+        assert row["low"] < row["nats"] < row["high"]
+        assert row["bits_per_char"] == pytest.approx(row["nats"] / row["chars"] / math.log(2))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert answer(capsys, "score", str(run), "-", *quick)["rows"] == rows
+
+
+def test_a_document_by_steps(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "document.txt"
+    path.write_text(TEXT * 5 + "\n")
+    (row,) = answer(capsys, "score", str(run), str(path), "--document", "--calls", "4")["rows"]
+    assert (row["chars"], row["windows"]) == (290, 25)
+    assert row["stderr"] > 0
+    assert cli.main(["score", str(run), str(path), "--document", "--calls", "4"]) == 0
+    assert "bits_per_char" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b" \n\n", "is empty"), (b"a\n", "at least 2 tokens"), (b"fox!", "'!'"), (b"\xff", "UTF-8")],
+)
+def test_texts_without_a_score(
+    run: Path, tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    assert cli.main(["score", str(run), str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_characters_may_be_skipped(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("fox!")
+    for choice, chars in (("skip", 3), ("replace", 4)):
+        found = answer(capsys, "score", str(run), str(path), "--unknown", choice, "--calls", "4")
+        assert found["rows"][0]["chars"] == chars
+
+
+def test_a_missing_file_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["score", str(run), "nowhere.txt"]) == 2
+    assert "nowhere.txt" in capsys.readouterr().err
