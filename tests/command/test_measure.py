@@ -60,7 +60,7 @@ def test_evaluation_from_flags_to_files(run: Path, tmp_path: Path, capsys: pytes
     assert [row["calls"] for row in found["rows"]] == [2, 6, "inf"]
     assert json.loads((tmp_path / "evaluation.json").read_text())["metrics"] == metrics
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64") == 3 and "http" not in page
+    assert page.count("data:image/png;base64") == 3 and "://" not in page
     curve = json.loads((run / "checkpoint-00000003" / "curve.json").read_text())
     assert curve["noise"][-1] == 0 and sorted(curve["noise"], reverse=True) == curve["noise"]
     assert curve["nats"][0] == 0 and curve["nats"][-1] == pytest.approx(metrics["nats_per_sequence"]["value"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rdlm import likelihood
 from rdlm.data.source import markov, skewed
 from rdlm.errors import InputError
-from rdlm import likelihood
 from rdlm.likelihood import Posterior, Problem, by_comb, by_paths, paper_estimate, path_profile
 from rdlm.likelihood.data import Deal
 from rdlm.likelihood.estimate import student

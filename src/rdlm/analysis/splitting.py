@@ -1,7 +1,7 @@
 """The paper's comparison of dimension splitting: one sphere for a large vocabulary, the same with its top coordinates
 marked, and tokens split into digits.
 
-Small scale: WikiText-2 with 2,048 byte pairs, chunks of 32 tokens and networks below a million parameters, about three
+Small scale: WikiText-2 with 2,048 byte pairs, chunks of 32 tokens and networks below a million parameters, one to three
 minutes for each on two cores. Paper scale: the LM1B networks on WikiText-2's word pieces (V = 30522).
 """
 
@@ -34,7 +34,7 @@ def small() -> RunConfig:
         process=ProcessConfig(bridge="logarithm", levels=128, pairs=4096),
         model=TransformerConfig(width=64, layers=2, heads=4),
         training=TrainingConfig(
-            steps=400, batch=16, rate=2e-3, warmup=50, decay="cosine", ema=0.98, save_every=400, validate_every=400,
+            steps=1200, batch=16, rate=2e-3, warmup=50, decay="cosine", ema=0.98, save_every=1200, validate_every=1200,
             validation_sequences=32, validation_calls=32,
         ),
     )  # fmt: skip
