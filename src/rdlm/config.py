@@ -64,6 +64,10 @@ class ProcessConfig:
     """Split tokens into digits of this base; not given: one sphere per token."""
     layout: Literal["packed", "serial"] = "packed"
     """Digits of a token share a position, or follow each other as in the paper."""
+    window: float = 1.0
+    """Part of the time in which one position runs when the model is bounded and sampled, unless said otherwise."""
+    order: Literal["random", "left_to_right"] = "random"
+    """Order in which those windows begin."""
     law: Literal["exact", "normal", "simulated"] = "exact"
     """Law of the training states: exact, the paper's Riemannian normal, or simulated."""
     levels: int = 256
@@ -73,6 +77,7 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         _within("process.weight", self.weight, 0, 1)
+        _within("process.window", self.window, 1e-6, 1)
         _within("process.switch", self.switch, 1e-3, 1 - 1e-3)
         if not self.total > 0:
             raise InputError(f"process.total must be positive, got {self.total:g}")

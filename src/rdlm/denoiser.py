@@ -52,7 +52,9 @@ class Denoiser:
     def interface(self, classes: int = 0, signal: int = 0) -> Interface:
         """Return the widths that a network must have to serve."""
         outputs = self.codec.vocabulary if self.whole else self.codec.base * self.spheres
-        return Interface(self.sphere_width * self.spheres, outputs, self.codec.positions, classes, signal)
+        features = self.sphere_width * self.spheres
+        known = features if self.config.features == "evidence" else self.spheres  # squared length where all is known
+        return Interface(features, outputs, self.codec.positions, classes, signal, known**0.5)
 
     def __call__(
         self,

@@ -53,7 +53,7 @@ def generate(
 ) -> Generation:
     """Return samples of the model; `options` are fields of a `Request`, such as `num=4, prompt="the "`."""
     plan = Plan.of(model, replace(request or Request(), **options))
-    network = model.method.network
+    network = model.rdlm.network
     training = network.training
     network.eval()
     trace = Trace(model) if plan.request.trace else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,8 +15,13 @@ from rdlm.data import tokenizer as tokenizers
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import InputError
 from rdlm.method import METHODS
+from rdlm.method.base import Method
 from rdlm.method.rdlm import Rdlm
 from rdlm.training import checkpoint, folder
+
+if TYPE_CHECKING:
+    from rdlm.generation import Generation
+    from rdlm.scoring import Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,13 +29,20 @@ class LanguageModel:
     """A method with trained weights, ready to generate and to score; `rdlm.load` returns one."""
 
     name: str
-    method: Rdlm
+    method: Method
     tokenizer: Tokenizer
     config: RunConfig
     about: dict[str, Any]
     """What the checkpoint says of the corpus: protocol, kind (text, image, dna), length, image shape, classes."""
     folder: Path | None = None
     """The checkpoint's folder, where an evaluation may leave its measured curve."""
+
+    @property
+    def rdlm(self) -> Rdlm:
+        """Return the method of a model of this package's own kind; an error for a rival's."""
+        if not isinstance(self.method, Rdlm):
+            raise InputError(f"{self.name} is a model of the method {self.config.method!r}; this serves 'rdlm' alone")
+        return self.method
 
     @property
     def kind(self) -> str:
@@ -40,6 +53,18 @@ class LanguageModel:
     def length(self) -> int:
         """Return the number of tokens of a training sequence."""
         return int(self.about["length"])
+
+    def generate(self, **options: Any) -> Generation:
+        """Return samples; the options are the fields of `rdlm.sampler.request.Request`, such as num, steps, prompt."""
+        from rdlm.generation import generate
+
+        return generate(self, **options)
+
+    def score(self, texts: Sequence[str], **options: Any) -> list[Score]:
+        """Return the likelihood bound of each text with its interval; options as in `rdlm.scoring.score`."""
+        from rdlm.scoring import score
+
+        return score(self, texts, **options)
 
 
 def load(run: str | Path, *, averaged: bool = True) -> LanguageModel:
@@ -52,8 +77,6 @@ def load(run: str | Path, *, averaged: bool = True) -> LanguageModel:
     config, about = configfile.from_dict(state["config"]), state["corpus"]
     tokenizer = tokenizers.from_json(checkpoint.read_json(path / "tokenizer.json"))
     method = METHODS[config.method](config, tokenizer.size, len(about["classes"]), int(about["signal"]))
-    if not isinstance(method, Rdlm):
-        raise InputError(f"{path.parent} holds a run of the method {config.method!r}; this serves 'rdlm' alone")
     part = "ema" if averaged else "network"
     wanted = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
     weights = checkpoint.read_part(path, part, wanted)

@@ -165,7 +165,7 @@ def _score_rows(
     model: LanguageModel, rows: Sequence[Int[Tensor, " length"]], effort: Effort, advance: Advance
 ) -> list[Estimate]:
     """Return every row's bound; rows of one length go through the network together."""
-    check_weights(model.method.network)
+    check_weights(model.rdlm.network)
     found: list[Estimate | None] = [None] * len(rows)
     lengths = torch.tensor([len(row) for row in rows])
     for length in lengths.unique().tolist():
@@ -181,7 +181,7 @@ def _draws(
     model: LanguageModel, ids: Int[Tensor, "n length"], effort: Effort, generator: torch.Generator, advance: Advance
 ) -> Tensor:
     """Return [draws, n] estimates of the rows' bounds: sums along paths, or single steps."""
-    problem = model.method.problem(Batch(ids), effort.calls)
+    problem = model.rdlm.problem(Batch(ids), effort.calls)
     if effort.estimator == "path":
         return by_paths(problem, effort.draws, generator, advance=advance).sum(1)
     return by_comb(problem, effort.draws, generator, advance=advance)
@@ -191,7 +191,7 @@ def _mean_step(
     model: LanguageModel, ids: Int[Tensor, "n length"], effort: Effort, advance: Advance
 ) -> Estimate:
     """Return the sum over many windows from single steps, stratified over all of them."""
-    check_weights(model.method.network)
-    problem = model.method.problem(Batch(ids), effort.calls)
+    check_weights(model.rdlm.network)
+    problem = model.rdlm.problem(Batch(ids), effort.calls)
     generator = generator_of("score", effort.seed)
     return by_steps(problem, effort.draws * len(ids), generator, advance=advance).total * len(ids)

@@ -39,23 +39,21 @@ class Demo:
         if isinstance(ended, int):
             return ended
         _say(f"trained {ended.steps} steps; measuring the bound of the {self.calls}-call sampler")
-        code = Evaluate(str(self.out), calls=self.calls, evaluations=512, samples=4, json=self.json).run()
+        code = Evaluate(str(self.out), calls=self.calls, evaluations=1024, samples=16, json=self.json).run()
         self._look()
         return code
 
     def _look(self) -> None:
-        import torch
-
         import rdlm
-        from rdlm.denoising import draw, watch
+        from rdlm.sampler.picture import draw
 
-        model = rdlm.load(self.out)
-        with torch.no_grad():
-            course = watch(model, self.calls)
+        made = rdlm.load(self.out).generate(num=3, steps=self.calls, trace=True)
+        assert made.trace is not None
         picture = self.out / "denoising.png"
-        draw(model, course, picture)
+        draw(made.trace.frames, picture)
         if not self.json:
-            print(f"\na sample, uncurated:\n{model.tokenizer.decode(course.tokens.tolist())}")
+            print("\nthree samples, uncurated:")
+            print("\n".join(f"  {sample.text}" for sample in made.samples))
         _say(f"look at {picture}, {self.out / 'report.html'} and {self.out / 'evaluation-validation' / 'report.html'}")
 
 

@@ -18,6 +18,7 @@ from rdlm.report import print_json, table
 if TYPE_CHECKING:
     from rdlm.evaluation.evaluate import Evaluation, Plan
     from rdlm.language_model import LanguageModel
+    from rdlm.process.window import Window
 
 Calls = int | Literal["inf"]
 
@@ -42,8 +43,8 @@ class Evaluate:
     """Also measure the bound at these numbers of calls, such as 4,8,16,inf."""
     kernel: Literal["mixture", "drift"] = "mixture"
     """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
-    window: float = 1.0
-    """Part of the time in which one position runs through its whole bridge; 1 is the synchronous process."""
+    window: float | None = None
+    """Part of the time in which one position runs through its whole bridge; 1 is synchronous. The run's own if not given."""
     order: Literal["random", "left_to_right"] = "random"
     """Order in which windows begin."""
     estimator: Literal["steps", "path"] = "steps"
@@ -67,7 +68,9 @@ class Evaluate:
 
     def run(self) -> int:
         """Evaluate, write, print, and return 0; what goes wrong is raised."""
-        plan = self._plan()
+        from rdlm.process.window import Window
+
+        self._plan(Window())  # what is wrong with the options is said before the model is read
         import torch
 
         import rdlm
@@ -76,6 +79,7 @@ class Evaluate:
         from rdlm.training.run import load_corpus
 
         model = rdlm.load(self.model)
+        plan = self._plan(model.rdlm.window)
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(model.config)
         with torch.no_grad(), _Bars() as bars:
@@ -88,14 +92,14 @@ class Evaluate:
             _show(found)
         return 0
 
-    def _plan(self) -> Plan:
+    def _plan(self, own: Window) -> Plan:
         from rdlm.evaluation.bound import Setting
         from rdlm.evaluation.evaluate import Plan
         from rdlm.process.window import Window
 
-        window = None if self.window == 1 else Window(self.window, self.order)
+        window = own if self.window is None else Window(self.window, self.order)
         calls = None if self.calls == "inf" else self.calls
-        setting = Setting(calls, self.kernel, window, self.estimator)
+        setting = Setting(calls, self.kernel, None if window.width == 1 else window, self.estimator)
         curve = parse_calls(self.curve_calls) if self.curve_calls is not None else ()
         return Plan(
             setting, self.split, self.sequences, self.evaluations, self.samples,

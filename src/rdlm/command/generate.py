@@ -59,8 +59,8 @@ class Generate:
     """Draw from the likeliest tokens that together have this probability."""
     greedy: bool = False
     """Take the likeliest token in the last step."""
-    window: float = 1.0
-    """Part of the walk in which one position runs; 1: all of them run together."""
+    window: float | None = None
+    """Part of the walk in which one position runs; 1: all of them run together. The model's own if not given."""
     order: Literal["random", "left_to_right"] = "random"
     """Order in which positions run in windows."""
     block: int | None = None

@@ -29,6 +29,7 @@ class Setting:
     """Network calls M; None is the limit of continuous time."""
     kernel: Kernel = "mixture"
     window: Window | None = None
+    """None is synchronous."""
     estimator: Estimator = "steps"
 
     def __post_init__(self) -> None:
@@ -52,8 +53,8 @@ def measure(
     """
     check_weights(method.network)
     if setting.calls is None:
-        return continuous(method.problem(batch, FINE, window=setting.window), evaluations, generator, advance=advance)
-    problem = method.problem(batch, setting.calls, setting.kernel, setting.window)
+        return continuous(method.problem(batch, FINE, window=setting.window or Window()), evaluations, generator, advance=advance)
+    problem = method.problem(batch, setting.calls, setting.kernel, setting.window or Window())
     if setting.estimator == "steps":
         return by_steps(problem, evaluations, generator, advance=advance)
     kept = min(len(batch.ids), max(2, evaluations // (setting.calls * len(problem.chains))))

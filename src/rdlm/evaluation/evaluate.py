@@ -20,6 +20,7 @@ from rdlm.evaluation.metric import Metric, Size
 from rdlm.evaluation.scorer import Scorer
 from rdlm.language_model import LanguageModel
 from rdlm.likelihood import Estimate, Profile
+from rdlm.process.window import Window
 from rdlm.randomness import generator_of
 
 Split = Literal["validation", "test"]
@@ -81,16 +82,16 @@ def evaluate(
     size = size_of(model, batch)
     generator = generator_of("evaluation", plan.seed)
     advance = stage("bound", plan.evaluations)
-    profile = measure(model.method, batch, plan.setting, plan.evaluations, generator, advance)
+    profile = measure(model.rdlm, batch, plan.setting, plan.evaluations, generator, advance)
     metrics = metric.likelihood(profile.total, size, model.kind, describe(plan.setting))
     rows = [curve_row(plan.setting, profile.total, size, model.kind)]
     for calls in plan.curve:
         advance = stage(f"bound at {calls or 'inf'} calls", plan.evaluations)
         setting = replace(plan.setting, calls=calls)
-        found = measure(model.method, batch, setting, plan.evaluations, generator, advance)
+        found = measure(model.rdlm, batch, setting, plan.evaluations, generator, advance)
         rows.append(curve_row(setting, found.total, size, model.kind))
     if plan.paper:
-        found_paper = paper(model.method, batch, plan.evaluations, generator, advance=stage("paper", plan.evaluations))
+        found_paper = paper(model.rdlm, batch, plan.evaluations, generator, advance=stage("paper", plan.evaluations))
         metrics |= paper_metric(found_paper, size, model.kind)
     samples = None
     if plan.samples:
@@ -163,9 +164,9 @@ def draw_samples(
     given = batch.label if batch.signal is None else batch.signal
     setting = plan.setting
     calls = 64 if setting.calls is None else setting.calls
-    ids = model.method.generate(
+    ids = model.rdlm.generate(
         min(plan.samples, len(batch.ids)) if given is not None else plan.samples, model.length, calls, generator,
-        setting.kernel, setting.window, None if given is None else given[: plan.samples],
+        setting.kernel, setting.window or Window(), None if given is None else given[: plan.samples],
     )  # fmt: skip
     advance(1)
     return ids.cpu()

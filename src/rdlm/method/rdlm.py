@@ -182,9 +182,15 @@ class Rdlm:
         self, path: Path, calls: int, kernel: Kernel = "mixture", window: Window | None = None,
         grid: Callable[[int], Grid] | None = None,
     ) -> Chain:  # fmt: skip
-        """Return the chain of `calls` network calls on a path, with windows and on another grid where wanted."""
-        lanes = None if window is None or window.width == 1 else window.lanes(calls)
+        """Return the chain of `calls` network calls on a path, in other windows and on another grid where wanted."""
+        window = window or self.window
+        lanes = None if window.width == 1 else window.lanes(calls)
         return self._chain(path, (grid or self.process.grid)(lanes.steps if lanes else calls), kernel, lanes)
+
+    @property
+    def window(self) -> Window:
+        """Return the window in which positions run unless another one is asked for."""
+        return Window(self.config.process.window, self.config.process.order)
 
     def _chain(self, path: Path, grid: Grid, kernel: Kernel, lanes: Lanes | None = None) -> Chain:
         codec = self.process.codec if self.denoiser.whole else None

@@ -21,6 +21,8 @@ class Interface:
     """Number of class labels to condition on; 0: none."""
     signal: int = 0
     """Width of the per-position conditioning signal; 0: none."""
+    scale: float = 1.0
+    """Length of the feature vector of a position whose token is known; 1 for ids and one-hot vectors."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})

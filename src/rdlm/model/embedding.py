@@ -59,12 +59,16 @@ class Input(nn.Module):
         self.interface = interface
         # One matrix [F, width] serves both inputs: an id is a one-hot feature, looked up.
         self.weight = nn.Parameter(torch.empty(interface.features, width))
-        self.bias = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.empty(width))
         self.previous = nn.Parameter(torch.zeros(interface.features, width)) if self_condition else None
         self.digit = nn.Parameter(torch.empty(interface.digits, width)) if interface.digits > 1 else None
         self.signal = SignalCondition(interface.signal, width) if interface.signal else None
         # The floor is for large vocabularies, whose ids would start too close to zero to learn quickly.
-        nn.init.normal_(self.weight, std=max(interface.features**-0.5, 0.02))
+        size = max(interface.features**-0.5, 0.02)
+        nn.init.normal_(self.weight, std=size)
+        # Where nothing is known the features vanish. The norms behind would blow up what little there is, and a
+        # position without a direction could ask for nothing: a bias of the size of a known token prevents both.
+        nn.init.normal_(self.bias, std=size * interface.scale)
         if self.digit is not None:
             nn.init.normal_(self.digit, std=0.02)
 

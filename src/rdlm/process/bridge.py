@@ -67,10 +67,11 @@ class Bridge:
 
     def check_evidence(self) -> None:
         """Raise an error where the heat-kernel expansion, hence the evidence, is not accurate."""
+        largest = 0.99 * EXPANSION_RANGE / (self.dimension - 2)  # rounded in print
         if self.total * (self.dimension - 2) > EXPANSION_RANGE:
             raise InputError(
                 f"the Brownian bridge and the evidence need S (d - 2) <= {EXPANSION_RANGE}, got S = {self.total:g} "
-                f"with d = {self.dimension}: lower the total noise to {0.99 * EXPANSION_RANGE / (self.dimension - 2):.2g}, "
+                f"with d = {self.dimension}: lower the total noise to {largest:.2g}, "
                 "split tokens into digits, or take the logarithm bridge without evidence"
             )
 

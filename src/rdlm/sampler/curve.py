@@ -24,7 +24,7 @@ GRIDS = ("time", "log", "information")
 
 def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
     """Return what makes a grid of so many steps; the measured one needs a curve beside the checkpoint."""
-    process = model.method.process
+    process = model.rdlm.process
     if name == "time":
         return process.grid
     if name == "log":

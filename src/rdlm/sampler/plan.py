@@ -15,7 +15,6 @@ from rdlm.errors import InputError, unknown
 from rdlm.language_model import LanguageModel
 from rdlm.process.grid import Grid
 from rdlm.process.path import Path
-from rdlm.process.window import Window
 from rdlm.randomness import generator_of
 from rdlm.sampler import curve
 from rdlm.sampler.automaton import Automaton, Restriction, spellings
@@ -50,7 +49,9 @@ class Plan:
     @staticmethod
     def of(model: LanguageModel, request: Request) -> Plan:
         """Return the plan of a request; everything that can be wrong with it is found here."""
-        method, tokenizer = model.method, model.tokenizer
+        method, tokenizer = model.rdlm, model.tokenizer
+        if request.window is None:
+            request = replace(request, window=method.window.width, order=method.window.order)
         template = _template(model, request)
         windows = tuple(stretches(template.length, model.length, request.block))
         if request.trace and len(windows) > 1:
@@ -62,7 +63,7 @@ class Plan:
         codes = spellings(tokenizer.size, method.process.codec.base, per_token) if per_token > 1 else None
         solver_of(request.solver)
         request.rules()
-        Window(request.window, request.order)
+        request.clock()
         return Plan(model, request, template, windows, automaton, codes, _condition(model, request, template.length),
                     curve.grid_of(model, request.grid))  # fmt: skip
 
@@ -94,7 +95,7 @@ class Plan:
     def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> tuple[Tensor, int]:
         """Return the tokens of some samples: those on the same path of a mixture walk together."""
         noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
-        mixture = self.model.method.process.mixture
+        mixture = self.model.rdlm.process.mixture
         if len(mixture.paths) == 1:
             return self._walk(mixture.paths[0], noise, report.part(1, 1), trace)
         first = noise.uniform((len(seeds),)) < mixture.weights[0]
@@ -112,9 +113,9 @@ class Plan:
         self, path: Path, noise: Noise, report: Callable[[], object], trace: Trace | None
     ) -> tuple[Int[Tensor, "batch length"], int]:
         """Return the tokens of samples on one path, window after window."""
-        request, method = self.request, self.model.method
+        request, method = self.request, self.model.rdlm
         solver = solver_of(request.solver)
-        window = Window(request.window, request.order)
+        window = request.clock()
         chain = method.chain(path, request.steps, solver.bound or "mixture", window, self.grid)
         law = method.chain_law(chain) if chain.switch >= 0 else None
         token, invalid = self.template.known.repeat(noise.batch, 1), 0
@@ -144,14 +145,14 @@ class Plan:
         return objective.prefix > 0 or objective.asynchronous > 0
 
     def _predictor(self, batch: int, stretch: Stretch) -> Predictor:
-        condition, positions = self.condition, self.model.method.process.codec.positions
+        condition, positions = self.condition, self.model.rdlm.process.codec.positions
         if condition is not None and condition.is_floating_point():
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
         if condition is not None:
             condition = condition.expand(batch, *condition.shape[1:])
         device = _device(self.model)
         rows = self.request.rows or (1 if device.type == "cpu" else batch)
-        return Predictor(self.model.method, None if condition is None else condition.to(device),
+        return Predictor(self.model.rdlm, None if condition is None else condition.to(device),
                          self.request.guidance, self.request.temperature, rows)  # fmt: skip
 
     def _rules(self, token: Int[Tensor, "batch length"], stretch: Stretch) -> Rules:
@@ -216,7 +217,7 @@ def _condition(model: LanguageModel, request: Request, length: int) -> Tensor | 
             raise InputError("this model was trained without a signal")
         if len(request.signal) != length:
             raise InputError(f"the signal has {len(request.signal)} numbers, the sample {length} tokens")
-        return model.method.laid_out(torch.tensor([list(request.signal)], dtype=torch.float32))
+        return model.rdlm.laid_out(torch.tensor([list(request.signal)], dtype=torch.float32))
     if request.label is None:
         if request.guidance != 1:
             raise InputError(f"guidance {request.guidance:g} needs a label or a signal to guide by")
@@ -232,4 +233,4 @@ def _condition(model: LanguageModel, request: Request, length: int) -> Tensor | 
 
 
 def _device(model: LanguageModel) -> torch.device:
-    return next(model.method.network.parameters()).device
+    return next(model.rdlm.network.parameters()).device

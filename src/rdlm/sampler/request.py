@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rdlm.errors import InputError
-from rdlm.process.window import Order
+from rdlm.process.window import Order, Window
 from rdlm.sampler.rule import Rules, Wish
 
 
@@ -53,8 +53,8 @@ class Request:
     top_p: float | None = None
     greedy: bool = False
     """Decode the likeliest token in the last step instead of drawing one."""
-    window: float = 1.0
-    """Part of the walk in which one position runs; 1: all run together."""
+    window: float | None = None
+    """Part of the walk in which one position runs; 1: all run together; None: as the model was made for."""
     order: Order = "random"
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
@@ -79,6 +79,10 @@ class Request:
             raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy decodes the likeliest")
         if self.infill is not None and (self.prompt or self.suffix):
             raise InputError("an infill is a whole sequence: write prompt and suffix into it")
+
+    def clock(self) -> Window:
+        """Return the window in which positions run; all together where none is named."""
+        return Window(1.0 if self.window is None else self.window, self.order)
 
     def rules(self) -> Rules:
         """Return the rules that hold at every position alike."""

@@ -34,7 +34,7 @@ class Trace:
 
     def look(self, state: Float[Tensor, "positions *spheres d"], log_probability: Float[Tensor, "positions v"]) -> None:
         """Record a step: states and log-probabilities of one sample."""
-        method = self.model.method
+        method = self.model.rdlm
         best = log_probability.max(-1)
         # [positions] -> [length, digits]: a token of several digits is as certain as all of them together.
         certainty = best.values.view(-1, method.symbols_per_token).sum(-1).exp()
@@ -43,7 +43,7 @@ class Trace:
 
     def finish(self, token: Int[Tensor, " length"]) -> None:
         """Turn what was recorded into frames, now that the end is known."""
-        codec = self.model.method.process.codec
+        codec = self.model.rdlm.process.codec
         digit = codec.encode(token[None]).flatten()
         chosen = digit[self._shown(len(digit))]
         for ids, certainty, state in self._seen:
