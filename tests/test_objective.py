@@ -46,7 +46,10 @@ def test_windows_have_times_of_their_own(order: Literal["random", "left_to_right
 
 
 def test_windows_are_those_of_the_process_and_of_every_width() -> None:
-    """Eq. (35): with width w the position of rank R is at (t - (1 - w) R) / w, cut off at 0 and 1; w is uniform."""
+    """Eq. (35): with width w the position of rank R is at (t - (1 - w) R) / w, cut off at 0 and 1.
+
+    Half of the windows hold one running position at most; the width of the others is uniform.
+    """
     config = ObjectiveConfig(asynchronous=1.0, order="left_to_right")
     points, length = quantiles(500), 1000
     time = draw_moment(config, Proposal(config), points, length, torch.Generator().manual_seed(2)).time
@@ -61,9 +64,9 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
         widths.append(1 / (1 + slope))
         expected = ((points[row] - (1 - widths[-1]) * rank) / widths[-1]).clamp(0, 1)
         torch.testing.assert_close(time[row], expected, rtol=0, atol=5e-3)
-    assert len(rows) > 480 and min(widths) >= 0.9e-3
+    assert 215 < len(rows) < 285 and min(widths) >= 0.9e-3  # three standard deviations about a half
     distance = (torch.tensor(widths).sort().values - torch.arange(len(rows)) / len(rows)).abs().max().item()
-    assert distance < 1.95 / len(rows) ** 0.5 + (500 - len(rows)) / 500  # Kolmogorov, level 1e-3, and the rows left out
+    assert distance < 1.95 / len(rows) ** 0.5  # Kolmogorov, level 1e-3
 
 
 def test_finished_prefixes_have_time_one() -> None:

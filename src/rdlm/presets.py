@@ -44,6 +44,9 @@ PAPER_DENOISER = DenoiserConfig(features="tokens", evidence=False)
 PAPER_OBJECTIVE = ObjectiveConfig(proposal="interval", interval=(0.3, 0.6), floor=0.01)
 
 
+NARROW = 0.01
+"""Window of the small models: up to 100 calls a token is finished in one of them, which has measured best so far."""
+
 ONE_BY_ONE = ObjectiveConfig(asynchronous=1.0, order="random")
 """Windows of every width: half of them so narrow that tokens are finished one by one."""
 
@@ -55,7 +58,7 @@ def demo() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("demo", length=64),
-        process=ProcessConfig(window=0.25),
+        process=ProcessConfig(window=NARROW),
         model=TransformerConfig(width=128, layers=4, heads=4, time_scale=10.0),
         objective=ONE_BY_ONE,
         training=replace(
@@ -87,7 +90,7 @@ def text8_small() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("text8", length=128),
-        process=ProcessConfig(window=0.25),
+        process=ProcessConfig(window=NARROW),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=ONE_BY_ONE,
         training=SMALL,
@@ -101,7 +104,7 @@ def enwik8() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("enwik8", length=128),
-        process=ProcessConfig(window=0.25, base=16),
+        process=ProcessConfig(window=NARROW, base=16),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=ONE_BY_ONE,
         training=SMALL,
@@ -145,7 +148,7 @@ def wikitext_2() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("wikitext-2", length=128, tokenizer="bpe", vocabulary=2048),
-        process=ProcessConfig(window=0.25, base=46),
+        process=ProcessConfig(window=NARROW, base=46),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=ONE_BY_ONE,
         training=replace(SMALL, batch=16),
@@ -160,7 +163,7 @@ def textfile() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("textfile", length=128),
-        process=ProcessConfig(window=0.25, total=0.02),
+        process=ProcessConfig(window=NARROW, total=0.02),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=ONE_BY_ONE,
         training=SMALL,
@@ -174,7 +177,7 @@ def digits() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("digits"),
-        process=ProcessConfig(window=0.25),
+        process=ProcessConfig(window=NARROW),
         model=TransformerConfig(width=160, layers=4, heads=4, dropout=0.1),
         objective=ONE_BY_ONE,
         training=replace(SMALL, steps=3000, validation_sequences=180),
@@ -188,7 +191,7 @@ def mnist() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("mnist"),
-        process=ProcessConfig(window=0.25, base=16),
+        process=ProcessConfig(window=NARROW, base=16),
         model=TransformerConfig(width=160, layers=4, heads=4),
         objective=ONE_BY_ONE,
         training=replace(SMALL, batch=8),
@@ -232,7 +235,7 @@ def promoter_chr22() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("promoter-chr22"),
-        process=ProcessConfig(window=0.25),
+        process=ProcessConfig(window=NARROW),
         model=ConvolutionConfig(width=128, stacks=1),
         objective=ONE_BY_ONE,
         training=replace(SMALL, batch=8),
@@ -246,7 +249,7 @@ def regulatory() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("regulatory"),
-        process=ProcessConfig(window=0.25),
+        process=ProcessConfig(window=NARROW),
         model=TransformerConfig(width=160, layers=4, heads=4),
         objective=ONE_BY_ONE,
         training=replace(SMALL, batch=16),

@@ -86,8 +86,6 @@ def test_a_run_of_the_real_method(book: Path, capsys: pytest.CaptureFixture[str]
     again = ["train", "runs/textfile/config.yaml", "--out", "runs/textfile", "--training.steps", "4"]
     assert cli.main([*again, "--accept-changes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4
-    assert cli.main([*again, "--quiet"]) == 0
-    assert capsys.readouterr().out == ""
 
 
 def test_a_short_corpus_is_refused_before_a_folder_is_made(book: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ class Evaluate:
     kernel: Literal["mixture", "drift"] = "mixture"
     """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
     window: float | None = None
-    """Part of the time in which one position runs through its whole bridge; 1 is synchronous. The run's own if not given."""
+    """Part of the time in which one position runs through its bridge; 1: synchronous. The run's own if not given."""
     order: Literal["random", "left_to_right"] = "random"
     """Order in which windows begin."""
     estimator: Literal["steps", "path"] = "steps"

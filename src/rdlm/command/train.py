@@ -41,8 +41,6 @@ class Train:
     """End after so many minutes of training, with a checkpoint and a report; the same command continues."""
     accept_changes: bool = False
     """Go on with the run in the folder although its configuration was another one."""
-    quiet: bool = False
-    """Print no result; the exit code and the report say how it ended."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

@@ -52,9 +52,11 @@ def measure(
     A path takes M of them, so that the path estimator looks at the first evaluations / M sequences alone.
     """
     check_weights(method.network)
+    window = setting.window or Window()
     if setting.calls is None:
-        return continuous(method.problem(batch, FINE, window=setting.window or Window()), evaluations, generator, advance=advance)
-    problem = method.problem(batch, setting.calls, setting.kernel, setting.window or Window())
+        problem = method.problem(batch, FINE, window=window)
+        return continuous(problem, evaluations, generator, advance=advance)
+    problem = method.problem(batch, setting.calls, setting.kernel, window)
     if setting.estimator == "steps":
         return by_steps(problem, evaluations, generator, advance=advance)
     kept = min(len(batch.ids), max(2, evaluations // (setting.calls * len(problem.chains))))
