@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry("rdlm.command.demo", "Demo", "see the likelihood bound hold, on one screen"),
+    "demo": Entry("rdlm.command.demo", "Demo", "train, measure, sample and look, in minutes"),
     "train": Entry("rdlm.command.train", "Train", "train a preset or your own configuration", two_stages=True),
     "compare": Entry("rdlm.command.compare", "Compare", "train methods side by side", two_stages=True),
     "generate": Entry("rdlm.command.generate", "Generate", "sample from a model, under any condition"),
