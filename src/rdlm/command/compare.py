@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from rdlm import configfile
+from rdlm.command.train import chosen
 from rdlm.config import RunConfig
 from rdlm.errors import InputError
-from rdlm.presets import PRESETS, preset
 from rdlm.report import print_json, table
 
 if TYPE_CHECKING:
@@ -130,11 +129,4 @@ def minutes_of(text: str) -> float:
 
 def defaults(options: Sequence[str]) -> Compare:
     """Return the command as the preset or file that `options` begin with sets it; the rest changes its keys."""
-    first = options[0] if options else ""
-    if first in ("-h", "--help"):
-        return Compare("demo", preset("demo"))
-    if not first or first.startswith("-"):
-        raise InputError(f"rdlm compare begins with a preset or a YAML file; presets: {', '.join(PRESETS)}")
-    if first in PRESETS or not first.endswith((".yaml", ".yml")):
-        return Compare(first, preset(first))
-    return Compare(first, configfile.read(Path(first)))
+    return Compare(*chosen("compare", options))

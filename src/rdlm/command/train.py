@@ -79,14 +79,19 @@ def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes:
 
 def defaults(options: Sequence[str]) -> Train:
     """Return the command as the preset or file that `options` begin with sets it; the rest changes its keys."""
+    return Train(*chosen("train", options))
+
+
+def chosen(command: str, options: Sequence[str]) -> tuple[str, RunConfig]:
+    """Return the name and the configuration of the preset or YAML file that a command's options begin with."""
     first = options[0] if options else ""
     if first in ("-h", "--help"):
-        return Train("demo", preset("demo"))
+        return "demo", preset("demo")
     if not first or first.startswith("-"):
-        raise InputError(f"rdlm train begins with a preset or a YAML file; presets: {', '.join(PRESETS)}")
+        raise InputError(f"rdlm {command} begins with a preset or a YAML file; presets: {', '.join(PRESETS)}")
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
-        return Train(first, preset(first))
-    return Train(first, configfile.read(Path(first)))
+        return first, preset(first)
+    return first, configfile.read(Path(first))
 
 
 def _say(message: str) -> None:

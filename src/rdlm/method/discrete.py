@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +21,7 @@ from rdlm.errors import InputError
 from rdlm.model.condition import drop
 from rdlm.model.config import Interface, NetworkConfig
 from rdlm.model.network import build
+from rdlm.randomness import Draw
 
 
 def token_network(config: NetworkConfig, vocabulary: int, classes: int, signal: int) -> nn.Module:
@@ -48,6 +50,24 @@ def training_condition(batch: Batch, config: RunConfig, generator: torch.Generat
     if condition is None:
         return None
     return drop(condition.cpu(), config.objective.condition_dropout, generator).to(condition.device)
+
+
+Rates = Callable[[Tensor, Tensor, Tensor | None, torch.Generator | None], Tensor]
+"""The integrand of a continuous-time bound, [batch], from tokens, times, the condition and a generator."""
+
+
+def mean_rate(rates: Rates, batch: Batch, config: RunConfig, draw: Draw) -> Float[Tensor, ""]:
+    """Return the bound in nats per token for training: a shard's mean over evenly spread times."""
+    generator = draw.generator()
+    condition = training_condition(batch, config, generator)
+    times = draw.quantiles(len(batch.ids))
+    return rates(batch.ids, times, condition, generator).mean() / batch.ids.shape[1]
+
+
+def rates_of(rates: Rates, batch: Batch, generator: torch.Generator | None) -> Float[Tensor, " batch"]:
+    """Return each sequence's integrand at one of evenly spread times, an unbiased estimate of its bound in nats."""
+    with torch.no_grad():
+        return rates(batch.ids, comb(len(batch.ids), generator), condition_of(batch), generator)
 
 
 def rows_of(condition: Tensor | None, rows: Tensor) -> Tensor | None:

@@ -35,16 +35,11 @@ class Masked:
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the continuous-time bound in nats per token, at evenly spread times."""
-        generator = draw.generator()
-        condition = discrete.training_condition(batch, self.config, generator)
-        times = draw.quantiles(len(batch.ids))
-        return self._rates(batch.ids, times, condition, generator).mean() / batch.ids.shape[1]
+        return discrete.mean_rate(self._rates, batch, self.config, draw)
 
     def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of the bound for M to infinity."""
-        times = discrete.comb(len(batch.ids), generator)
-        with torch.no_grad():
-            return self._rates(batch.ids, times, discrete.condition_of(batch), generator)
+        return discrete.rates_of(self._rates, batch, generator)
 
     def _rates(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
