@@ -42,7 +42,8 @@ def test_cases_cover_sources_paths_bridges_kernels_and_clocks() -> None:
         for case in listed
         if case.source.length == 2
     }
-    kinds, kernels, clocks = ("brownian", "logarithm"), ("mixture", "drift"), ("synchronous", "random", "left_to_right")
+    kinds, kernels = ("brownian", "logarithm"), ("mixture", "drift")
+    clocks = ("synchronous", "random", "spread", "left_to_right")
     assert dependent == {(kind, kernel, clock) for kind in kinds for kernel in kernels for clock in clocks}
     assert sum(case.spliced for case in listed) == 2
     assert {case.steps for case in listed} == {8, 400}

@@ -127,7 +127,7 @@ def _markov_cases(steps: int) -> Iterator[Case]:
     source, total = sources.markov(), Geometric().total
     kinds: tuple[BridgeKind, ...] = ("brownian", "logarithm")
     kernels: tuple[Kernel, ...] = ("mixture", "drift")
-    windows = (Window(), Window(0.5, "random"), Window(0.5, "left_to_right"))
+    windows = (Window(), Window(0.5, "random"), Window(0.5, "spread"), Window(0.5, "left_to_right"))
     for kind in kinds:
         for kernel in kernels:
             for window in windows:

@@ -66,8 +66,8 @@ class ProcessConfig:
     """Digits of a token share a position, or follow each other as in the paper."""
     window: float = 1.0
     """Part of the time in which one position runs when the model is bounded and sampled, unless said otherwise."""
-    order: Literal["random", "left_to_right"] = "random"
-    """Order in which those windows begin."""
+    order: Literal["random", "spread", "left_to_right"] = "spread"
+    """Order in which those windows begin; spread: random, with what begins together far apart."""
     law: Literal["exact", "normal", "simulated"] = "exact"
     """Law of the training states: exact, the paper's Riemannian normal, or simulated."""
     levels: int = 256

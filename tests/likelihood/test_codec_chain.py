@@ -21,7 +21,7 @@ from rdlm.process.chain import Chain, Kernel, step_log_density
 from rdlm.process.clock import Geometric
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
-from rdlm.process.window import Lanes
+from rdlm.process.window import Lanes, Order
 from rdlm.sampler.walk import walk
 
 S = Geometric().total
@@ -108,9 +108,9 @@ def test_digits_need_a_path_over_their_base() -> None:
         Chain(masked_path(V, S), uniform_in_time(Geometric(), 4), codec=Codec(V, 3))
 
 
-@pytest.mark.parametrize("order", ["random", "left_to_right"])
-def test_a_group_shares_its_lane(order: str) -> None:
-    lanes = Lanes(16, 4, "random" if order == "random" else "left_to_right")
+@pytest.mark.parametrize("order", ["random", "spread", "left_to_right"])
+def test_a_group_shares_its_lane(order: Order) -> None:
+    lanes = Lanes(16, 4, order)
     chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), lanes=lanes, group=2)
     offsets = chain.offsets(torch.zeros(50, 10, dtype=torch.long), torch.Generator().manual_seed(2))
     assert offsets.shape == (50, 10)

@@ -80,8 +80,8 @@ def test_no_bound_is_below_the_entropy(mixture: str, source: Source, kind: Bridg
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "lanes",
-    [None, Lanes(24, 12), Lanes(24, 12, "left_to_right"), Lanes(24, 2, "left_to_right")],
-    ids=["synchronous", "random", "left-to-right", "narrow"],
+    [None, Lanes(24, 12), Lanes(24, 12, "spread"), Lanes(24, 12, "left_to_right"), Lanes(24, 2, "left_to_right")],
+    ids=["synchronous", "random", "spread", "left-to-right", "narrow"],
 )
 def test_floor_holds_for_every_clock(lanes: Lanes | None, kind: BridgeKind, kernel: Kernel) -> None:
     source = markov()
@@ -128,6 +128,14 @@ def test_random_lanes_of_one_step_are_masked_diffusion() -> None:
     information = float(torch.special.entr(source.log_prior.exp()).sum()) - source.entropy
     estimate = bound(source, terms, surprise)
     assert estimate.value == pytest.approx(source.entropy + information / calls, abs=CERTAIN * estimate.stderr)
+
+
+@pytest.mark.parametrize("calls", [2, 3, 7])
+def test_spread_lanes_of_one_step_lose_nothing(calls: int) -> None:
+    """With a call for each token no two share one: the bound is the surprise itself, in whichever order they come."""
+    source = markov()
+    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, lanes=Lanes(calls, 1, "spread")), 50)
+    torch.testing.assert_close(terms.sum(0), surprise, rtol=0, atol=1e-9)
 
 
 # The test of the test: each of these mistakes must be caught by the floor check.

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rdlm.errors import InputError
 from rdlm.process.window import Lanes, Order, Window
 
-orders = st.sampled_from(["random", "left_to_right"])
+orders = st.sampled_from(["random", "spread", "left_to_right"])
 
 
-@pytest.mark.parametrize("order", ["random", "left_to_right"])
+@pytest.mark.parametrize("order", ["random", "spread", "left_to_right"])
 def test_width_one_is_synchronous(order: Order) -> None:
     window = Window(1.0, order)
     starts = window.starts(4, 7)
@@ -37,7 +37,7 @@ def test_local_time_is_the_share_of_the_window_that_has_passed(width: float, ord
         assert mine == pytest.approx([min(1, max(0, (common - tau) / width)) for tau in row], abs=1e-12)
 
 
-@pytest.mark.parametrize("order", ["random", "left_to_right"])
+@pytest.mark.parametrize("order", ["random", "spread", "left_to_right"])
 def test_all_rest_at_time_0_and_have_finished_at_time_1(order: Order) -> None:
     window = Window(0.3, order)
     starts = window.starts(5, 9)
@@ -84,10 +84,30 @@ def test_ordered_lanes_never_go_back_and_use_all_calls(calls: int, steps: int, l
     assert offsets[0] == 0 and offsets[-1] == calls - lanes.steps
 
 
-def test_random_offsets_are_uniform() -> None:
-    offsets = Lanes(6, 3).offsets(100, 400, torch.Generator().manual_seed(2)).flatten()
+@pytest.mark.parametrize("order", ["random", "spread"])
+def test_random_offsets_are_uniform(order: Order) -> None:
+    offsets = Lanes(6, 3, order).offsets(40_000, 5, torch.Generator().manual_seed(2))[:, 1]
     share = torch.bincount(offsets, minlength=4) / offsets.numel()
     assert share.tolist() == pytest.approx([0.25] * 4, abs=4 * math.sqrt(0.25 * 0.75 / offsets.numel()))
+
+
+@given(calls=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(1, 40))
+def test_spread_lanes_start_together_only_far_apart(calls: int, steps: int, length: int) -> None:
+    lanes = Lanes(calls, min(steps, calls), "spread")
+    slots = calls - lanes.steps + 1
+    offsets = lanes.offsets(2, length, torch.Generator().manual_seed(4))
+    for row in offsets.tolist():
+        for near in range(1, slots):
+            assert all(a != b for a, b in zip(row, row[near:], strict=False))
+    counts = torch.stack([torch.bincount(row, minlength=slots) for row in offsets])
+    assert counts.max() - counts.min() <= 1  # every step starts alike many
+
+
+def test_spread_orders_are_all_alike_likely() -> None:
+    offsets = Lanes(3, 1, "spread").offsets(60_000, 3, torch.Generator().manual_seed(5))
+    code = offsets @ torch.tensor([9, 3, 1])
+    share = torch.bincount(code, minlength=27)[code.unique()] / len(code)
+    assert share.tolist() == pytest.approx([1 / 6] * 6, abs=4 * math.sqrt(5 / 36 / len(code)))
 
 
 @pytest.mark.parametrize(("width", "calls", "steps"), [(0.25, 64, 16), (0.001, 10, 1), (0.5, 7, 4), (0.99, 100, 99)])

@@ -45,7 +45,7 @@ class Setting:
     solver: str
     grid: str = "time"
     window: float = 1.0
-    order: Order = "random"
+    order: Order = "spread"
 
     @property
     def steps(self) -> int:

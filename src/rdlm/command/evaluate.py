@@ -45,7 +45,7 @@ class Evaluate:
     """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
     window: float | None = None
     """Part of the time in which one position runs through its bridge; 1: synchronous. The run's own if not given."""
-    order: Literal["random", "left_to_right"] = "random"
+    order: Literal["random", "spread", "left_to_right"] = "spread"
     """Order in which windows begin."""
     estimator: Literal["steps", "path"] = "steps"
     """Single steps of many sequences, or whole paths of few."""

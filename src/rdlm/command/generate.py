@@ -61,7 +61,7 @@ class Generate:
     """Take the likeliest token in the last step."""
     window: float | None = None
     """Part of the walk in which one position runs; 1: all of them run together. The model's own if not given."""
-    order: Literal["random", "left_to_right"] = "random"
+    order: Literal["random", "spread", "left_to_right"] = "spread"
     """Order in which positions run in windows."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""

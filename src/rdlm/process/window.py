@@ -2,7 +2,9 @@
 
 Width 1 is the synchronous process; a width of one step is masked diffusion (random starts) or
 autoregression (ordered starts). The starts are drawn independently of the data, so that the
-likelihood bound holds for every draw of them and hence on average.
+likelihood bound holds for every draw of them and hence on average. Starts that are `spread` come in a
+random order too, but those of one step lie as far apart as they can: what is decided at once, each position
+without knowing of the others, then depends on each other least.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError, unknown
 
-Order = Literal["random", "left_to_right"]
+Order = Literal["random", "spread", "left_to_right"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,14 @@ class Window:
         _check_order(self.order)
 
     def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
-        """Return the times [batch, length] at which positions start, Eq. (35); all 0 for width 1."""
+        """Return the times [batch, length] at which positions start, Eq. (35); all 0 for width 1.
+
+        In continuous time no two positions start at once: a spread order is a random one.
+        """
         span = 1 - self.width
-        if self.order == "random":
-            return span * torch.rand(batch, length, generator=generator)
-        return span * torch.linspace(0, 1, length).expand(batch, length)
+        if self.order == "left_to_right":
+            return span * torch.linspace(0, 1, length).expand(batch, length)
+        return span * torch.rand(batch, length, generator=generator)
 
     def local_time(self, time: Tensor, starts: Tensor) -> Tensor:
         """Return each position's own time in [0, 1] at the common `time` [batch, 1], Eq. (35)."""
@@ -69,7 +74,11 @@ class Lanes:
         latest = self.calls - self.steps
         if self.order == "random":
             return torch.randint(latest + 1, (batch, length), generator=generator)
-        return torch.linspace(0, latest, length).round().long().expand(batch, length)
+        if self.order == "left_to_right":
+            return torch.linspace(0, latest, length).round().long().expand(batch, length)
+        shuffled = torch.rand(batch, latest + 1, generator=generator).argsort(1)
+        # Position i starts with i + latest + 1, i + 2 (latest + 1), ... : nothing nearer to it starts in the same step.
+        return shuffled[:, torch.arange(length) % (latest + 1)]
 
     def local_step(self, step: Tensor | int, offsets: Tensor) -> Tensor:
         """Return each position's own step in [0, steps]; `steps` means that it is finished."""
@@ -78,15 +87,15 @@ class Lanes:
     def share(self, step: Tensor, offsets: Tensor) -> Tensor:
         """Return the part of each position's term that counts at a common step: 1 while it runs, 0 once finished.
 
-        Random starts are exchangeable among the positions that still rest, whose states are alike. So each of them
-        counts with its chance to start now, instead of one with 1 and the others with 0: the mean is the same.
+        Random and spread starts are exchangeable among the positions that still rest, whose states are alike. So each
+        of them counts with its chance to start now, instead of some with 1 and the others with 0: the mean is the same.
         """
         running = ((step > offsets) & (step - offsets < self.steps)).to(torch.float32)
         latest = self.calls - self.steps
-        if self.order == "random":
-            starting = (step <= offsets) / (latest + 1.0 - step).clamp_min(1.0)
-        else:
+        if self.order == "left_to_right":
             starting = (step == offsets).to(torch.float32)
+        else:
+            starting = (step <= offsets) / (latest + 1.0 - step).clamp_min(1.0)
         return running + starting
 
 

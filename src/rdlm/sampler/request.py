@@ -55,7 +55,7 @@ class Request:
     """Decode the likeliest token in the last step instead of drawing one."""
     window: float | None = None
     """Part of the walk in which one position runs; 1: all run together; None: as the model was made for."""
-    order: Order = "random"
+    order: Order = "spread"
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool | None = None
