@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import importlib
 import inspect
 import itertools
@@ -114,6 +115,7 @@ class Act:
             "input": InputError("width -1 must be at least 1"),
             "damage": DamagedFileError("model.safetensors: checksum differs"),
             "interrupt": KeyboardInterrupt(),
+            "full": OSError(errno.ENOSPC, "No space left on device", "table"),
             "defect": ZeroDivisionError("defect"),
         }
         if self.ending in endings:
@@ -135,6 +137,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> None:
         ("input", 2, "rdlm: error: width -1 must be at least 1\n"),
         ("damage", 3, "rdlm: error: model.safetensors: checksum differs\n"),
         ("interrupt", 130, "rdlm: interrupted\n"),
+        ("full", 1, "rdlm: error: cannot write table: No space left on device\n"),
     ],
 )
 def test_exit_codes(ending: str, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from rdlm.config import DenoiserConfig, ObjectiveConfig, ProcessConfig, RunConfig
+from rdlm.config import DenoiserConfig, MethodName, ObjectiveConfig, ProcessConfig, RunConfig
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Levels, Tokenizer
 from rdlm.errors import InputError
 from rdlm.generation import generate
 from rdlm.language_model import LanguageModel
+from rdlm.method import METHODS
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
 from rdlm.sampler.predictor import Predictor
@@ -284,3 +285,22 @@ def test_mistakes_of_other_kinds_of_models() -> None:
         generate(tiny(classes=2), label="clas 1")
     with pytest.raises(TypeError, match="stpes"):
         generate(tiny(), stpes=3)
+
+
+@pytest.mark.parametrize("name", ["masked", "uniform", "score_entropy", "autoregressive", "flow"])
+def test_rivals_sample_without_conditions(name: MethodName) -> None:
+    tokenizer = Characters(TEXT8_ALPHABET)
+    config = RunConfig(method=name, model=TransformerConfig(width=16, layers=1, heads=2, time_width=8))
+    torch.manual_seed(0)
+    method = METHODS[name](config, tokenizer.size, 0, 0)
+    model = LanguageModel("rival", method, tokenizer, config, {"kind": "text", "length": LENGTH})
+    seen: list[tuple[int, int]] = []
+    three = generate(model, num=3, steps=4, seed=5, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)] and three.tokens.shape == (3, LENGTH)
+    assert generate(model, num=1, steps=4, seed=6).samples[0] == three.samples[1]
+    assert three.network_calls == (LENGTH if name == "autoregressive" else 4)
+    assert three.claims_bound == (name != "flow") and three.invalid_codes == 0
+    assert generate(model, length=4, steps=2).tokens.shape == (1, 4)
+    for option in ({"prompt": "the "}, {"temperature": 0.5}, {"window": 0.5}, {"length": LENGTH + 1}):
+        with pytest.raises(InputError, match=f"method '{name}' samples .* leave out {next(iter(option))}"):
+            generate(model, **option)

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, cast
 
 from rdlm import __version__
 from rdlm.errors import DamagedFileError, InputError, unknown
+from rdlm.storage import FULL, cache_dir
 
 
 class Command(Protocol):
@@ -42,10 +43,13 @@ COMMANDS = {
     "train": Entry("rdlm.command.train", "Train", "train a preset or your own configuration", two_stages=True),
     "compare": Entry("rdlm.command.compare", "Compare", "train methods side by side", two_stages=True),
     "generate": Entry("rdlm.command.generate", "Generate", "sample from a model, under any condition"),
+    "serve": Entry("rdlm.command.serve", "Serve", "serve models over HTTP, with a page to look at them"),
     "evaluate": Entry("rdlm.command.evaluate", "Evaluate", "measure a model, with intervals and conventions"),
     "score": Entry("rdlm.command.score", "ScoreText", "bound the likelihood of any text"),
+    "publish": Entry("rdlm.command.publish", "Publish", "put a model into a folder or on the hub, with its card"),
     "analyze": Entry("rdlm.command.analyze", "Analyze", "repeat an analysis of the paper"),
     "certify": Entry("rdlm.command.certify", "Certify", "hold the likelihood bound against known entropies"),
+    "bench": Entry("rdlm.command.bench", "Bench", "hold the speed of every part against its limit"),
     "data": Entry("rdlm.command.data", "Data", "list, get and verify corpora"),
     "doctor": Entry("rdlm.command.doctor", "Doctor", "check this machine and this installation"),
 }
@@ -68,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has left. What is still buffered would raise again when Python closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _complain(f"cannot write{f' {error.filename}' if error.filename else ''}: {error.strerror}", 1)
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -86,8 +94,15 @@ def dispatch(arguments: list[str]) -> int:
         raise InputError(f"unknown flag {first!r} before a command; see rdlm --help")
     if first not in COMMANDS:
         raise unknown("command", first, COMMANDS)
+    keep_within_the_cache()
     parsed = parse(first, options)
     return parsed if isinstance(parsed, int) else parsed.run()
+
+
+def keep_within_the_cache() -> None:
+    """Let the libraries beneath keep their fonts and compiled code in our cache, unless the user chose a place."""
+    for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        os.environ.setdefault(variable, str(cache_dir() / name))
 
 
 def parse(command: str, options: list[str]) -> Command | int:

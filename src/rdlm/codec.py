@@ -72,7 +72,8 @@ class Codec:
 
     def encode(self, ids: Int[Tensor, "... length"]) -> Int[Tensor, "..."]:
         """Return the digits of each id, Eq. (39): [..., L, m] if packed, [..., L * m] if serial."""
-        if ids.numel() and not (ids.min() >= 0 and ids.max() < self.vocabulary):
+        # On another device the check would wait for it: there only the CPU's callers are checked.
+        if ids.device.type == "cpu" and ids.numel() and not (ids.min() >= 0 and ids.max() < self.vocabulary):
             raise InputError(
                 f"token ids {int(ids.min())} to {int(ids.max())} leave the range 0 to {self.vocabulary - 1}"
             )
@@ -115,6 +116,15 @@ class Codec:
         return torch.tensor([self.base**j for j in range(self.digits)][::-1], device=device)
 
 
+def _sums(digit: Float[Tensor, "... m b"]) -> Float[Tensor, "... codes"]:
+    """Return the sum over the digits of each of the b^m codes, in their order."""
+    total = digit[..., 0, :]
+    for level in range(1, digit.shape[-2]):
+        # [..., prefixes, 1] + [..., 1, b] -> [..., longer prefixes]
+        total = (total[..., :, None] + digit[..., level, None, :]).flatten(-2)
+    return total
+
+
 class _Marginals(torch.autograd.Function):
     """Sums over the tree from the root; its adjoint is `_Evidence`, so backward is as cheap as forward."""
 
@@ -138,16 +148,18 @@ class _Marginals(torch.autograd.Function):
 
 
 class _Evidence(torch.autograd.Function):
-    """Sums along the paths of the tree, one level at a time; its adjoint is `_Marginals`."""
+    """Sums along the paths of the tree; its adjoint is `_Marginals`."""
 
     @staticmethod
     def forward(ctx: Any, digit: Tensor, codec: Codec) -> Tensor:
         ctx.codec = codec
-        token = digit[..., 0, : codec._prefixes(1)]
-        for level in range(1, codec.digits):
-            # [..., prefixes, 1] + [..., 1, b] -> [..., longer prefixes]
-            token = (token[..., :, None] + digit[..., level, None, :]).flatten(-2)
-            token = token[..., : codec._prefixes(level + 1)]
+        # The two halves of a code first, then their sums: a last level of its own would run in rows of only b numbers.
+        half = codec.digits // 2
+        token = _sums(digit[..., half:, :])
+        if half:
+            heads = _sums(digit[..., :half, :])[..., : codec._prefixes(half)]
+            token = (heads[..., :, None] + token[..., None, :]).flatten(-2)  # [..., prefixes, suffixes] -> tokens
+        token = token[..., : codec.vocabulary]
         return token.clone() if codec.digits == 1 else token
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 FOLDER/
     METHOD/ ...      the run of each method, as `rdlm train` leaves it
+    search/ ...      short runs of each method at each learning rate, where several are to choose from
+    rates.json       what those came to
     pace.json        seconds per step before the start, and the steps that a budget was found to allow
     compare.json     the rows, written after each evaluation
     compare.png      bounds and sample quality
@@ -13,7 +15,6 @@ comparison that was stopped continues with the same command.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -21,35 +22,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.config import MethodName, RunConfig
-from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError, unknown
+from rdlm.evaluation.bound import repeated_bound
 from rdlm.evaluation.sample import divergences
 from rdlm.figure import canvas
 from rdlm.method import METHODS, build
-from rdlm.method.base import Method
 from rdlm.model.config import TransformerConfig
 from rdlm.randomness import generator_of
-from rdlm.storage import write_atomic
-from rdlm.training.checkpoint import read_json
+from rdlm.rates import search
+from rdlm.storage import read_json, write_atomic
 from rdlm.training.interruption import Interruption
 from rdlm.training.parallel import Team, team
 from rdlm.training.race import Entrant, entered, pace, race
 from rdlm.training.run import Build, Run, load_corpus
-from rdlm.training.validation import Bound, held_out, on, part, unit_of
+from rdlm.training.validation import held_out, unit_of
 
 REFERENCE: MethodName = "autoregressive"
 """The method whose step is the unit of cost; sampling takes it a call per token, whatever is allowed."""
 
 PIECE = 64
-"""Sequences that are measured or generated at once."""
+"""Sequences that are generated at once."""
 
-REPEATS = (3, 32)
-"""Fewest and most estimates of the bound of the same sequences."""
+JUDGED = 32
+"""Most sequences by which a learning rate is judged: all rates by the same ones, so that few tell them apart."""
 
 DATA = 1024
 """Validation sequences that samples are held against."""
@@ -68,6 +67,10 @@ class Contest:
     """Validation sequences of a bound."""
     samples: int = 64
     """Generated sequences for the sample quality."""
+    rates: tuple[float, ...] = ()
+    """Learning rates that every method chooses from by its own measure; none: the configuration's."""
+    trial: int = 300
+    """Steps of a trial of a rate."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -75,7 +78,9 @@ class Contest:
                 raise unknown("method", name, METHODS)
         if not self.methods or len(set(self.methods)) < len(self.methods):
             raise InputError(f"a comparison needs methods, each named once, got {', '.join(self.methods) or 'none'}")
-        for key in ("calls", "sequences", "samples"):
+        if not all(rate > 0 for rate in self.rates):
+            raise InputError(f"--rates must be positive, got {', '.join(f'{rate:g}' for rate in self.rates)}")
+        for key in ("calls", "sequences", "samples", "trial"):
             if getattr(self, key) < 1:
                 raise InputError(f"--{key} must be at least 1, got {getattr(self, key)}")
 
@@ -106,13 +111,33 @@ def compare(
         budget = found.get("steps") if steps is None else steps
         total = contest.config.training.steps if budget is None else budget
         interruption = stack.enter_context(Interruption())
-        entrants = [
-            stack.enter_context(entered(contest.configuration(name, total), folder / name, members, corpus, make))
-            for name in contest.methods
-        ]
+        configs = [contest.configuration(name, total) for name in contest.methods]
+        if contest.rates:
+            rates = _searched(contest, folder, members, corpus, make, interruption)
+            configs = [replace(c, training=replace(c.training, rate=rates[c.method])) for c in configs]
+        entrants = [stack.enter_context(entered(c, folder / c.method, members, corpus, make)) for c in configs]
         race(entrants, total, interruption)
-        rows = [_row(contest, entrant, folder) for entrant in entrants]
+        rows = []
+        for entrant in entrants:
+            interruption.obey(total)
+            rows.append(_row(contest, entrant, folder))
         return _finish(contest, folder, rows, found)
+
+
+def _searched(
+    contest: Contest, folder: Path, members: Team, corpus: Corpus, make: Build, interruption: Interruption
+) -> dict[str, float]:
+    """Return the learning rate of each method: the best of all that it tried, by its bound after the trials' steps."""
+    trials = [contest.configuration(name, contest.trial) for name in contest.methods]
+    sequences = min(contest.sequences, JUDGED)
+    batch = held_out(corpus, contest.config.data.length, sequences, contest.config.training.seed)
+
+    def judge(entrant: Entrant) -> float:
+        interruption.obey(contest.trial)
+        with entrant.run.averaged():
+            return repeated_bound(entrant.run.method, batch, contest.calls, contest.config.training.seed).bits
+
+    return search(trials, contest.rates, folder, members, corpus, make, judge, interruption)
 
 
 # -- cost --------------------------------------------------------------------------------------------
@@ -181,39 +206,11 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
         "bound": bound.bits, "stderr": stderr, "low": bound.bits - bound.margin, "high": bound.bits + bound.margin,
         "unit": unit_of(run.corpus), "claims_bound": run.method.claims_bound,
         "sampling_calls": run.length if entrant.name == REFERENCE else contest.calls,
-        "parameters": run.parameter_count, "protocol": run.corpus.protocol, "seed": seed,
-        "seconds_per_step": run.counters.seconds / max(run.counters.step, 1), "loss": run.counters.loss,
+        "parameters": run.parameter_count, "rate": run.config.training.rate, "protocol": run.corpus.protocol,
+        "seed": seed, "seconds_per_step": run.counters.seconds / max(run.counters.step, 1), "loss": run.counters.loss,
         "skipped": run.counters.skipped, "quality": {name: asdict(metric) for name, metric in quality.items()},
         "sample": run.corpus.tokenizer.decode([i for i in samples[0].tolist() if i >= 0]),
     }  # fmt: skip
-
-
-@torch.no_grad()
-def repeated_bound(method: Method, batch: Batch, calls: int, seed: int) -> Bound:
-    """Return the mean bound of sequences, estimated anew until the estimator's own error is small beside theirs.
-
-    Two errors add up: that of the estimates, seen in how their means differ, and that of having so few sequences, seen
-    in how far two independent estimates of a sequence agree.
-    """
-    estimates: list[Tensor] = []
-    for repeat in range(REPEATS[1]):
-        estimates.append(_estimate(method, batch, calls, generator_of("compare", seed, repeat)))
-        if len(estimates) < REPEATS[0]:
-            continue
-        values = torch.stack(estimates)  # [repeats, sequences]
-        own = float(values.mean(1).var()) / len(values)
-        halves = torch.stack([values[::2].mean(0), values[1::2].mean(0)])
-        theirs = max(0.0, float(torch.cov(halves)[0, 1])) / values.shape[1] if values.shape[1] > 1 else math.inf
-        if own < theirs / 4:
-            break
-    return Bound(float(values.mean()), math.sqrt(own + theirs), batch.ids.shape[1])
-
-
-def _estimate(method: Method, batch: Batch, calls: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
-    place = next(method.network.parameters()).device
-    pieces = [slice(first, first + PIECE) for first in range(0, len(batch.ids), PIECE)]
-    found = [method.bound(on(part(batch, rows), place), calls, generator).double().cpu() for rows in pieces]
-    return torch.cat(found)
 
 
 def _samples(run: Run, count: int, calls: int) -> Tensor:

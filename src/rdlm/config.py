@@ -137,6 +137,12 @@ class DiscreteConfig:
     """How the probability that a token is still itself rises with time."""
     graph: Literal["absorb", "uniform"] = "absorb"
     """What score_entropy's tokens jump to: the mask, or any token."""
+    order: Literal["random", "spread"] = "random"
+    """Which tokens masked reveals in one call: any, as in the literature, or tokens far apart, as rdlm does."""
+
+    def __post_init__(self) -> None:
+        if self.order == "spread" and self.schedule != "log_linear":
+            raise InputError("discrete.order spread needs the log_linear schedule: every call reveals alike many")
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,10 @@ def _scalar(hint: type, value: object, key: str) -> Any:
     if not isinstance(value, accepted.get(hint, (hint,))) or (isinstance(value, bool) and hint is not bool):
         kinds = {float: "a number", int: "a whole number", bool: "true or false"}
         raise InputError(f"{key} must be {kinds.get(hint, 'text')}, got {value!r}")
-    return hint(value)
+    try:
+        return hint(value)
+    except OverflowError:
+        raise InputError(f"{key} is too large a number") from None
 
 
 def _number(text: str) -> float | str:

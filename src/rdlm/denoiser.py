@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,6 +16,17 @@ from rdlm.model import features
 from rdlm.model.config import Interface
 from rdlm.process.bridge import Bridge
 from rdlm.process.clock import Schedule
+
+
+class Scores(NamedTuple):
+    """What is known of each token, up to a constant: `log p` is the log-softmax of the sum, Eq. (27)."""
+
+    logits: Float[Tensor, "batch positions v"]
+    evidence: Float[Tensor, "batch positions v"] | None
+
+    def log_probability(self) -> Float[Tensor, "batch positions v"]:
+        """Return `log p(token | states)`."""
+        return torch.log_softmax(self.logits if self.evidence is None else self.logits + self.evidence, dim=-1)
 
 
 class Denoiser:
@@ -65,16 +78,22 @@ class Denoiser:
         previous: Tensor | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities; `noise` may have one position where all share it."""
+        return self.scores(network, state, noise, condition, previous).log_probability()
+
+    def scores(
+        self, network: nn.Module, state: Float[Tensor, "..."], noise: Float[Tensor, "batch positions"],
+        condition: Tensor | None = None, previous: Tensor | None = None,
+    ) -> Scores:  # fmt: skip
+        """Return what the network and the states say of each token, apart, Eq. (27)."""
         grouped, level = self._grouped(state, noise)
         inputs, evidence = self._inputs(grouped, level)
         time = self.schedule.time(level.clamp(0, self.schedule.total))
         logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
-        if not self.whole:
-            logits = logits.unflatten(-1, (self.spheres, self.codec.base))
-        if evidence is not None:
-            logits = logits + (self.codec.evidence(evidence) if self.whole else evidence)
-        log_probability = torch.log_softmax(logits, dim=-1)
-        return log_probability if self.whole else log_probability.flatten(1, 2)
+        if self.whole:
+            return Scores(logits, None if evidence is None else self.codec.evidence(evidence))
+        # [batch, L, m b] -> [batch, L m, b]
+        logits = logits.unflatten(-1, (self.spheres, self.codec.base)).flatten(1, 2)
+        return Scores(logits, None if evidence is None else evidence.flatten(1, 2))
 
     def _grouped(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return states as [batch, L, m, d] and noise as [batch, L or 1]: one row per position of the network."""

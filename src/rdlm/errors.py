@@ -14,6 +14,10 @@ class DamagedFileError(RuntimeError):
     """A file's content does not match its checksum, its format or its name."""
 
 
+class DivergedError(RuntimeError):
+    """A run's numbers are no longer finite: too many steps in a row, or the weights themselves."""
+
+
 def unknown(kind: str, value: str, choices: Iterable[str]) -> InputError:
     """Return the error for a name that is none of `choices`, with the nearest ones suggested."""
     names = sorted(choices)

@@ -10,6 +10,7 @@ from torch import Tensor, distributed
 
 from rdlm.config import ObjectiveConfig
 from rdlm.process.window import Order, Window
+from rdlm.surprisal import surprisal
 
 BINS = 64
 """Bins of the adaptive proposal."""
@@ -143,15 +144,15 @@ def _orders(config: ObjectiveConfig) -> tuple[Order, ...]:
 
 
 def cross_entropy(
-    log_probability: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor
-) -> Float[Tensor, " batch"]:
+    logits: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor,
+    evidence: Float[Tensor, "batch length v"] | None = None,
+) -> Float[Tensor, " batch"]:  # fmt: skip
     """Return each sequence's mean cross-entropy over its unfinished positions, Eq. (36) and (47).
 
     Averaging over the unfinished ones makes each count of finished positions weigh alike, as the weight `1/t` of
-    masked diffusion does; a sequence without any counts 0.
+    masked diffusion does; a sequence without any counts 0. The logits are consumed by `backward`.
     """
-    loss = -log_probability.gather(-1, token[..., None])[..., 0]
-    return mean_unfinished(loss, time)
+    return mean_unfinished(surprisal(logits, token, evidence), time)
 
 
 def mean_unfinished(loss: Float[Tensor, "batch length"], time: Tensor) -> Float[Tensor, " batch"]:

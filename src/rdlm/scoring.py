@@ -1,9 +1,10 @@
-"""The likelihood of texts under a model: bounds with intervals, text by text or for a document of any length.
+"""The likelihood of texts under a model: bounds with intervals, for texts of any length.
 
-A text is scored as a whole sequence of its own length: the bound is that of the sampler that draws so many tokens.
-A document is cut into consecutive windows of the model's length, which are scored independently and added up; the
-rest, shorter than a window, is a window of its own (if it would be a single token, the window before gives up its
-last one). So a document's score is a bound under the model that writes window after window without looking back.
+A text of up to the model's length is scored as a whole sequence of its own length: the bound is that of the sampler
+that draws so many tokens. A longer one is cut into consecutive windows of the model's length, which are scored
+independently and added up; the rest, shorter than a window, is a window of its own (if it would be a single token,
+the window before gives up its last one). So its score is a bound under the model that writes window after window
+without looking back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.data.batch import Batch
@@ -22,21 +23,36 @@ from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
 from rdlm.evaluation.bound import Estimator, check_weights
 from rdlm.language_model import LanguageModel
-from rdlm.likelihood import Estimate, by_comb, by_paths, by_steps, sample_mean
-from rdlm.likelihood.data import BATCH, Advance
+from rdlm.likelihood import Estimate, by_comb, by_paths, sum_over_rows
+from rdlm.likelihood.data import Advance
+from rdlm.method.base import Method
+from rdlm.method.flow import Flow
+from rdlm.method.rdlm import Rdlm
 from rdlm.randomness import generator_of
 
 SHORTEST = 2
 """Fewest tokens of a text."""
 
+FEWEST = 3
+"""Fewest draws of a window behind an interval."""
+
+BUDGET = 1 << 15
+"""Windows through the network that are spent unless told otherwise, where so few allow an interval."""
+
+PIECE = 64
+"""Windows that are scored together."""
+
 
 @dataclass(frozen=True)
 class Score:
-    """The bound on `-log p` of a text, and what it is divided by."""
+    """The bound on `-log p` of a text, what it is divided by, and how it is spread over the tokens."""
 
     nats: Estimate
-    tokens: int
     chars: int
+    tokens: tuple[str, ...]
+    """The text's tokens, each as text."""
+    positions: tuple[float, ...]
+    """Each token's share in bits, estimated without bias; together they are the bound. Rivals' bounds have none."""
     windows: int = 1
 
     @property
@@ -44,35 +60,72 @@ class Score:
         """Return the bound in bits per character of the text."""
         return self.nats.value / self.chars / math.log(2)
 
-    def row(self) -> dict[str, object]:
-        """Return the score for machines."""
+    def __repr__(self) -> str:
+        word = "upper bound" if self.nats.claims_bound else "not a bound"
+        margin = (self.nats.high - self.nats.low) / 2 / self.chars / math.log(2)
+        return f"<Score of {self.chars} characters: {self.bits_per_char:.4g} ± {margin:.2g} bits each, {word}>"
+
+    def _repr_html_(self) -> str:
+        from rdlm import display
+
+        return display.score(self)
+
+    def row(self, positions: bool = False) -> dict[str, object]:
+        """Return the score for machines; where wanted, with every token and its share."""
         nats = self.nats
-        return {
+        row: dict[str, object] = {
             "nats": nats.value, "stderr": nats.stderr, "low": nats.low, "high": nats.high, "chars": self.chars,
-            "tokens": self.tokens, "windows": self.windows, "bits_per_char": self.bits_per_char,
+            "bits_per_char": self.bits_per_char, "claims_bound": nats.claims_bound, "windows": self.windows,
         }  # fmt: skip
+        return row | ({"positions": list(self.positions), "tokens": list(self.tokens)} if positions else {})
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How texts are scored: network calls M, the estimator, and its draws for each text."""
+    """How texts are scored: network calls M, the estimator, and its draws for each window."""
 
     calls: int = 64
     estimator: Estimator = "path"
     draws: int = 4
-    """Paths of each text, or random steps of each."""
+    """Paths of each window, or random steps of each."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.calls < 1:
             raise InputError(f"at least one network call is needed, got {self.calls}")
-        if self.draws < 3:
-            raise InputError(f"an interval needs at least 3 draws of each text, got {self.draws}")
+        if self.draws < FEWEST:
+            raise InputError(f"an interval needs at least {FEWEST} draws of each text, got {self.draws}")
 
     @property
-    def cost(self) -> int:
-        """Return how often a text goes through the network."""
-        return self.draws * (self.calls if self.estimator == "path" else 1)
+    def passes(self) -> int:
+        """Return how often one draw sends a window through the network."""
+        return self.calls if self.estimator == "path" else 1
+
+    def cost(self, model: LanguageModel, windows: int) -> int:
+        """Return how many windows go through the network; those of a mixture do so for each of its paths."""
+        paths = len(model.method.process.mixture.paths) if isinstance(model.method, Rdlm) else 1
+        return windows * paths * self.draws * self.passes
+
+
+def effort_for(
+    model: LanguageModel, windows: int, calls: int = 64, estimator: Estimator | None = None, seed: int = 0
+) -> Effort:
+    """Return an effort of about `BUDGET`: four paths a window where they fit, else single steps, as many as fit.
+
+    A rival has no choice: its own bound follows a path (flow) or looks at one step (the others).
+    """
+    own = _own_estimator(model.method)
+    if own is not None and estimator not in (None, own):
+        raise InputError(f"a run of the method {model.config.method!r} is scored by its {own} estimator alone")
+    few = Effort(calls).cost(model, windows) <= BUDGET
+    chosen = own or estimator or ("path" if few else "steps")
+    if chosen == "path":
+        return Effort(calls, "path", seed=seed)
+    return Effort(calls, "steps", max(FEWEST, min(calls, BUDGET // windows)), seed)
+
+
+def _own_estimator(method: Method) -> Estimator | None:
+    return None if isinstance(method, Rdlm) else "path" if isinstance(method, Flow) else "steps"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,40 +143,74 @@ def score(
     unknown: Unknown = "error",
     advance: Advance = lambda count: None,
 ) -> list[Score]:
-    """Return the bound of every text, each a sequence of its own, up to the model's length."""
-    effort = effort or Effort()
-    rows = [encode(model, text, unknown) for text in texts]
-    for number, row in enumerate(rows):
-        if len(row.ids) > model.length:
-            raise InputError(
-                f"text {number + 1} has {len(row.ids)} tokens, the model's sequences have {model.length}: "
-                "score it as a document"
-            )
-    nats = _score_rows(model, [row.ids for row in rows], effort, advance)
-    return [Score(value, len(row.ids), row.chars) for value, row in zip(nats, rows, strict=True)]
+    """Return the bound of every text; without an effort, that of `effort_for`."""
+    return score_encoded(model, [encode(model, text, unknown) for text in texts], effort, advance)
 
 
-def score_document(
+def score_encoded(
     model: LanguageModel,
-    text: str,
+    texts: Sequence[Encoded],
     effort: Effort | None = None,
-    unknown: Unknown = "error",
     advance: Advance = lambda count: None,
-) -> Score:
-    """Return the bound of a text of any length, window by window; see the rule above."""
-    effort = effort or Effort()
-    encoded = encode(model, text, unknown)
-    parts = windows(encoded.ids, model.length)
-    whole = [part for part in parts if len(part) == len(parts[0])]
-    rest = parts[len(whole) :]
-    if effort.estimator == "path" or len(whole) < BATCH:
-        nats = _score_rows(model, parts, effort, advance)
+) -> list[Score]:
+    """Return the bound of every text, window by window; see the rule above."""
+    check_weights(model.method.network)
+    parts = [windows(text.ids, model.length) for text in texts]
+    rows = [row for part in parts for row in part]
+    effort = effort or effort_for(model, len(rows))
+    effort_for(model, len(rows), effort.calls, effort.estimator)  # refuses what the method has not
+    values = iter(_values(model, rows, effort, advance))
+    return [_score(model, text, [next(values) for _ in part]) for text, part in zip(texts, parts, strict=True)]
+
+
+def _score(model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]]) -> Score:
+    """Return a text's score from the draws of its windows; windows of one length are alike."""
+    by_length: dict[int, list[Tensor]] = {}
+    for value in values:
+        by_length.setdefault(value.shape[1], []).append(value.sum(-1))
+    claims = model.method.claims_bound
+    sums = [sum_over_rows(torch.stack(alike, dim=1), claims) for alike in by_length.values()]
+    bits = torch.cat([value.mean(0) for value in values]) / math.log(2)
+    names = {i: model.tokenizer.decode([i]) for i in text.ids.unique().tolist()}
+    tokens = tuple(names[i] for i in text.ids.tolist())
+    positions = tuple(bits.tolist()) if isinstance(model.method, Rdlm) else ()
+    return Score(sum(sums[1:], start=sums[0]), text.chars, tokens, positions, len(values))
+
+
+def _values(
+    model: LanguageModel, rows: Sequence[Int[Tensor, " length"]], effort: Effort, advance: Advance
+) -> list[Float[Tensor, "draws length"]]:
+    """Return the draws of every row in nats; rows of one length go through the network together."""
+    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    lengths = torch.tensor([len(row) for row in rows])
+    for length in lengths.unique().tolist():
+        for part in (lengths == length).nonzero()[:, 0].split(PIECE):
+            ids = torch.stack([rows[i] for i in part.tolist()])
+            generator = generator_of("score", effort.seed, length, int(part[0]))
+            values = _draws(model, Batch(ids), effort, generator, advance)
+            for place, value in zip(part.tolist(), values.unbind(1), strict=True):
+                found[place] = value
+    return found
+
+
+@torch.no_grad()
+def _draws(
+    model: LanguageModel, batch: Batch, effort: Effort, generator: torch.Generator, advance: Advance
+) -> Float[Tensor, "draws n length"]:
+    """Return estimates of the tokens' shares in their rows' bounds; a rival's share is the whole, in one place."""
+    if not isinstance(model.method, Rdlm):
+        found = []
+        for _ in range(effort.draws):
+            found.append(model.method.bound(batch, effort.calls, generator).double().cpu()[:, None])
+            advance(len(batch.ids) * effort.passes)
+        return torch.stack(found)
+    problem = model.rdlm.problem(batch, effort.calls)
+    if effort.estimator == "path":
+        shares = by_paths(problem, effort.draws, generator, advance=advance).sum(1)
     else:
-        nats = [_mean_step(model, torch.stack(whole), effort, advance), *_score_rows(model, rest, effort, advance)]
-    total = nats[0]
-    for value in nats[1:]:
-        total = total + value
-    return Score(total, len(encoded.ids), encoded.chars, len(parts))
+        shares = by_comb(problem, effort.draws, generator, advance=advance)
+    count, length = batch.ids.shape
+    return shares.view(effort.draws, count, length, -1).sum(-1)  # the digits of a token are its own
 
 
 def windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:
@@ -159,39 +246,3 @@ def _known(ids: Ids, missing: int, text: str, unknown: Unknown) -> Ids:
             "--unknown replace scores them as [UNK]"
         )
     return ids[ids != missing] if unknown == "skip" else ids
-
-
-def _score_rows(
-    model: LanguageModel, rows: Sequence[Int[Tensor, " length"]], effort: Effort, advance: Advance
-) -> list[Estimate]:
-    """Return every row's bound; rows of one length go through the network together."""
-    check_weights(model.rdlm.network)
-    found: list[Estimate | None] = [None] * len(rows)
-    lengths = torch.tensor([len(row) for row in rows])
-    for length in lengths.unique().tolist():
-        for part in (lengths == length).nonzero()[:, 0].split(BATCH):
-            ids = torch.stack([rows[i] for i in part.tolist()])
-            values = _draws(model, ids, effort, generator_of("score", effort.seed, *part.tolist()), advance)
-            for place, value in zip(part.tolist(), values.T, strict=True):
-                found[place] = sample_mean(value)
-    return [value for value in found if value is not None]
-
-
-def _draws(
-    model: LanguageModel, ids: Int[Tensor, "n length"], effort: Effort, generator: torch.Generator, advance: Advance
-) -> Tensor:
-    """Return [draws, n] estimates of the rows' bounds: sums along paths, or single steps."""
-    problem = model.rdlm.problem(Batch(ids), effort.calls)
-    if effort.estimator == "path":
-        return by_paths(problem, effort.draws, generator, advance=advance).sum(1)
-    return by_comb(problem, effort.draws, generator, advance=advance)
-
-
-def _mean_step(
-    model: LanguageModel, ids: Int[Tensor, "n length"], effort: Effort, advance: Advance
-) -> Estimate:
-    """Return the sum over many windows from single steps, stratified over all of them."""
-    check_weights(model.rdlm.network)
-    problem = model.rdlm.problem(Batch(ids), effort.calls)
-    generator = generator_of("score", effort.seed)
-    return by_steps(problem, effort.draws * len(ids), generator, advance=advance).total * len(ids)

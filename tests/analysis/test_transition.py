@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from rdlm import cli
+from rdlm.analysis import radial, transition
 from rdlm.analysis.radial import fine_grid, plot_radial, radial_quantiles
 from rdlm.analysis.transition import LAWS, TIMES, Case, compare, plot
 
@@ -37,3 +41,22 @@ def test_pictures_are_written(rows, tmp_path):
     plot_radial(tmp_path / "figures" / "radial.png", paths=4)
     for name in ("mmd.png", "radial.png"):
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_run_from_the_command_line(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(transition, "CASES", (Case(4, 40, 8),))
+    monkeypatch.setattr(radial, "DIMENSIONS", (4, 28))
+    for name, rows in (("transition", 2 * len(TIMES) * len(LAWS)), ("radial", 10)):
+        assert cli.main(["analyze", name, "--out", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["rows"]) == rows and found["conventions"]
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len((tmp_path / f"{name}.txt").read_text().splitlines()) == rows + 2 + len(found["conventions"])
+
+
+def test_paper_scale_has_more_samples_and_finer_walks():
+    assert [(c.dimension, c.samples, c.steps) for c in transition.cases(True)] == [
+        (c.dimension, 4 * c.samples, 4 * c.steps) for c in transition.CASES
+    ]
+    assert {4, 256, 30522} <= {c.dimension for c in transition.CASES}

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from rdlm import cli
 from rdlm.analysis import objectives, speed, splitting
-from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig
+from rdlm.config import DataConfig, ObjectiveConfig, ProcessConfig, RunConfig, TrainingConfig
 from rdlm.model.config import TransformerConfig
 
 TINY = RunConfig(
     process=ProcessConfig(bridge="logarithm", levels=8, pairs=64),
     model=TransformerConfig(width=8, layers=1, heads=1),
+    objective=ObjectiveConfig(proposal="interval"),
     training=TrainingConfig(steps=2, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
 )
 
@@ -36,11 +38,12 @@ def test_objectives_are_a_table_and_a_picture(
 ) -> None:
     assert cli.main(["analyze", "objectives", "--steps", "3", "--out", str(tmp_path / "out"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in found["rows"]] == list(objectives.OBJECTIVES)
+    assert [row["name"] for row in found["rows"]] == ["drift error", "cross-entropy", "cross-entropy, importance"]
     for row in found["rows"]:
         assert row["low"] < row["bits_per_character"] < row["high"] and row["training_steps"] == 3
     assert json.loads((tmp_path / "out" / "objectives.json").read_text())["rows"] == found["rows"]
     assert (tmp_path / "out" / "objectives.png").read_bytes().startswith(b"\x89PNG")
+    assert "upper bound" in (tmp_path / "out" / "objectives.txt").read_text()
 
 
 def test_splitting_compares_one_sphere_with_digits(tiny: RunConfig, tmp_path: Path) -> None:
@@ -59,11 +62,53 @@ def test_speed_is_measured_against_the_simulation(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "speed.png").exists()
 
 
-def test_paper_scale_keeps_the_papers_network() -> None:
-    assert splitting.large().model.layers == 14  # type: ignore[union-attr]
-    assert splitting.large().process.layout == "packed"
+class Asked(list[RunConfig]):
+    """Stands in for the trials, which would take weeks, and keeps what was asked of them."""
+
+    def trial(self, name: str, config: RunConfig, folder: Path, budget: object) -> dict[str, object]:
+        self.append(config)
+        return {"name": name, "bits_per_character": 1.3, "stderr": 0.1, "low": 1.1, "high": 1.5, "calls": 256}
 
 
-def test_steps_are_for_training_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["analyze", "radial", "--steps", "3"]) == 2
-    assert "objectives and splitting" in capsys.readouterr().err
+@pytest.mark.parametrize("analysis", [objectives, splitting])
+def test_paper_scale_is_what_the_paper_says(
+    analysis: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Asked()
+    monkeypatch.setattr(analysis, "trial", asked.trial)
+    name = analysis.__name__.rpartition(".")[2]
+    assert cli.main(["analyze", name, "--paper-scale", "--out", str(tmp_path)]) == 0
+    assert len(asked) == 3
+    for config in asked:
+        training, model = config.training, config.model
+        assert (training.steps, training.batch, training.ema) == (1_000_000, 512, 0.9999)
+        assert isinstance(model, TransformerConfig) and (model.width, model.heads) == (768, 12)
+        assert config.process.bridge == "logarithm" and config.process.path == "switch"
+        assert config.process.law == "normal" and not config.denoiser.evidence
+    if analysis is objectives:
+        assert {config.data.name for config in asked} == {"text8"} and asked[0].model.layers == 12  # type: ignore[union-attr]
+        assert [config.objective.loss for config in asked] == ["drift_error", "cross_entropy", "cross_entropy"]
+        assert [config.objective.proposal for config in asked] == ["uniform", "uniform", "interval"]
+        assert asked[2].objective.interval == (0.3, 0.6)
+    else:
+        assert [config.process.base for config in asked] == [None, None, 3]
+        assert [config.denoiser.features for config in asked] == ["coordinates", "top", "tokens"]
+        assert (asked[2].process.layout, asked[2].denoiser.head) == ("serial", "digit")
+        assert asked[0].data.length == 128 and asked[0].model.layers == 14  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["radial", "--steps", "3"], "objectives and splitting"),
+        (["radial", "runs/demo"], "frontier alone"),
+        (["frontier", "runs/demo"], "judged by a scorer"),
+        (["frontier", "runs/demo", "--scorer", "runs/judge", "--temperatures", "warm"], "--temperatures"),
+        (["frontier", "runs/demo", "--scorer", "runs/judge", "--solvers", "mixtur"], "did you mean 'mixture'"),
+    ],
+)
+def test_options_of_other_analyses_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["analyze", *options]) == 2
+    assert message in capsys.readouterr().err

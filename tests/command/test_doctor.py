@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from rdlm import certificate
 from rdlm.command import doctor
 from rdlm.command.doctor import Check, Doctor
+from rdlm.data import store
+from rdlm.data.tokenizer import Bytes
 from rdlm.geometry import sphere
+from rdlm.process import cache
 
 
 @pytest.mark.parametrize(
@@ -25,7 +31,8 @@ def test_only_a_required_check_decides_the_exit_code(
         monkeypatch.setattr(doctor, "geometry", lambda: failed)
     assert Doctor(json=True).run() == code
     checks = json.loads(capsys.readouterr().out)["checks"]
-    assert [check["name"] for check in checks] == ["python", "torch build", "threads", "cache", "geometry"]
+    names = ["python", "torch build", "threads", "cache", "runs", "leftovers", "tables", "corpora"]
+    assert [check["name"] for check in checks] == [*names, "geometry", "certificate"]
     assert Doctor().run() == code
     assert "torch build" in capsys.readouterr().out
 
@@ -89,7 +96,8 @@ def test_cache_on_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9, 5))
     check = doctor.cache()
     assert not check.ok
-    assert "larger disk" in check.detail
+    assert "set RDLM_CACHE to a folder that can be written, on a disk with room" in check.detail
+    assert not doctor.runs().ok and not doctor.runs().required
 
 
 @pytest.mark.parametrize("wrong", [1e-9, float("nan")])
@@ -98,3 +106,39 @@ def test_geometry_notices_a_wrong_distance(wrong: float, monkeypatch: pytest.Mon
     distance = sphere.distance
     monkeypatch.setattr(sphere, "distance", lambda x, y: distance(x, y) + wrong)
     assert not doctor.geometry().ok
+
+
+@pytest.mark.parametrize("wrong", [-0.01, 0.2, float("nan")])
+def test_certificate_notices_a_bound_off_its_floor(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = doctor.certificate()
+    assert check.ok and check.required and "entropy 1.0180 nats" in check.detail
+    terms = certificate.path_terms
+    monkeypatch.setattr(certificate, "path_terms", lambda *given: terms(*given) + wrong / 64)
+    check = doctor.certificate()
+    assert not check.ok and "reinstall" in check.detail
+
+
+def test_what_killed_processes_left_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path))
+    old, new = tmp_path / "data" / ".old.part", tmp_path / "data" / ".new.part"
+    old.mkdir(parents=True)
+    new.mkdir()
+    os.utime(old, (0, 0))
+    check = doctor.leftovers()
+    assert not check.ok and not check.required
+    assert check.detail.startswith("1 files left half-written") and f"delete {tmp_path}/*/.*.part" in check.detail
+
+
+def test_damage_in_the_caches_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path))
+    parameters = {"some": "parameters"}
+    path = cache.table_path(parameters)
+    cache.write(path, parameters, {"table": torch.arange(4.0)})
+    draft = store.Draft("toy", Bytes(), {"train": [np.zeros(9, np.uint8)]}, "made up")
+    store.write(tmp_path / "data" / "toy", draft, {"name": "toy", "kind": "text", "length": 3, "licence": "none"})
+    assert [doctor.tables().detail, doctor.corpora().detail] == ["1 kept, all whole"] * 2
+    path.rename(path.with_name("0.safetensors"))
+    (tmp_path / "data" / "toy" / "train.bin").write_bytes(bytes(8) + b"1")
+    reasons = ["other parameters than its name", "train.bin has SHA-256"]
+    for check, message in zip((doctor.tables(), doctor.corpora()), reasons, strict=True):
+        assert not check.ok and not check.required and "1 kept; 1 damaged" in check.detail and message in check.detail

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rdlm
-from rdlm import cli, configfile
+from rdlm import box, cli, configfile
 from rdlm.config import ProcessConfig, RunConfig
 from rdlm.data.png import decode
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, Tokenizer, bases
@@ -166,8 +166,9 @@ def test_what_is_no_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(box, "FOLDER", tmp_path)
     assert cli.main(["generate"]) == 2
-    assert "rdlm train demo" in capsys.readouterr().err
+    assert "rdlm demo" in capsys.readouterr().err
     assert cli.main(["generate", "nowhere"]) == 2
     assert "nowhere is not a folder" in capsys.readouterr().err
     run = save(tmp_path / "newer", Characters("ab"), kind="text", length=4)

@@ -1,4 +1,4 @@
-"""`rdlm evaluate` and `rdlm score` on a run of a few steps, from the command line to the files."""
+"""`rdlm evaluate` and `rdlm score` on runs of a few steps, from the command line to the files."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ import pytest
 
 from rdlm import cli
 from rdlm.command.evaluate import parse_calls
-from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig
+from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig
 from rdlm.errors import InputError
-from rdlm.method.rdlm import Rdlm
+from rdlm.method import build
 from rdlm.model.config import TransformerConfig
 from rdlm.training.loop import train
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away "
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(folder: Path, method: MethodName = "rdlm") -> Path:
     """A run of three steps on a short text."""
-    folder = tmp_path_factory.mktemp("measure")
     (folder / "book.txt").write_text(TEXT * 60)
     config = RunConfig(
+        method=method,
         data=DataConfig("textfile", length=12, file=folder / "book.txt"),
         process=ProcessConfig(levels=8, pairs=64),
         model=TransformerConfig(width=16, layers=1, heads=2),
         training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
     )
-    train(config, folder / "run", Rdlm.build)
-    return folder / "run"
+    train(config, folder / method, build)
+    return folder / method
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("measure"))
 
 
 def answer(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -85,9 +89,40 @@ def test_path_estimator_agrees(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert steps["value"] == pytest.approx(path["value"], abs=5 * math.hypot(steps["stderr"], path["stderr"]))
 
 
+def test_simulated_states_give_the_same_bound(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("evaluate", str(run), "--calls", "5", "--samples", "0", "--evaluations", "400", "--out", str(tmp_path))
+    exact = answer(capsys, *common)["metrics"]["nats_per_sequence"]
+    walked = answer(capsys, *common, "--states", "simulated", "--seed", "1")["metrics"]["nats_per_sequence"]
+    assert exact["value"] == pytest.approx(walked["value"], abs=4 * math.hypot(exact["stderr"], walked["stderr"]))
+    assert walked["convention"].endswith("simulated states")
+
+
+@pytest.mark.parametrize("method", ["masked", "autoregressive", "flow"])
+def test_runs_of_other_methods(method: MethodName, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(trained(tmp_path, method))
+    quick = ("--calls", "4", "--evaluations", "28", "--samples", "4", "--out", str(tmp_path / "out"))
+    found = answer(capsys, "evaluate", run, "--curve-calls", "2", *quick)
+    bits = found["metrics"]["bits_per_character"]
+    assert bits["low"] < bits["value"] < bits["high"] and [row["calls"] for row in found["rows"]] == [2, 4]
+    assert {"bigram_divergence", "entropy_pooled_bits", "known_words"} <= set(found["metrics"])
+    assert found["claims_bound"] == (method != "flow")
+    assert bits["convention"].startswith("upper bound" if found["claims_bound"] else "not a bound")
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png;base64") == 2
+    for option in (["--window", "0.5"], ["--calls", "inf"], ["--estimator", "path"], ["--paper"]):
+        assert cli.main(["evaluate", run, *quick, *option]) == 2
+        assert f"method '{method}'" in capsys.readouterr().err
+    (tmp_path / "text.txt").write_text("the lazy dog and the fox")
+    scored = answer(capsys, "score", run, str(tmp_path / "text.txt"), "--calls", "4", "--positions")
+    assert scored["claims_bound"] == scored["rows"][0]["claims_bound"] == (method != "flow")
+    assert scored["rows"][0]["positions"] == [] and scored["rows"][0]["nats"] > 0
+    assert cli.main(["score", run, str(tmp_path / "text.txt"), "--calls", "4"]) == 0
+    assert ("not a bound" in capsys.readouterr().out) == (method == "flow")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--states", "simulated", "--calls", "inf"], "simulated states"),
         (["--curve-calls", "4,x"], "'x'"),
         (["--calls", "0"], "at least one network call"),
         (["--samples", "1"], "2 samples"),
@@ -119,6 +154,11 @@ def test_lines_and_standard_input(
         assert row["bits_per_char"] == pytest.approx(row["nats"] / row["chars"] / math.log(2))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
     assert answer(capsys, "score", str(run), "-", *quick)["rows"] == rows
+    (first, _) = answer(capsys, "score", str(run), str(path), *quick, "--positions")["rows"]
+    assert "".join(first["tokens"]) == "the fox"
+    assert sum(first["positions"]) == pytest.approx(first["bits_per_char"] * 7)
+    assert cli.main(["score", str(run), str(path), "--positions"]) == 2
+    assert "--json" in capsys.readouterr().err
 
 
 def test_a_document_by_steps(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +167,11 @@ def test_a_document_by_steps(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     (row,) = answer(capsys, "score", str(run), str(path), "--document", "--calls", "4")["rows"]
     assert (row["chars"], row["windows"]) == (290, 25)
     assert row["stderr"] > 0
+    found = answer(capsys, "score", str(run), str(path), "--calls", "4", "--estimator", "steps", "--draws", "3")
+    assert found["rows"][0]["windows"] == 25 and found["network_windows"] == 75 and found["seconds"] > 0
+    assert found["rows"][0]["nats"] == pytest.approx(
+        row["nats"], abs=4 * math.hypot(row["stderr"], found["rows"][0]["stderr"])
+    )
     assert cli.main(["score", str(run), str(path), "--document", "--calls", "4"]) == 0
     assert "bits_per_char" in capsys.readouterr().out
 

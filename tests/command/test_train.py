@@ -10,10 +10,10 @@ import pytest
 
 from rdlm import cli, configfile
 from rdlm.command.train import Train
+from rdlm.errors import DivergedError
 from rdlm.model.config import ConvolutionConfig
 from rdlm.presets import preset
 from rdlm.training.interruption import InterruptedRunError
-from rdlm.training.loop import DivergedError
 from rdlm.training.parallel import LeaderFailedError
 
 TINY = [

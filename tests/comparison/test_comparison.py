@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rdlm import cli, method
-from rdlm.command.compare import minutes_of
+from rdlm.command.compare import minutes_of, rates_of
 from rdlm.comparison import Contest, compare, draw_comparison, repeated_bound
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
@@ -58,6 +58,19 @@ def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypat
     assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows
     with pytest.raises(AssertionError, match="done again"):
         compare(replace(contest, calls=3), tmp_path, steps=2, load=toy.corpus)
+
+
+def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatch):
+    contest = Contest(toy.config, ("masked", "autoregressive"), 2, 8, 2, rates=(1e-6, 3e-3), trial=20)
+    rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
+    tried = json.loads((tmp_path / "rates.json").read_text())
+    assert [(name, set(found)) for name, found in tried.items()] == [(m, {"1e-06", "0.003"}) for m in contest.methods]
+    assert [row["rate"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
+    for row in rows:
+        assert folder.pointed(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
+        assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
+    monkeypatch.setattr("rdlm.rates.race", None)
+    assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is tried again
 
 
 def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
@@ -178,3 +191,14 @@ def test_a_convolution_has_no_reference(toy, tmp_path):
     assert row["relative_step_cost"] is None
     with pytest.raises(InputError, match="needs a transformer"):
         compare(replace(contest, methods=("autoregressive",)), tmp_path, steps=1, load=toy.corpus)
+
+
+def test_rates_are_numbers_of_a_list():
+    assert rates_of("1e-3,2e-3") == (1e-3, 2e-3) and rates_of("") == ()
+    with pytest.raises(InputError, match="not a list of numbers such as 1e-3,2e-3"):
+        rates_of("1e-3;2e-3")
+
+
+def test_rates_must_be_positive(toy):
+    with pytest.raises(InputError, match=r"--rates must be positive, got 0\.001, -1"):
+        Contest(toy.config, ("masked",), rates=(1e-3, -1.0))

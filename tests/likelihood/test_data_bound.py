@@ -16,11 +16,11 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, by_comb, by_paths, paper_estimate, path_profile
 from rdlm.likelihood.data import Deal
 from rdlm.likelihood.estimate import student
+from rdlm.likelihood.fresh import WalkedLaw
 from rdlm.process.chain import Chain
 from rdlm.process.clock import Geometric
 from rdlm.process.evidence import joint_posterior
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law.simulated import SimulatedLaw
 from rdlm.process.path import Path, constant_mixture, masked_path, switching_path
 from rdlm.process.window import Window
 
@@ -49,7 +49,7 @@ def problem(path: Path, calls: int, count: int = 64, kernel: str = "mixture", wi
 
 def truth(target: Problem, paths: int = 40, seed: int = 9) -> tuple[float, float]:
     """Return the mean bound of the very sequences, and its standard error, from many paths of each."""
-    sums = by_paths(target, paths, torch.Generator().manual_seed(seed), batch=256).sum(1)
+    sums = by_paths(target, paths, torch.Generator().manual_seed(seed), batch=256).sum((1, 3))
     return float(sums.mean()), float((sums.var(0).mean() / sums.numel()).sqrt())
 
 
@@ -58,7 +58,7 @@ def test_steps_and_paths_estimate_one_number() -> None:
     value, stderr = truth(target)
     found = by_steps(target, 6000, torch.Generator().manual_seed(1)).total
     assert found.value == pytest.approx(value, abs=4 * math.hypot(stderr, found.stderr))
-    comb = by_comb(target, 60, torch.Generator().manual_seed(2))
+    comb = by_comb(target, 60, torch.Generator().manual_seed(2)).sum(-1)
     error = float(comb.var(0).mean() / comb.numel()) ** 0.5
     assert float(comb.mean()) == pytest.approx(value, abs=4 * math.hypot(stderr, error))
 
@@ -82,19 +82,11 @@ def test_intervals_cover_as_often_as_they_say() -> None:
     assert abs(sum(one.value for one in found) / 50 - value) < 4 * max(one.stderr for one in found) / 50**0.5
 
 
-def test_exact_and_simulated_states_give_one_value() -> None:
-    target = problem(masked_path(3, S), 6)
-
-    class Simulated:
-        def __init__(self, chain: Chain) -> None:
-            self.chain = chain
-
-        def draw(self, token: Tensor, level: Tensor, generator: torch.Generator | None = None) -> Tensor:
-            noise = self.chain.grid.noise[level.expand(token.shape)]
-            return SimulatedLaw(self.chain.path.bridge, self.chain.grid).draw(token, noise, generator)
-
+@pytest.mark.parametrize("path", [masked_path(3, S), switching_path(3, S, float(CLOCK.remaining(0.6)))])
+def test_exact_and_simulated_states_give_one_value(path: Path) -> None:
+    target = problem(path, 6)
     exact = by_steps(target, 4000, torch.Generator().manual_seed(4)).total
-    simulated = by_steps(target, 4000, torch.Generator().manual_seed(5), law=Simulated).total
+    simulated = by_steps(target, 4000, torch.Generator().manual_seed(5), law=WalkedLaw).total
     assert exact.value == pytest.approx(simulated.value, abs=4 * math.hypot(exact.stderr, simulated.stderr))
 
 
@@ -189,7 +181,7 @@ def test_path_profile_is_the_mean_over_sequences() -> None:
     target = problem(masked_path(3, S), 4, count=8)
     terms = by_paths(target, 1, torch.Generator().manual_seed(1))
     found = path_profile(target, terms)
-    sums = terms.sum(1)[0]
+    sums = terms.sum((1, 3))[0]
     assert found.total.value == pytest.approx(float(sums.mean()))
     assert found.total.stderr == pytest.approx(float(sums.std()) / 8**0.5)
     assert found.total.high - found.total.value > 1.96 * found.total.stderr

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdlm.data.source import skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean
+from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
 from rdlm.likelihood.estimate import stratified, student
 from rdlm.process.chain import Chain
 from rdlm.process.clock import Geometric
@@ -148,3 +148,23 @@ def test_same_generator_same_curve() -> None:
         curve_of_source(indifferent, chain, skewed(3).draw, 400, torch.Generator().manual_seed(3)) for _ in range(2)
     )
     assert torch.equal(first.mean, second.mean) and torch.equal(first.variance, second.variance)
+
+
+def test_a_sum_over_many_rows_has_the_error_of_its_draws_alone() -> None:
+    """Rows far apart and draws of different kinds: neither widens the interval, and 95% of a hundred hold the sum."""
+    generator = torch.Generator().manual_seed(0)
+    rows, kinds = 50 * torch.rand(40, generator=generator), torch.tensor([[9.0], [0.0], [-9.0]])
+    noise = torch.tensor([[2.0], [1.0], [0.5]])  # the kinds may be noisy each in its way
+    truth, error = float(rows.sum()), float((40 * noise.square().mean() / 3).sqrt())
+    found = [sum_over_rows(rows + kinds + noise * torch.randn(3, 40, generator=generator)) for _ in range(100)]
+    assert 90 <= sum(one.low <= truth <= one.high for one in found) <= 99
+    assert sum(one.stderr for one in found) / 100 == pytest.approx(error, rel=0.1)
+    assert found[0].freedom == 2 * 39
+
+
+def test_the_errors_of_few_rows_add_up() -> None:
+    value = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    each = [sample_mean(column) for column in value.T]
+    found = sum_over_rows(value, claims_bound=False)
+    assert found.value == pytest.approx(float(value.mean(0).sum()))
+    assert found.stderr == pytest.approx(math.sqrt(sum(one.stderr**2 for one in each))) and not found.claims_bound

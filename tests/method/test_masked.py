@@ -126,6 +126,28 @@ def test_the_bound_holds_for_the_sampler_that_runs(calls):
     assert chisquare(counts, 20_000 * law.flatten()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("calls", [3, 5])
+def test_a_spread_order_with_a_call_for_each_token_is_the_mean_over_orders(calls):
+    method, token = method_of(), torch.tensor([2, 0, 1])
+    method.order = "spread"
+    values = method.bound(Batch(token.repeat(40_000, 1)), calls, torch.Generator().manual_seed(6))
+    assert within(values, mean_over_orders(method, token))
+    assert float(values.std()) / 200 < 0.1
+
+
+def test_a_spread_sampler_draws_what_its_bound_is_for():
+    method = known("masked", sources.markov())
+    method.order = "spread"
+    drawn = method.generate(20_000, 2, 2, torch.Generator().manual_seed(7))  # a call for each token loses nothing
+    counts = torch.bincount(drawn[:, 0] * 3 + drawn[:, 1], minlength=9)
+    assert chisquare(counts, 20_000 * sources.markov().log_joint.exp().flatten()).pvalue > 1e-3
+
+
+def test_a_spread_order_needs_equal_calls():
+    with pytest.raises(InputError, match="order spread needs the log_linear schedule"):
+        DiscreteConfig("cosine", order="spread")
+
+
 def test_a_sequence_in_which_nothing_changed_is_not_asked_again():
     method = known("masked", sources.markov())
     drawn = method.generate(50, 2, 400, torch.Generator().manual_seed(0))

@@ -9,14 +9,14 @@ import torch
 
 from rdlm.errors import InputError
 from rdlm.model.condition import drop
-from rdlm.model.embedding import SINUSOIDS, sinusoids
+from rdlm.model.embedding import sinusoids
 
 
 def test_sinusoids_are_those_of_the_formula() -> None:
     time = torch.tensor([0.0, 0.37, -5.2], dtype=torch.float64)
-    features = sinusoids(time, 1000.0)
-    assert features.shape == (3, SINUSOIDS)
-    half = SINUSOIDS // 2
+    features = sinusoids(time, 1000.0, 256)
+    assert features.shape == (3, 256)
+    half = 128
     for row, t in zip(features.tolist(), time.tolist(), strict=True):
         for j in (0, 1, 50, half - 1):
             angle = t * 1000.0 * 10 ** (-4 * j / half)
@@ -26,12 +26,12 @@ def test_sinusoids_are_those_of_the_formula() -> None:
 
 def test_scaled_time_is_far_from_constant_where_raw_time_is_not() -> None:
     time = torch.linspace(0, 1, 101)
-    spread = {scale: sinusoids(time, scale).std(0).mean() for scale in (1.0, 1000.0)}
+    spread = {scale: sinusoids(time, scale, 256).std(0).mean() for scale in (1.0, 1000.0)}
     assert spread[1000.0] > 5 * spread[1.0]
 
 
 def test_half_precision_times_are_widened() -> None:
-    assert sinusoids(torch.zeros(2, dtype=torch.bfloat16), 1.0).dtype == torch.float32
+    assert sinusoids(torch.zeros(2, dtype=torch.bfloat16), 1.0, 4).dtype == torch.float32
 
 
 @pytest.mark.parametrize("condition", [torch.arange(4000), torch.ones(4000, 3, 2)], ids=["labels", "signal"])

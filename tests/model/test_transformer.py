@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.model.attention import angles, rotate
@@ -53,6 +54,14 @@ def test_positions_matter_and_only_relatively(awake: Any) -> None:
     assert (flipped - network(x, 0.3)).abs().max() > 1e-3
     alike = network(x[:, :1].expand(1, 6, 5), 0.3)
     torch.testing.assert_close(alike, alike[:, :1].expand_as(alike))
+
+
+def test_places_tell_equal_positions_apart(awake: Any) -> None:
+    network = awake(replace(CONFIG, places=6), Interface(5, 4))
+    logits = network(normal(1, 1, 5).expand(1, 6, 5), 0.3)
+    assert (logits - logits[:, :1]).abs().amax(-1)[:, 1:].min() > 1e-3
+    with pytest.raises(InputError, match="6 places, and 7 are asked for"):
+        network(normal(1, 7, 5), 0.3)
 
 
 def test_without_causality_all_positions_are_seen(awake: Any) -> None:
@@ -129,6 +138,26 @@ def test_a_shared_time_is_modulated_once_per_sequence(awake: Any) -> None:
     network(normal(3, 6, 5), torch.rand(3))
     network(normal(3, 6, 5), torch.rand(3, 6))
     assert shapes == [(3, 1), (3, 6)]
+
+
+def test_equal_times_are_embedded_once_in_training_with_the_same_result(awake: Any) -> None:
+    """Positions in windows mostly wait or are finished; outputs and gradients must not notice the shortcut."""
+    network = awake(CONFIG, Interface(5, 4))
+    x, time = normal(3, 6, 5), torch.tensor([0.0, 0.3, 1.0, 1.0, 0.0, 0.7], dtype=torch.float64).repeat(3, 1)
+    time[1, 2] = 0.4
+    assert network.train().time.moments(time, None).embedding.shape[0] == 5
+    assert network.eval().time.moments(time, None).row is None
+
+    def outcome(training: bool) -> list[Tensor]:
+        network.train(training).zero_grad()
+        logits = network(x, time)
+        logits.square().sum().backward()
+        return [logits.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+
+    pairs = list(zip(outcome(True), outcome(False), strict=True))
+    assert len(pairs) > 20
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_a_network_from_the_meta_device_is_whole(awake: Any) -> None:

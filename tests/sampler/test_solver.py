@@ -22,6 +22,7 @@ from rdlm.process.evidence import joint_posterior
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.window import Lanes
+from rdlm.sampler import piece
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.solver import SOLVERS, Step, euler, follow, mean_pull, solver_of
 from rdlm.sampler.walk import Walker
@@ -109,7 +110,7 @@ def flow_end(name: str, steps: int) -> Tensor:
     return state
 
 
-@pytest.mark.parametrize(("name", "order"), [("drift", 1), ("heun", 2), ("deterministic", 1)])
+@pytest.mark.parametrize(("name", "order"), [("drift", 1), ("euler", 1), ("heun", 2), ("deterministic", 1)])
 def test_order_of_convergence(name: str, order: int) -> None:
     """On the exact posterior's own flow, against a fine reference: errors fall by 2^order when steps halve."""
     reference = flow_end(name if name == "deterministic" else "heun", 640)
@@ -125,6 +126,15 @@ def test_follow_is_the_exponential_of_the_tangent_part() -> None:
     expected = sphere.exponential(state, sphere.tangent(state, ambient))
     torch.testing.assert_close(follow(state, ambient.clone()), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(follow(state, 3 * state), state, rtol=0, atol=1e-7)
+
+
+def test_large_states_are_followed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of many coordinates are worked on row by row, to the same end."""
+    law = torch.log_softmax(torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64), -1)
+    whole = [one_step(name, law)[0] for name in ("mixture", "drift", "euler")]
+    monkeypatch.setattr(piece, "CACHED", 6)
+    for name, expected in zip(("mixture", "drift", "euler"), whole, strict=True):
+        torch.testing.assert_close(one_step(name, law)[0], expected, rtol=0, atol=1e-14)
 
 
 def one_step(name: str, law: Tensor, level: int = 3) -> tuple[Tensor, Step]:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from toy import Toy, toy_config, toy_corpus
 
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage import read_json
 from rdlm.training import checkpoint, folder
 from rdlm.training.loop import train
 
@@ -34,7 +35,7 @@ def test_what_is_saved_is_read(saved: Path, tmp_path: Path) -> None:
     found = checkpoint.read_part(saved, "network", TENSORS)
     assert all(found[name].equal(TENSORS[name]) for name in TENSORS)
     assert checkpoint.read_part(saved, "method", {}) == {}
-    assert checkpoint.read_json(saved / "tokenizer.json") == {"kind": "bytes"}
+    assert read_json(saved / "tokenizer.json") == {"kind": "bytes"}
     assert os.listdir(tmp_path) == [saved.name]
 
 
@@ -75,7 +76,7 @@ def test_another_name_is_noticed(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"weight": torch.zeros(2, 3)}, "another network or method: count"),
+        ({"weight": torch.zeros(2, 3)}, "another network or method: 'count'"),
         ({"weight": torch.zeros(3, 2), "count": torch.tensor(3)}, r"shape \[2, 3\], not \[3, 2\]"),
         ({"weight": torch.zeros(2, 3, dtype=torch.float64), "count": torch.tensor(3)}, "float32, not torch.float64"),
     ],
@@ -165,5 +166,5 @@ def test_a_checkpoint_holds_what_a_method_needs(tmp_path: Path) -> None:
     path = folder.pointed(tmp_path / "run")
     state = checkpoint.verify(path)
     assert state["corpus"]["protocol"] == "toy" and state["config"]["training"]["steps"] == 2
-    assert checkpoint.read_json(path / "tokenizer.json")["kind"] == "characters"
+    assert read_json(path / "tokenizer.json")["kind"] == "characters"
     assert load_file(path / "method.safetensors")["memory"].shape == (3,)

@@ -16,11 +16,11 @@ from torch import Tensor
 from toy import LENGTH, Toy, failing, spoiling, toy_config, toy_corpus
 
 from rdlm.data.batch import Batch
-from rdlm.errors import InputError
+from rdlm.errors import DivergedError, InputError
 from rdlm.randomness import Draw
 from rdlm.training import folder, record
 from rdlm.training.interruption import InterruptedRunError
-from rdlm.training.loop import DivergedError, Result, train
+from rdlm.training.loop import Result, train
 
 HERE = Path(__file__).parent
 
@@ -123,6 +123,29 @@ def test_a_number_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, runs
     tensors = runs.tensors(tmp_path / "run")
     assert tensors["optimizer/head.bias.step"] == 17
     assert tensors["method/memory"].isfinite().all()
+
+
+class Steep(Toy):
+    """At some steps the loss is finite and its gradient is not: the slope of a root at zero."""
+
+    def loss(self, batch: Batch, draw: Draw) -> Tensor:
+        found = super().loss(batch, draw)
+        weights = next(self.network.parameters())
+        return found + (weights - weights.detach()).abs().sqrt().sum() if draw.step in (4, 5) else found
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(tmp_path: Path, runs) -> None:
+    result = train(toy_config(tolerance=3), tmp_path / "run", Steep, load=toy_corpus)
+    assert (result.steps, result.skipped) == (20, 2) and result.loss is not None and math.isfinite(result.loss)
+    with pytest.raises(DivergedError, match=r"step 5: loss \d\.\d+, gradient norm nan in input\.weight, not"):
+        train(toy_config(tolerance=2), tmp_path / "strict", Steep, load=toy_corpus)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    # The gradient is clipped, hence finite, but so is no weight after a step of this size.
+    with pytest.raises(DivergedError, match="not finite"):
+        run(tmp_path / "run", rate=1e38, warmup=0, save_every=1, tolerance=20)
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
 def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:

@@ -15,11 +15,15 @@ from rdlm.config import DataConfig, DenoiserConfig, ObjectiveConfig, ProcessConf
 from rdlm.model.config import TransformerConfig
 from rdlm.presets import preset
 
-OBJECTIVES = {
-    "drift error": ObjectiveConfig(loss="drift_error"),
-    "cross-entropy": ObjectiveConfig(),
-    "cross-entropy, importance": ObjectiveConfig(proposal="interval", interval=(0.3, 0.6)),
-}
+
+def variants(importance: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
+    """Return the three objectives, of which the last is given: the others take their times evenly."""
+    plain = replace(importance, proposal="uniform")
+    return {
+        "drift error": replace(plain, loss="drift_error"),
+        "cross-entropy": plain,
+        "cross-entropy, importance": importance,
+    }
 
 
 def small() -> RunConfig:
@@ -29,6 +33,7 @@ def small() -> RunConfig:
         process=ProcessConfig(bridge="logarithm", levels=128, pairs=8192),
         denoiser=DenoiserConfig(features="coordinates", evidence=False),
         model=TransformerConfig(width=64, layers=2, heads=4),
+        objective=ObjectiveConfig(proposal="interval", interval=(0.3, 0.6)),
         training=TrainingConfig(
             steps=800, batch=32, rate=2e-3, warmup=50, decay="cosine", ema=0.98, save_every=800, validate_every=400
         ),
@@ -41,7 +46,7 @@ def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: in
     training = replace(base.training, seed=seed, steps=steps or base.training.steps)
     budget = Budget(256, 512, 4096) if paper_scale else Budget()
     rows = []
-    for name, objective in OBJECTIVES.items():
+    for name, objective in variants(base.objective).items():
         config = replace(base, objective=objective, training=training)
         rows.append(trial(name, config, out / name.replace(", ", "-").replace(" ", "-"), budget))
     plot_trials(rows, "Training objectives", out / "objectives.png")

@@ -41,8 +41,24 @@ def radial_quantiles(dimension: int, grid: Grid, paths: int, generator: torch.Ge
     return torch.stack([radius.quantile(wanted) for radius in radial_paths(bridge, grid, paths, generator)])
 
 
-def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> None:
-    """Draw the angle to the token over time: by schedule, on the intrinsic clock, and by dimension."""
+def run(out: Path, paper_scale: bool = False, seed: int = 0) -> list[dict[str, object]]:
+    """Return quantiles of the angle at five times of the paper's schedule for each dimension, and draw all of them."""
+    found = plot_radial(out / "radial.png", seed, 5000 if paper_scale else 500)
+    grid = fine_grid(_PAPER.total)
+    rows: list[dict[str, object]] = []
+    for dimension, quantiles in found.items():
+        for time in (0.1, 0.3, 0.5, 0.7, 0.9):
+            level = int((grid.noise > _PAPER.remaining(time)).sum())
+            low, median, high = quantiles[level].tolist()
+            rows.append({"dimension": dimension, "time": time, "10%": low, "median": median, "90%": high})
+    return rows
+
+
+def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> dict[int, Tensor]:
+    """Draw the angle to the token over time: by schedule, on the intrinsic clock, and by dimension.
+
+    What was drawn comes back: the quantiles of each dimension on the fine grid.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +67,7 @@ def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> None:
     generator = torch.Generator().manual_seed(seed)
     grid = fine_grid(_PAPER.total)
     quantiles = {d: radial_quantiles(d, grid, paths, generator) for d in DIMENSIONS}
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True, layout="constrained")
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 4.4), sharey=True, layout="constrained")
     for name, schedule in SCHEDULES.items():
         _draw(left, schedule.time(grid.noise), quantiles[28], name)
     _draw(middle, 1 - grid.noise / grid.total, quantiles[28], "all schedules")
@@ -64,11 +80,13 @@ def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> None:
     ):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
-        axis.legend(fontsize=8, frameon=False, loc="lower left")
+        # Below the axes: the curves leave no corner free.
+        axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     left.set_ylabel("angle to the token (median, 10% to 90%)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return quantiles
 
 
 def _draw(axis: Axes, time: Tensor, quantiles: Tensor, label: str) -> None:

@@ -62,13 +62,13 @@ def _step(method: Rdlm, ids: torch.Tensor) -> None:
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the median time; the first run, which builds tables, is not counted."""
+    """Return the median of the processor's time; the first run, which builds tables, is not counted."""
     work()
     taken = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         work()
-        taken.append(time.perf_counter() - begin)
+        taken.append(time.process_time() - begin)
     return statistics.median(taken)
 
 
@@ -79,6 +79,6 @@ def _plot(rows: list[dict[str, object]], path: Path) -> None:
         axis.bar([i + 0.2 for i in place], [float(str(r["states_seconds"])) for r in rows], 0.4, label="its states")
         axis.set_xticks(list(place), [str(r["law"]) for r in rows])
         axis.set_yscale("log")
-        axis.set_ylabel("seconds")
+        axis.set_ylabel("seconds of processor time")
         axis.set_title("A training step by law of the states")
         axis.legend()

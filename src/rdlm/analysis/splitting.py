@@ -2,7 +2,8 @@
 marked, and tokens split into digits.
 
 Small scale: WikiText-2 with 2,048 byte pairs, chunks of 32 tokens and networks below a million parameters, one to three
-minutes for each on two cores. Paper scale: the LM1B networks on WikiText-2's word pieces (V = 30522).
+minutes for each on two cores. Paper scale: the LM1B networks on WikiText-2's word pieces (V = 30522), with the digits
+in a row and logits for each, as in the paper; its own corpus, LM1B, is to be had from its makers alone.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from rdlm.presets import preset
 PLAIN = DenoiserConfig(features="coordinates", evidence=False, head="token")
 
 
-def variants(base: int) -> dict[str, tuple[int | None, DenoiserConfig]]:
+def variants(base: int, split: DenoiserConfig = PLAIN) -> dict[str, tuple[int | None, DenoiserConfig]]:
     """Return digit base and denoiser of each variant."""
     return {
         "one sphere": (None, PLAIN),
         "one sphere, top 8": (None, replace(PLAIN, features="top", top=8)),
-        f"split, base {base}": (base, PLAIN),
+        f"split, base {base}": (base, split),
     }
 
 
@@ -42,8 +43,7 @@ def small() -> RunConfig:
 
 def large() -> RunConfig:
     """Return the configuration of the paper's scale: its LM1B network on WikiText-2."""
-    base = preset("lm1b")
-    return replace(base, data=DataConfig(name="wikitext-2", length=128), process=replace(base.process, layout="packed"))
+    return replace(preset("lm1b"), data=DataConfig(name="wikitext-2", length=128))
 
 
 def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0) -> list[dict[str, object]]:
@@ -51,8 +51,9 @@ def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: in
     base = large() if paper_scale else small()
     training = replace(base.training, seed=seed, steps=steps or base.training.steps)
     budget = Budget(256, 512, 4096) if paper_scale else Budget(32, 128, 256)
+    wanted = variants(3, base.denoiser) if paper_scale else variants(46)
     rows = []
-    for number, (name, (digits, denoiser)) in enumerate(variants(3 if paper_scale else 46).items()):
+    for number, (name, (digits, denoiser)) in enumerate(wanted.items()):
         process = replace(base.process, base=digits)
         config = replace(base, process=process, denoiser=denoiser, training=training)
         rows.append(trial(name, config, out / f"variant-{number}", budget))

@@ -1,40 +1,42 @@
-"""Sample quality against network calls, for every solver, grid and clock: the table that decides the defaults.
+"""Sample quality and likelihood bound against network calls, by solver, grid and clock: what decides the defaults.
 
-    python -m rdlm.analysis.steps RUN --calls 8 16 32 64 128 256 --samples 64 --scorer AUTOREGRESSIVE_RUN
+    rdlm analyze steps RUN --scorer AUTOREGRESSIVE_RUN
 
-Rows have equally many network calls: a solver that calls twice per step takes half the steps. Divergences are from
-validation data (unigrams, bigrams); the entropy is that of a sample's tokens, and says whether a low perplexity is
-quality or repetition.
+Rows have equally many network calls: a solver that calls twice per step takes half the steps. Temperatures other than 1
+serve one column alone, the perplexity at the entropy of data: without it a sampler that repeats itself looks good.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from rdlm.data.batch import Batch
+from rdlm.errors import InputError
+from rdlm.evaluation.bound import check_weights
 from rdlm.evaluation.sample import divergences, generative_perplexity, sample_entropy
-from rdlm.evaluation.scorer import Scorer, scorer_of
+from rdlm.evaluation.scorer import Scorer
+from rdlm.figure import canvas
 from rdlm.generation import generate
-from rdlm.language_model import LanguageModel, load
-from rdlm.process.window import Order
-from rdlm.progress import bar
-from rdlm.report import table
-from rdlm.sampler.curve import GRIDS, NAME
-from rdlm.sampler.solver import SOLVERS
-from rdlm.storage import write_atomic
-from rdlm.training.run import load_corpus
-from rdlm.training.validation import held_out
+from rdlm.language_model import LanguageModel
+from rdlm.likelihood import by_steps
+from rdlm.likelihood.data import Advance
+from rdlm.process.window import Order, Window
+from rdlm.randomness import generator_of
+from rdlm.sampler.curve import GRIDS, NAME, grid_of
+from rdlm.sampler.solver import SOLVERS, solver_of
 
-CALLS = (8, 16, 32, 64, 128, 256)
-COLUMNS = ("calls", "steps", "solver", "grid", "clock", "unigram", "bigram", "entropy", "perplexity")
+ROWS = 16
+"""Samples through the network at once."""
+
+ORDERS: tuple[Order, ...] = ("spread", "random", "left_to_right")
+PLOTTED = ("bound", "bigram", "matched")
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,10 @@ class Setting:
     """One way to spend the network calls."""
 
     calls: int
-    solver: str
+    solver: str = "mixture"
     grid: str = "time"
-    window: float = 1.0
+    width: float = 1.0
+    """Part of the walk in which one position runs; 0 is a single step."""
     order: Order = "spread"
 
     @property
@@ -52,107 +55,168 @@ class Setting:
         """Return the steps that so many network calls allow."""
         per_step = SOLVERS[self.solver].calls
         # All steps take `per_step` calls but, where all positions run together, the last, which takes one.
-        return max(1, (self.calls + (per_step - 1) * (self.window == 1)) // per_step)
+        return max(1, (self.calls + (per_step - 1) * (self.width == 1)) // per_step)
+
+    @property
+    def window(self) -> Window:
+        """Return the window, of one step at least."""
+        return Window(max(self.width, 1 / self.steps), self.order)
 
     @property
     def clock(self) -> str:
         """Return the name of the positions' clocks."""
-        return "synchronous" if self.window == 1 else f"{self.order} {self.window:g}"
+        if self.width == 1:
+            return "synchronous"
+        return f"{self.order} {self.width:g}" if self.width else f"{self.order}, one step"
 
 
-def settings(
-    calls: Sequence[int], solvers: Sequence[str], grids: Sequence[str], windows: Sequence[float] = (0.25, 0.5)
-) -> Iterator[Setting]:
-    """Yield every solver on every grid, and the default solver in windows of both orders."""
-    for count in calls:
-        yield from (Setting(count, solver, grid) for solver in solvers for grid in grids)
-        orders: tuple[Order, ...] = ("random", "left_to_right")
-        yield from (Setting(count, solvers[0], "time", window, order) for window in windows for order in orders)
+@dataclass(frozen=True)
+class Steps:
+    """What is measured: every solver on every grid, and the first solver in windows of every width and order."""
+
+    calls: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
+    solvers: tuple[str, ...] = tuple(SOLVERS)
+    grids: tuple[str, ...] = GRIDS
+    widths: tuple[float, ...] = (0.5, 0.25, 0.0)
+    orders: tuple[Order, ...] = ORDERS
+    temperatures: tuple[float, ...] = (0.8, 1.0, 1.2)
+    samples: int = 64
+    evaluations: int = 1024
+    """Sequences through the network for each bound."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.solvers:
+            solver_of(name)
+        if not (self.calls and self.solvers and self.grids) or min(*self.calls, 1) < 1:
+            raise InputError("the table needs solvers, grids and numbers of network calls of at least 1")
+        if self.samples < 2:
+            raise InputError(f"an interval needs at least 2 samples, got {self.samples}")
+
+    def settings(self) -> Iterator[Setting]:
+        """Yield all settings by their number of calls; windows that are one step anyway come once."""
+        for calls in self.calls:
+            yield from (Setting(calls, solver, grid) for solver in self.solvers for grid in self.grids)
+            widths = [width for width in self.widths if width == 0 or round(width * calls) > 1]
+            yield from (Setting(calls, self.solvers[0], "time", w, order) for w in widths for order in self.orders)
+
+    @property
+    def cost(self) -> int:
+        """Return the network calls of all walks, for a progress bar."""
+        return sum(setting.calls for setting in self.settings()) * len({1.0, *self.temperatures})
 
 
-def quality(
-    model: LanguageModel,
-    setting: Setting,
-    data: Int[Tensor, "n length"],
-    samples: int,
-    scorer: Scorer | None = None,
-    seed: int = 0,
-) -> dict[str, object]:
-    """Return a row of the table: what samples of one setting look like beside the data."""
-    made = generate(
-        model, num=samples, steps=setting.steps, solver=setting.solver, grid=setting.grid, window=setting.window,
-        order=setting.order, seed=seed, rows=16,
-    )  # fmt: skip
-    size = model.tokenizer.size
-    apart = divergences(made.tokens, data, size)
-    row: dict[str, object] = {
-        "calls": setting.calls, "steps": setting.steps, "solver": setting.solver, "grid": setting.grid,
-        "clock": setting.clock, "network_calls": made.network_calls, "invalid_codes": made.invalid_codes,
-        "unigram": apart["unigram_divergence"].value, "unigram_stderr": apart["unigram_divergence"].stderr,
-        "bigram": apart["bigram_divergence"].value, "bigram_stderr": apart["bigram_divergence"].stderr,
-        "bigram_of_data": apart["bigram_divergence_of_data"].value,
-        "entropy": sample_entropy(made.tokens, size)["entropy_per_sample_nats"].value,
-    }  # fmt: skip
-    if scorer is not None:
-        found = generative_perplexity([sample.text for sample in made.samples], scorer)["generative_perplexity_corpus"]
-        row |= {"perplexity": found.value, "perplexity_stderr": found.stderr}
-    return row
-
-
-def reference(
-    model: LanguageModel, data: Int[Tensor, "n length"], samples: int, scorer: Scorer | None = None
-) -> dict[str, object]:
-    """Return the row that data themselves would have."""
-    half, size = len(data) // 2, model.tokenizer.size
-    kept = data[half : half + samples]
-    apart = divergences(kept, data, size)
-    row: dict[str, object] = {
-        "solver": "data", "unigram": apart["unigram_divergence_of_data"].value,
-        "bigram": apart["bigram_divergence_of_data"].value,
-        "entropy": sample_entropy(kept, size)["entropy_per_sample_nats"].value,
-    }  # fmt: skip
-    if scorer is not None:
-        texts = [model.tokenizer.decode(ids) for ids in kept.tolist()]
-        row["perplexity"] = generative_perplexity(texts, scorer)["generative_perplexity_corpus"].value
-    return row
-
-
-def main() -> None:
-    """Measure all settings of a run, print the table, and keep it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder of a run or of a checkpoint")
-    parser.add_argument("--calls", type=int, nargs="+", default=CALLS, help="network calls M")
-    parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=list(SOLVERS), help="solvers")
-    parser.add_argument("--grids", nargs="+", choices=GRIDS, help="grids; all that the run has, if not given")
-    parser.add_argument("--windows", type=float, nargs="*", default=[0.25, 0.5], help="widths of windows")
-    parser.add_argument("--samples", type=int, default=64, help="samples per row")
-    parser.add_argument("--scorer", help="autoregressive run, or transformers model, that judges the samples")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first sample of each row")
-    parser.add_argument("--out", type=Path, help="JSON file of the rows")
-    arguments = parser.parse_args()
-    model = load(arguments.run)
-    scorer = scorer_of(arguments.scorer) if arguments.scorer else None
+def grids_of(model: LanguageModel) -> tuple[str, ...]:
+    """Return the grids that a model has: the one of equal information needs a measured curve."""
     measured = model.folder is not None and (model.folder / NAME).is_file()
-    grids = arguments.grids or [name for name in GRIDS if name != "information" or measured]
-    data = held_out(load_corpus(model.config), model.length, max(512, 2 * arguments.samples), 0).ids
-    wanted = list(settings(arguments.calls, arguments.solvers, grids, arguments.windows))
-    rows = [reference(model, data, arguments.samples, scorer)]
-    with bar(sum(setting.calls for setting in wanted), "steps", "call") as progress:
-        for setting in wanted:
-            progress.set_postfix_str(f"{setting.solver} {setting.grid} {setting.clock}")
-            rows.append(quality(model, setting, data, arguments.samples, scorer, arguments.seed))
-            progress.update(setting.calls)
-            if arguments.out is not None:
-                write_atomic(arguments.out, json.dumps({"rows": rows}, indent=1) + "\n")
-    print(table(sorted(rows, key=_order), COLUMNS))
+    return tuple(name for name in GRIDS if name != "information" or measured)
 
 
-def _order(row: Mapping[str, object]) -> tuple[float, float]:
-    calls, bigram = row.get("calls", 0), row["bigram"]
-    assert isinstance(calls, int) and isinstance(bigram, float)
-    return calls, bigram if math.isfinite(bigram) else math.inf
+def measure(
+    model: LanguageModel, data: Batch, scorer: Scorer | None, table: Steps, advance: Advance = lambda count: None
+) -> Iterator[dict[str, object]]:
+    """Yield the row of the data, as many sequences as there are samples, and then one for each setting."""
+    check_weights(model.rdlm.network)
+    reference = _looks(model, data.ids[len(data.ids) // 2 :][: table.samples], data.ids, scorer)
+    yield {"solver": "data", **reference}
+    for setting in table.settings():
+        row: dict[str, object] = {
+            "calls": setting.calls, "steps": setting.steps, "solver": setting.solver, "grid": setting.grid,
+            "clock": setting.clock,
+        }  # fmt: skip
+        row |= bound(model, setting, data, table.evaluations, table.seed)
+        looks = {}
+        for temperature in sorted({1.0, *table.temperatures}):
+            looks[temperature] = _looks(model, samples(model, setting, table, temperature), data.ids, scorer)
+            advance(setting.calls)
+        row |= looks[1.0]
+        if scorer is not None and len(looks) > 1:
+            row["matched"] = matched(list(looks.values()), reference["entropy"])
+        yield row
 
 
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()
+def samples(
+    model: LanguageModel, setting: Setting, table: Steps, temperature: float = 1.0
+) -> Int[Tensor, "n length"]:
+    """Return the samples of a setting."""
+    window = setting.window
+    return generate(
+        model, num=table.samples, steps=setting.steps, solver=setting.solver, grid=setting.grid, seed=table.seed,
+        window=window.width, order=window.order, temperature=temperature, batch=ROWS, rows=ROWS,
+    ).tokens  # fmt: skip
+
+
+def bound(
+    model: LanguageModel, setting: Setting, data: Batch, evaluations: int, seed: int = 0
+) -> dict[str, object]:
+    """Return the bound of a setting's own samples in bits per token, Eq. (28)-(32); nothing where none is known."""
+    kernel = SOLVERS[setting.solver].bound
+    if kernel is None or model.config.model.self_condition:
+        return {}
+    method, grid = model.rdlm, grid_of(model, setting.grid)
+    problem = method.problem(data, setting.steps, kernel, setting.window)
+    chains = (method.chain(path, setting.steps, kernel, setting.window, grid) for path in method.process.mixture.paths)
+    with torch.no_grad():
+        found = by_steps(replace(problem, chains=tuple(chains)), evaluations, generator_of("steps", seed)).total
+    bits = found * (1 / (data.ids.shape[1] * math.log(2)))
+    return {"bound": bits.value, "bound_low": bits.low, "bound_high": bits.high}
+
+
+def _looks(
+    model: LanguageModel, tokens: Int[Tensor, "n length"], data: Int[Tensor, "m length"], scorer: Scorer | None
+) -> dict[str, float]:
+    """Return what samples look like beside the data."""
+    size, apart = model.tokenizer.size, divergences(tokens, data, model.tokenizer.size)
+    entropy = sample_entropy(tokens, size)["entropy_per_sample_nats"]
+    unigram, bigram = apart["unigram_divergence"], apart["bigram_divergence"]
+    found = {
+        "unigram": unigram.value, "bigram": bigram.value, "bigram_stderr": bigram.stderr or 0.0,
+        "entropy": entropy.value,
+    }  # fmt: skip
+    if scorer is not None:
+        texts = [model.tokenizer.decode(row) for row in tokens.tolist()]
+        perplexity = generative_perplexity(texts, scorer)["generative_perplexity_corpus"]
+        found |= {"perplexity": perplexity.value, "perplexity_stderr": perplexity.stderr or 0.0}
+    return found
+
+
+def matched(points: Sequence[Mapping[str, float]], entropy: float) -> float:
+    """Return the perplexity at an entropy, on the line of log-perplexity over entropy that fits the points best."""
+    x, y = (torch.tensor([point[name] for point in points], dtype=torch.float64) for name in ("entropy", "perplexity"))
+    y, centred = y.log(), x - x.mean()
+    slope = float((centred * y).sum() / centred.square().sum().clamp_min(1e-12))
+    return math.exp(float(y.mean()) + slope * (entropy - float(x.mean())))
+
+
+def conventions(scorer: Scorer | None) -> dict[str, str]:
+    """Return what the columns are."""
+    found = {
+        "bound": "bits per token, upper bound for these very samples' sampler on validation data; interval 95%",
+        "unigram, bigram": "Jensen-Shannon divergence from validation data, bits; the row of data says where 0 is",
+        "entropy": "nats per token: entropy of the token frequencies within a sample, mean over samples",
+    }
+    if scorer is not None:
+        found["perplexity"] = f"exp(nats of all samples / their tokens) under {scorer.name}, {scorer.rule}"
+        found["matched"] = "the same at the entropy of data, on a line through all temperatures"
+    return found
+
+
+def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Draw bound, bigram divergence and matched perplexity over network calls; the data are a dotted line."""
+    curves: dict[str, list[Mapping[str, object]]] = {}
+    for row in rows[1:]:
+        if row["grid"] == "time":
+            curves.setdefault(f"{row['solver']}, {row['clock']}", []).append(row)
+    names = [name for name in PLOTTED if any(name in row for row in rows)]
+    with canvas(path, columns=len(names), height=4.2) as axes:
+        for axis, name in zip(axes, names, strict=True):
+            for number, (label, points) in enumerate(curves.items()):
+                kept = [(int(str(row["calls"])), float(str(row[name]))) for row in points if name in row]
+                if kept:
+                    style = ("-", "--", ":")[number // 10 % 3]
+                    axis.plot(*zip(*kept, strict=True), f"o{style}", color=f"C{number}", markersize=3, label=label)
+            of_data = rows[0].get("perplexity" if name == "matched" else name)
+            if of_data is not None:
+                axis.axhline(float(str(of_data)), color="grey", linestyle=":")
+            axis.set(xlabel="network calls", title=name, xscale="log", yscale="log" if name == "bigram" else "linear")
+        axes[-1].legend(fontsize=6)

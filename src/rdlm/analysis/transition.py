@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -56,6 +56,7 @@ class Row:
     """One law against the simulation at one time: squared discrepancy, its interval under chance, p-value."""
 
     dimension: int
+    samples: int
     start: str
     time: float
     law: str
@@ -77,7 +78,9 @@ def compare(case: Case, start_name: str, generator: torch.Generator) -> Iterator
         simulated = truth.draw(token, noise, generator)
         for name, law in laws.items():
             found = permutation_test(simulated, law.draw(token, noise, generator), 200, generator)
-            yield Row(case.dimension, start_name, time, name, found.value, found.low, found.high, found.p_value)
+            yield Row(
+                case.dimension, case.samples, start_name, time, name, found.value, found.low, found.high, found.p_value
+            )  # fmt: skip
 
 
 def build_laws(bridge: Bridge, clock: Geometric, steps: int, generator: torch.Generator) -> dict[str, Law]:
@@ -90,12 +93,25 @@ def build_laws(bridge: Bridge, clock: Geometric, steps: int, generator: torch.Ge
     return laws
 
 
-def compare_all(seed: int = 0) -> list[Row]:
+def cases(paper_scale: bool = False) -> tuple[Case, ...]:
+    """Return the figure's dimensions; at the paper's scale with four times the samples and steps."""
+    scale = 4 if paper_scale else 1
+    return tuple(Case(case.dimension, scale * case.samples, scale * case.steps) for case in CASES)
+
+
+def run(out: Path, paper_scale: bool = False, seed: int = 0) -> list[dict[str, object]]:
+    """Return the figure's rows, and draw it."""
+    rows = compare_all(seed, cases(paper_scale))
+    plot(rows, out / "transition.png")
+    return [asdict(row) for row in rows]
+
+
+def compare_all(seed: int = 0, wanted: Sequence[Case] = CASES) -> list[Row]:
     """Return the rows of the whole figure: every dimension, start, time and law."""
     generator = torch.Generator().manual_seed(seed)
     rows: list[Row] = []
-    with bar(len(CASES) * len(STARTS) * len(TIMES) * len(LAWS), "discrepancies") as progress:
-        for case in CASES:
+    with bar(len(wanted) * len(STARTS) * len(TIMES) * len(LAWS), "discrepancies") as progress:
+        for case in wanted:
             for start in STARTS:
                 for row in compare(case, start, generator):
                     rows.append(row)
@@ -111,22 +127,23 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
+    sizes = dict.fromkeys((row.dimension, row.samples) for row in rows)
     figure, axes = pyplot.subplots(
-        len(STARTS), len(CASES), figsize=(12, 5.6), sharex=True, sharey=True, layout="constrained"
+        len(STARTS), len(sizes), figsize=(12, 5.6), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     styles = dict(zip(LAWS, ("o-", "s-", "v--", "^:"), strict=True))
     for line, start in enumerate(STARTS):
-        for column, case in enumerate(CASES):
+        for column, (dimension, samples) in enumerate(sizes):
             axis = axes[line, column]
             axis.axhspan(-1, 1, color="0.9", zorder=0)
             for law in LAWS:
-                chosen = [r for r in rows if (r.dimension, r.start, r.law) == (case.dimension, start, law)]
+                chosen = [r for r in rows if (r.dimension, r.start, r.law) == (dimension, start, law)]
                 ratio = [r.value / r.high for r in chosen]
                 axis.plot([r.time for r in chosen], ratio, styles[law], label=law, markersize=5)
             axis.set_yscale("symlog", linthresh=1)
             axis.yaxis.set_major_locator(FixedLocator([-1, 0, 1, 10, 100]))
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_title(f"{start}, d = {case.dimension} ({case.samples} samples)", fontsize=10)
+            axis.set_title(f"{start}, d = {dimension} ({samples} samples)", fontsize=10)
     figure.supxlabel("time t  (grey: what chance alone gives; one point in 40 may lie above it)")
     figure.supylabel("MMD² to the simulation / chance's 97.5%")
     handles, labels = axes[0, 0].get_legend_handles_labels()

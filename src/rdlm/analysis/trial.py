@@ -51,7 +51,7 @@ def plot_trials(rows: Sequence[Mapping[str, object]], title: str, path: Path) ->
         for place, row in enumerate(rows):
             value, high = float(str(row["bits_per_character"])), float(str(row["high"]))
             axis.errorbar([place], [value], [high - value], marker="o", capsize=4)
-        axis.set_xticks(range(len(rows)), [str(row["name"]) for row in rows])
+        axis.set_xticks(range(len(rows)), [str(row["name"]).replace(", ", ",\n") for row in rows])
         axis.set_xlim(-0.5, len(rows) - 0.5)
-        axis.set_ylabel("bits per character (95% interval)")
+        axis.set_ylabel(f"bits per character at {rows[0]['calls']} calls (95% interval)")
         axis.set_title(title)

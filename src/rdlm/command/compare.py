@@ -14,7 +14,7 @@ import tyro
 
 from rdlm.command.train import chosen
 from rdlm.config import RunConfig
-from rdlm.errors import InputError
+from rdlm.errors import DivergedError, InputError
 from rdlm.report import print_json, table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "method", "bound", "low", "high", "verdict", "unigram", "bigram", "± bigram", "sampling_calls",
-    "relative_step_cost", "steps", "parameters",
+    "relative_step_cost", "steps", "rate", "parameters",
 )  # fmt: skip
 
 MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
@@ -52,6 +52,11 @@ class Compare:
     """Validation sequences of a bound."""
     samples: int = 64
     """Generated sequences for the sample quality."""
+    rates: str = ""
+    """Learning rates, separated by commas, of which every method takes its best after short trials; none: the
+    preset's for all."""
+    trial: int = 300
+    """Steps of each trial of a rate."""
     out: Path | None = None
     """Folder of the runs and results; runs/compare-NAME if not given."""
     json: bool = False
@@ -67,11 +72,11 @@ class Compare:
         minutes = None if self.budget is None else minutes_of(self.budget)
         from rdlm.comparison import Contest, compare
         from rdlm.training.interruption import InterruptedRunError
-        from rdlm.training.loop import DivergedError
 
         out = self.out or Path("runs") / f"compare-{Path(self.source).stem}"
         methods = cast("tuple[MethodName, ...]", tuple(filter(None, self.methods.split(","))))
-        contest = Contest(self.config, methods, self.calls, self.sequences, self.samples)
+        rates = rates_of(self.rates)
+        contest = Contest(self.config, methods, self.calls, self.sequences, self.samples, rates, self.trial)
         try:
             rows = compare(contest, out, steps=self.steps, minutes=minutes)
         except InterruptedRunError as stopped:
@@ -125,6 +130,14 @@ def minutes_of(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise InputError(f"--budget {text!r} is not a duration such as 90s, 30m or 2h")
     return float(match[1]) * MINUTES[match[2]]
+
+
+def rates_of(text: str) -> tuple[float, ...]:
+    """Return the learning rates of a list such as 1e-3,2e-3."""
+    try:
+        return tuple(float(rate) for rate in filter(None, text.split(",")))
+    except ValueError:
+        raise InputError(f"--rates {text!r} is not a list of numbers such as 1e-3,2e-3") from None
 
 
 def defaults(options: Sequence[str]) -> Compare:

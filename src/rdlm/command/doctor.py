@@ -1,4 +1,4 @@
-"""`rdlm doctor`: what this machine has, what is missing, and what to do about it."""
+"""`rdlm doctor`: what this machine has, what is missing, what is damaged, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 
+from rdlm.errors import DamagedFileError
 from rdlm.report import print_json, table
 from rdlm.storage import cache_dir
 
-SPACE_WANTED = 1 << 30  # bytes for the tables and corpora that the caches hold
+SPACE_WANTED = 1 << 30
+"""Bytes that should be free for the tables and corpora of the caches, and for the checkpoints of runs."""
+
+SLACK = 0.05
+"""Share of the entropy by which the bound of the self-test may exceed it."""
+
+LEFT_BEHIND = 3600.0
+"""Seconds after which a file that is still half-written belongs to nobody."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +40,19 @@ class Check:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check this machine and this installation; exit with 1 if something required is missing."""
+    """Check this machine, this installation and its caches; exit with 1 if something required is missing.
+
+    The last checks compute: the sphere's maps against their identities, and a likelihood bound against the entropy of a
+    small source, which it must not fall below.
+    """
 
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
         """Print every check and return 0 if all required ones passed, else 1."""
-        checks = [python(), *dependencies(), torch_build(), threads(), cache(), geometry()]
+        checks = [python(), *dependencies(), torch_build(), threads(), cache(), runs()]
+        checks += [leftovers(), tables(), corpora(), geometry(), certificate()]
         rows = [asdict(check) for check in checks]
         if self.json:
             print_json({"checks": rows})
@@ -114,16 +129,64 @@ def threads() -> Check:
 
 def cache() -> Check:
     """Return whether the folder of caches can be written, and the space left there; leaves nothing behind."""
-    folder = cache_dir()
-    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return _disk("cache", cache_dir(), "set RDLM_CACHE to a folder that can be written, on a disk with room")
+
+
+def runs() -> Check:
+    """Return whether runs can be written where this command was started, and the space left there."""
+    return _disk("runs", Path("runs"), "give rdlm train another --out", required=False)
+
+
+def _disk(name: str, folder: Path, advice: str, required: bool = True) -> Check:
+    standing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=standing):
-            pass
+        with tempfile.TemporaryFile(dir=standing) as file:
+            file.write(bytes(1 << 16))
+            file.flush()
     except OSError as error:
-        return Check("cache", False, f"{folder} cannot be written ({error.strerror}); set RDLM_CACHE")
+        return Check(name, False, f"{folder} cannot be written ({error.strerror}); {advice}", required)
     free = shutil.disk_usage(standing).free
-    advice = "" if free >= SPACE_WANTED else "; free some, or set RDLM_CACHE to a folder on a larger disk"
-    return Check("cache", free >= SPACE_WANTED, f"{folder}, {free / 1e9:.1f} GB free{advice}")
+    short = "" if free >= SPACE_WANTED else f"; free some, or {advice}"
+    return Check(name, not short, f"{folder}, {free / 1e9:.1f} GB free{short}", required)
+
+
+def leftovers() -> Check:
+    """Return whether the caches are free of what killed processes left half-written."""
+    now = time.time()
+    found = [path for path in cache_dir().glob("*/.*.part") if now - path.lstat().st_mtime > LEFT_BEHIND]
+    advice = f" left half-written by killed processes; delete {cache_dir()}/*/.*.part" if found else ""
+    return Check("leftovers", not found, f"{len(found)} files{advice}", required=False)
+
+
+def tables() -> Check:
+    """Return whether every kept table of a law is whole; a damaged one would be built again."""
+    try:
+        from rdlm.process import cache as kept
+    except (ImportError, OSError) as error:
+        return Check("tables", False, f"cannot be checked ({error})", required=False)
+    found = sorted((cache_dir() / "tables").glob("[!.]*.safetensors"))
+    return _kept("tables", [(path, kept.check) for path in found], "will be built again")
+
+
+def corpora() -> Check:
+    """Return whether every prepared corpus is as it was written; the content of unchanged files is not read again."""
+    try:
+        from rdlm.data import store
+    except (ImportError, OSError) as error:
+        return Check("corpora", False, f"cannot be checked ({error})", required=False)
+    found = sorted(path.parent for path in (cache_dir() / "data").glob("[!.]*/meta.json"))
+    return _kept("corpora", [(path, store.read) for path in found], "must be deleted and got again")
+
+
+def _kept(name: str, checks: list[tuple[Path, Callable[[Path], object]]], advice: str) -> Check:
+    reasons = []
+    for path, check in checks:
+        try:
+            check(path)
+        except DamagedFileError as error:
+            reasons.append(str(error))
+    damage = f"; {len(reasons)} damaged, which {advice}: {'; '.join(reasons)}" if reasons else ", all whole"
+    return Check(name, not reasons, f"{len(checks)} kept{damage}", required=False)
 
 
 def geometry() -> Check:
@@ -149,3 +212,22 @@ def geometry() -> Check:
     ok = bool(errors[worst] < 1e-12)
     advice = "" if ok else "; torch computes wrongly on this machine: reinstall with make clean setup"
     return Check("geometry", ok, f"largest error {float(errors[worst]):.1e} ({worst}){advice}")
+
+
+def certificate() -> Check:
+    """Return whether the bound of a small source, Eq. (28), lies at its entropy: not below it, and not far above."""
+    try:
+        import torch
+
+        from rdlm.certificate import CERTAINTY, Case, measure
+        from rdlm.data import source
+        from rdlm.process.clock import Geometric
+        from rdlm.process.path import Mixture, masked_path
+    except (ImportError, OSError) as error:
+        return Check("certificate", False, f"cannot be imported ({error})")
+    case = Case(source.skewed(3), "masked", Mixture((masked_path(3, Geometric().total),)), steps=64)
+    bound = measure(case, 2000, torch.Generator().manual_seed(0)).bound
+    entropy, margin = case.source.entropy, CERTAINTY * bound.stderr
+    ok = entropy - margin <= bound.value <= (1 + SLACK) * entropy + margin
+    advice = "" if ok else "; torch computes wrongly on this machine: reinstall with make clean setup"
+    return Check("certificate", ok, f"bound {bound.value:.4f} ± {margin:.4f}, entropy {entropy:.4f} nats{advice}")

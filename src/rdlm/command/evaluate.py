@@ -29,12 +29,13 @@ class Evaluate:
 
     The bound is that of the sampler that takes so many network calls. It is estimated from single random steps of
     many sequences (`--estimator steps`), which needs fewer network calls for the same interval than whole paths do
-    from about 20 calls on. Writes evaluation.json and report.html, and leaves the measured information curve,
-    curve.json, beside the checkpoint for the sampler.
+    from about 20 calls on. Runs of other methods have an estimator of their own; that of flow is not a bound. Writes
+    evaluation.json and report.html, and leaves the measured information curve, curve.json, beside the checkpoint for
+    the sampler.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of a run (its best checkpoint by validation) or of a checkpoint."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
     split: Literal["validation", "test"] = "validation"
     """Held-out split; the test split is for final numbers alone."""
     calls: Annotated[Calls, tyro.conf.arg(aliases=["--steps"])] = 64
@@ -45,10 +46,12 @@ class Evaluate:
     """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
     window: float | None = None
     """Part of the time in which one position runs through its bridge; 1: synchronous. The run's own if not given."""
-    order: Literal["random", "spread", "left_to_right"] = "spread"
-    """Order in which windows begin."""
+    order: Literal["random", "spread", "left_to_right"] | None = None
+    """Order in which windows begin. The run's own if not given."""
     estimator: Literal["steps", "path"] = "steps"
     """Single steps of many sequences, or whole paths of few."""
+    states: Literal["exact", "simulated"] = "exact"
+    """States of single steps: drawn from their law, or walked step by step in all dimensions, which is slow."""
     sequences: int = 512
     """Sequences of the split; all of them where it has fewer."""
     evaluations: int = 1024
@@ -62,7 +65,8 @@ class Evaluate:
     seed: int = 0
     """Seed of the choice of sequences and of all noise."""
     out: Path | None = None
-    """Folder of evaluation.json and report.html; RUN/evaluation-SPLIT if not given."""
+    """Folder of evaluation.json and report.html; RUN/evaluation-SPLIT if not given.
+    A published model, which stays as it is, has runs/published-NAME/evaluation-SPLIT instead."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -75,16 +79,19 @@ class Evaluate:
 
         import rdlm
         from rdlm.evaluation.evaluate import evaluate, to_json
+        from rdlm.evaluation.record import fingerprint
         from rdlm.evaluation.scorer import scorer_of
+        from rdlm.method.rdlm import Rdlm
         from rdlm.training.run import load_corpus
 
         model = rdlm.load(self.model)
-        plan = self._plan(model.rdlm.window)
+        plan = self._plan(model.method.window if isinstance(model.method, Rdlm) else Window())
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(model.config)
         with torch.no_grad(), _Bars() as bars:
             found = evaluate(model, corpus, plan, scorer, bars.begin)
-        result = {"run": model.name, "protocol": corpus.protocol, **to_json(found)}
+        weights = fingerprint(model.method.network)
+        result = {"run": model.name, "protocol": corpus.protocol, "weights": weights, **to_json(found)}
         self._write(model, found, result)
         if self.json:
             print_json(result)
@@ -97,9 +104,9 @@ class Evaluate:
         from rdlm.evaluation.evaluate import Plan
         from rdlm.process.window import Window
 
-        window = own if self.window is None else Window(self.window, self.order)
+        window = Window(own.width if self.window is None else self.window, self.order or own.order)
         calls = None if self.calls == "inf" else self.calls
-        setting = Setting(calls, self.kernel, None if window.width == 1 else window, self.estimator)
+        setting = Setting(calls, self.kernel, None if window.width == 1 else window, self.estimator, self.states)
         curve = parse_calls(self.curve_calls) if self.curve_calls is not None else ()
         return Plan(
             setting, self.split, self.sequences, self.evaluations, self.samples,
@@ -107,18 +114,21 @@ class Evaluate:
         )  # fmt: skip
 
     def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
+        from rdlm import publication
         from rdlm.evaluation.evaluate import curve_to_json
         from rdlm.evaluation.page import page
         from rdlm.storage import write_atomic
 
         folder = model.folder
         assert folder is not None  # `rdlm.load` always says where the checkpoint is
-        out = self.out or folder.parent / f"evaluation-{self.split}"
+        published = publication.holds(folder)  # its files are as they were published, perhaps nobody may write there
+        home = Path("runs") / f"published-{Path(model.name).name}" if published else folder.parent
+        out = self.out or home / f"evaluation-{self.split}"
         write_atomic(out / "evaluation.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         write_atomic(out / "report.html", page(model, found))
         written = [out / "evaluation.json", out / "report.html"]
         # The test split must not steer the sampler.
-        curve = curve_to_json(found) if self.split == "validation" else None
+        curve = curve_to_json(found) if self.split == "validation" and not published else None
         if curve is not None:
             write_atomic(folder / "curve.json", json.dumps(curve) + "\n")
             written.append(folder / "curve.json")

@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from rdlm.language_model import LanguageModel
     from rdlm.sampler.request import Request
 
-DEFAULT_RUN = Path("runs/demo")
-
 
 @dataclass(frozen=True)
 class Generate:
     """Sample from a trained model: text, images or DNA."""
 
-    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = DEFAULT_RUN
-    """Folder of a run or of a checkpoint."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
     num: int = 1
     """Number of samples."""
     length: int | None = None
@@ -84,10 +82,8 @@ class Generate:
         from rdlm.generation import generate
         from rdlm.progress import bar
 
-        if self.run_folder == DEFAULT_RUN and not DEFAULT_RUN.exists():
-            raise InputError(f"there is no run in {DEFAULT_RUN}: name one, or make it with rdlm train demo")
         request = self._request()
-        model = rdlm.load(self.run_folder)
+        model = rdlm.load(self.model)
         if model.kind == "image" and self.out is None:
             raise InputError("images need a file: --out samples.png")
         with bar(None, "generate", "step") as progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import tyro
 
 from rdlm import configfile
 from rdlm.config import RunConfig
-from rdlm.errors import InputError
+from rdlm.errors import DivergedError, InputError
 from rdlm.presets import PRESETS, preset
 from rdlm.report import print_json, table
 
@@ -62,7 +61,7 @@ def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes:
     """Return how a run ended, or the exit code where it did not: stopped, diverged, or another process failed."""
     from rdlm.method import build
     from rdlm.training.interruption import InterruptedRunError
-    from rdlm.training.loop import DivergedError, train
+    from rdlm.training.loop import train
     from rdlm.training.parallel import LeaderFailedError
 
     try:
@@ -92,12 +91,6 @@ def chosen(command: str, options: Sequence[str]) -> tuple[str, RunConfig]:
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return first, preset(first)
     return first, configfile.read(Path(first))
-
-
-def _say(message: str) -> None:
-    """Tell people, once, however many processes torchrun started."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"rdlm: {message}", file=sys.stderr)
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,11 @@ from numpy.typing import NDArray
 from rdlm.data.tokenizer import Tokenizer, from_json
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.progress import bar
-from rdlm.storage import sha256_of, sync_folder
+from rdlm.storage import FULL, read_json, sha256_of, sync_folder
 
 Kind = Literal["text", "image", "dna"]
 SPLITS = ("train", "validation", "test")
+SUFFIXES = (".bin", ".label.bin", ".signal.bin")
 FORMAT = 1
 
 
@@ -70,6 +72,8 @@ class Corpus:
     signals: Mapping[str, NDArray[Any]]
     classes: tuple[str, ...] = ()
     image: tuple[int, int, int] | None = None
+    digest: str = ""
+    """What tells this content from any other: a SHA-256 over those of the files; empty if it lies on no disk."""
 
     @property
     def train(self) -> NDArray[Any]:
@@ -117,6 +121,8 @@ def _fill(folder: Path, draft: Draft, about: Mapping[str, Any]) -> None:
     vocabulary = json.dumps(draft.tokenizer.to_json()).encode()
     (folder / "tokenizer.json").write_bytes(vocabulary)
     files["tokenizer.json"] = {"sha256": hashlib.sha256(vocabulary).hexdigest(), "bytes": len(vocabulary)}
+    for name, entry in files.items():
+        entry["modified"] = (folder / name).stat().st_mtime_ns
     meta = {
         "format": FORMAT, **about, "protocol": draft.protocol, "source": draft.source,
         "vocabulary": draft.tokenizer.size,
@@ -142,35 +148,76 @@ def _write_array(path: Path, blocks: Iterable[NDArray[Any]]) -> dict[str, Any]:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return a prepared corpus's meta.json."""
+    """Return a prepared corpus's meta.json; one that could not have been written by `write` is damage."""
     path = folder / "meta.json"
+    meta = read_json(path)
+    if meta.get("format") != FORMAT:
+        raise DamagedFileError(f"{path} has format {meta.get('format')!r}, not {FORMAT}: delete {folder}")
+    files: Any = meta.get("files")
+    names = {"tokenizer.json", *(f"{split}{suffix}" for split in SPLITS for suffix in SUFFIXES)}
     try:
-        meta = json.loads(path.read_text())
-        if meta["format"] != FORMAT:
-            raise DamagedFileError(f"{path} has format {meta['format']}, not {FORMAT}: delete {folder}")
-        return dict(meta)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError(f"cannot read {path}: {error!r}; delete {folder}") from None
+        if not isinstance(files, dict) or not names >= set(files) >= {"tokenizer.json"}:
+            raise ValueError("its list of files is not that of a corpus")
+        for name, entry in files.items():
+            _check_entry(name, entry)
+        missing = {"name", "protocol", "kind", "length", "licence", "source", "classes", "image"} - set(meta)
+        if missing:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}; delete {folder}") from None
+    return meta
+
+
+def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
+    if type(entry["bytes"]) is not int or entry["bytes"] < 0 or type(entry["sha256"]) is not str:
+        raise ValueError(f"{name} has no size or no checksum")
+    if name != "tokenizer.json":
+        shape, kind = entry["shape"], np.dtype(entry["dtype"])
+        if kind.kind not in "uif" or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"{name} is no array of numbers")
+        if math.prod(shape) * kind.itemsize != entry["bytes"]:
+            raise ValueError(f"{name} has {entry['bytes']} bytes, which are not its shape {shape}")
 
 
 def read(folder: Path) -> Corpus:
-    """Return a prepared corpus; a file of another size than recorded is an error, content is for `verify`."""
+    """Return a prepared corpus; a file that was edited or cut since it was written is an error.
+
+    A file whose size and time are those of its making is taken as it is, any other one is read through and compared
+    with its checksum. What changes a file behind the file system's back is for `verify`.
+    """
     meta = describe(folder)
+    for name, entry in meta["files"].items():
+        _check_unchanged(folder / name, entry)
     arrays = {name: _map(folder / name, entry) for name, entry in meta["files"].items() if "shape" in entry}
     tokens = {s: arrays[f"{s}.bin"] for s in SPLITS if f"{s}.bin" in arrays}
     labels = {s: arrays[f"{s}.label.bin"] for s in SPLITS if f"{s}.label.bin" in arrays}
     signals = {s: arrays[f"{s}.signal.bin"] for s in SPLITS if f"{s}.signal.bin" in arrays}
-    tokenizer = from_json(json.loads((folder / "tokenizer.json").read_text()))
+    tokenizer = from_json(read_json(folder / "tokenizer.json"))
     image = tuple(meta["image"]) if meta["image"] else None
     return Corpus(
         meta["name"], meta["protocol"], meta["kind"], meta["length"], tokenizer, meta["licence"],
-        meta["source"], folder, tokens, labels, signals, tuple(meta["classes"]), image,
+        meta["source"], folder, tokens, labels, signals, tuple(meta["classes"]), image, _digest(meta["files"]),
     )  # fmt: skip
 
 
-def _map(path: Path, entry: Mapping[str, Any]) -> NDArray[Any]:
-    if not path.is_file() or path.stat().st_size != entry["bytes"]:
+def _digest(files: Mapping[str, Any]) -> str:
+    return hashlib.sha256("".join(files[name]["sha256"] for name in sorted(files)).encode()).hexdigest()
+
+
+def _check_unchanged(path: Path, entry: Mapping[str, Any]) -> None:
+    size = path.stat().st_size if path.is_file() else -1
+    if size != entry["bytes"]:
         raise DamagedFileError(f"{path} is not the {entry['bytes']} bytes it should be: delete {path.parent}")
+    if path.stat().st_mtime_ns != entry.get("modified"):
+        _check_content(path, entry)
+
+
+def _check_content(path: Path, entry: Mapping[str, Any], seen: Callable[[int], object] = lambda count: None) -> None:
+    if (found := sha256_of(path, seen)) != entry["sha256"]:
+        raise DamagedFileError(f"{path} has SHA-256 {found}, not {entry['sha256']}: delete {path.parent}")
+
+
+def _map(path: Path, entry: Mapping[str, Any]) -> NDArray[Any]:
     if entry["bytes"] == 0:
         return np.empty(entry["shape"], entry["dtype"])
     return np.memmap(path, entry["dtype"], "r", shape=tuple(entry["shape"]))
@@ -185,18 +232,17 @@ def verify(folder: Path) -> int:
             path = folder / name
             if not path.is_file():
                 raise DamagedFileError(f"{path} is missing: delete {folder} and get the corpus again")
-            if (found := sha256_of(path, progress.update)) != entry["sha256"]:
-                raise DamagedFileError(f"{path} has SHA-256 {found}, not {entry['sha256']}: delete {folder}")
+            _check_content(path, entry, progress.update)
     return int(total)
 
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
     """Turn a failure to write below `folder` into the user's error that names it."""
-    full = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC}
+    known = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
     try:
         yield
     except OSError as error:
-        if error.errno not in full:
+        if error.errno not in known:
             raise
         raise InputError(f"cannot write to {folder}: {error.strerror}; set RDLM_CACHE") from None

@@ -80,6 +80,10 @@ def train_bpe(texts: Iterable[str], size: int) -> Subwords:
 def restored(kind: Kind, model: dict[str, Any]) -> Subwords:
     """Return the tokenizer that `Subwords.to_json` described."""
     try:
-        return Subwords(kind, Tokenizer.from_str(json.dumps(model)))
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        found = Subwords(kind, Tokenizer.from_str(json.dumps(model)))
+        found.decode(found.encode("a").tolist())  # what is read may still fail at its first use
+        return found
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises bare Exception for what it cannot read, or panics
         raise DamagedFileError(f"a {kind} tokenizer that cannot be read: {error}") from None

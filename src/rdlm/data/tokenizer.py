@@ -161,11 +161,11 @@ def from_json(description: dict[str, Any]) -> Tokenizer:
     try:
         match description["kind"]:
             case "characters":
-                return Characters(description["alphabet"], description["unknown"])
+                return Characters(_text(description["alphabet"]), description["unknown"])
             case "bytes":
                 return Bytes()
             case "levels":
-                return Levels(description["size"])
+                return Levels(_level_count(description["size"]))
             case "wordpiece" | "bpe" as kind:
                 from rdlm.data.subword import restored  # most corpora never need the library behind it
 
@@ -174,6 +174,20 @@ def from_json(description: dict[str, Any]) -> Tokenizer:
                 raise DamagedFileError(f"a tokenizer of unknown kind {kind!r}")
     except KeyError as error:
         raise DamagedFileError(f"a tokenizer's description lacks {error}") from None
+    except (InputError, TypeError) as error:
+        raise DamagedFileError(f"a tokenizer's description is wrong: {error}") from None
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str):
+        raise DamagedFileError(f"a tokenizer's alphabet is text, not {found!r:.80}")
+    return found
+
+
+def _level_count(found: object) -> int:
+    if type(found) is not int or not 1 <= found <= 1 << 16:
+        raise DamagedFileError(f"a tokenizer's number of levels lies in 1 .. {1 << 16}, not {found!r:.80}")
+    return found
 
 
 def within(ids: Iterable[int], size: int) -> Iterator[int]:

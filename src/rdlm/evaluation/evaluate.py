@@ -15,11 +15,12 @@ from rdlm.data.batch import Batch, Batches
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.evaluation import metric, sample
-from rdlm.evaluation.bound import Setting, measure, paper
+from rdlm.evaluation.bound import REPEATS, Setting, check_weights, measure, paper, repeated_bound
 from rdlm.evaluation.metric import Metric, Size
 from rdlm.evaluation.scorer import Scorer
 from rdlm.language_model import LanguageModel
 from rdlm.likelihood import Estimate, Profile
+from rdlm.method.rdlm import Rdlm
 from rdlm.process.window import Window
 from rdlm.randomness import generator_of
 
@@ -59,7 +60,8 @@ class Evaluation:
     """What was found: metrics by name, the bound's profile, its values over M, and the samples."""
 
     metrics: dict[str, Metric]
-    profile: Profile
+    profile: Profile | None
+    """Where the bound is spent; rivals' bounds do not say."""
     size: Size
     rows: list[dict[str, object]]
     """The bound over M."""
@@ -80,16 +82,13 @@ def evaluate(
     check_same_data(model, corpus)
     batch = held_out(corpus, plan.split, model.length, plan.sequences, plan.seed)
     size = size_of(model, batch)
+    check_setting(model, plan)
     generator = generator_of("evaluation", plan.seed)
-    advance = stage("bound", plan.evaluations)
-    profile = measure(model.rdlm, batch, plan.setting, plan.evaluations, generator, advance)
-    metrics = metric.likelihood(profile.total, size, model.kind, describe(plan.setting))
-    rows = [curve_row(plan.setting, profile.total, size, model.kind)]
-    for calls in plan.curve:
-        advance = stage(f"bound at {calls or 'inf'} calls", plan.evaluations)
-        setting = replace(plan.setting, calls=calls)
-        found = measure(model.rdlm, batch, setting, plan.evaluations, generator, advance)
-        rows.append(curve_row(setting, found.total, size, model.kind))
+    settings = [replace(plan.setting, calls=calls) for calls in (plan.setting.calls, *plan.curve)]
+    bounds = [_bound(model, batch, setting, plan, generator, stage) for setting in settings]
+    rows = [curve_row(one, nats, size, model.kind) for one, (nats, _) in zip(settings, bounds, strict=True)]
+    total, profile = bounds[0]
+    metrics = metric.likelihood(total, size, model.kind, describe(model, plan.setting))
     if plan.paper:
         found_paper = paper(model.rdlm, batch, plan.evaluations, generator, advance=stage("paper", plan.evaluations))
         metrics |= paper_metric(found_paper, size, model.kind)
@@ -99,6 +98,35 @@ def evaluate(
         metrics |= sample_metrics(model, corpus, samples, batch.ids, scorer)
     ordered = sorted(rows, key=lambda row: math.inf if row["calls"] == "inf" else float(str(row["calls"])))
     return Evaluation(metrics, profile, size, ordered, samples, plan, batch)
+
+
+def _bound(
+    model: LanguageModel, batch: Batch, setting: Setting, plan: Plan, generator: torch.Generator, stage: Stage
+) -> tuple[Estimate, Profile | None]:
+    """Return the bound in nats per sequence, and where it is spent as far as the method says."""
+    name = f"bound at {setting.calls or 'inf'} calls"
+    if isinstance(model.method, Rdlm):
+        profile = measure(model.rdlm, batch, setting, plan.evaluations, generator, stage(name, plan.evaluations))
+        return profile.total, profile
+    assert setting.calls is not None  # `check_setting` has seen to it
+    check_weights(model.method.network)
+    # A rival's estimates spread more than single steps of rdlm do, and are done when that no longer matters.
+    most = max(REPEATS[0], 4 * plan.evaluations // len(batch.ids))
+    advance = stage(name, most * len(batch.ids))
+    found = repeated_bound(model.method, batch, setting.calls, plan.seed, most, advance)
+    return Estimate(found.mean, found.stderr, model.method.claims_bound), None
+
+
+def check_setting(model: LanguageModel, plan: Plan) -> None:
+    """Refuse what a rival's bound cannot do: it has one estimator, with so many network calls."""
+    rest = replace(plan.setting, calls=1, window=None)
+    if not isinstance(model.method, Rdlm) and (
+        rest != Setting(1) or plan.setting.window is not None or None in (plan.setting.calls, *plan.curve) or plan.paper
+    ):
+        raise InputError(
+            f"{model.name} is a run of the method {model.config.method!r}, whose bound has a number of calls and "
+            "nothing else: kernel, window, estimator, states, continuous time and the paper's estimator are for rdlm"
+        )
 
 
 def check_same_data(model: LanguageModel, corpus: Corpus) -> None:
@@ -125,12 +153,16 @@ def size_of(model: LanguageModel, batch: Batch) -> Size:
     return metric.size_of_texts(texts, count * length)
 
 
-def describe(setting: Setting) -> str:
+def describe(model: LanguageModel, setting: Setting) -> str:
     """Return what the bound is a bound of."""
+    if not isinstance(model.method, Rdlm):
+        word = "upper bound" if model.method.claims_bound else "not a bound: an estimate"
+        return f"{word} at {setting.calls} network calls, method {model.config.method}"
     if setting.calls is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
     clock = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
-    return f"upper bound at {setting.calls} network calls, {setting.kernel} kernel{clock}"
+    states = "" if setting.states == "exact" else ", simulated states"
+    return f"upper bound at {setting.calls} network calls, {setting.kernel} kernel{clock}{states}"
 
 
 def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[str, object]:
@@ -160,14 +192,20 @@ def paper_metric(nats: Estimate, size: Size, kind: str) -> dict[str, Metric]:
 def draw_samples(
     model: LanguageModel, batch: Batch, plan: Plan, generator: torch.Generator, advance: Callable[[int], object]
 ) -> Int[Tensor, "n length"]:
-    """Return samples of the sampler that was bounded, with the conditions of held-out sequences where there are any."""
-    given = batch.label if batch.signal is None else batch.signal
+    """Return samples of the sampler that was bounded, with the conditions of held-out sequences where there are any.
+
+    Rivals sample without a condition.
+    """
     setting = plan.setting
     calls = 64 if setting.calls is None else setting.calls
-    ids = model.rdlm.generate(
-        min(plan.samples, len(batch.ids)) if given is not None else plan.samples, model.length, calls, generator,
-        setting.kernel, setting.window or Window(), None if given is None else given[: plan.samples],
-    )  # fmt: skip
+    if isinstance(model.method, Rdlm):
+        given = batch.label if batch.signal is None else batch.signal
+        ids = model.method.generate(
+            min(plan.samples, len(batch.ids)) if given is not None else plan.samples, model.length, calls, generator,
+            setting.kernel, setting.window or Window(), None if given is None else given[: plan.samples],
+        )  # fmt: skip
+    else:
+        ids = model.method.generate(plan.samples, model.length, calls, generator)
     advance(1)
     return ids.cpu()
 
@@ -199,7 +237,7 @@ def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
     return {
         "metrics": {name: found.to_json() for name, found in evaluation.metrics.items()},
         "split": plan.split, "steps": "inf" if calls is None else calls,
-        "claims_bound": evaluation.profile.total.claims_bound, "estimator": plan.setting.estimator,
+        "claims_bound": evaluation.rows[0]["claims_bound"], "estimator": plan.setting.estimator,
         "kernel": plan.setting.kernel, "sequences": len(evaluation.held_out.ids), "evaluations": plan.evaluations,
         "samples": plan.samples, "seed": plan.seed, "rows": evaluation.rows, "interval": "95%",
     }  # fmt: skip
@@ -208,6 +246,6 @@ def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
 def curve_to_json(evaluation: Evaluation) -> Mapping[str, Any] | None:
     """Return the information curve for a sampler's grid: noise still to come and nats spent, none with windows."""
     profile = evaluation.profile
-    if profile.noise is None:
+    if profile is None or profile.noise is None:
         return None
     return {"noise": profile.noise.tolist(), "nats": profile.cumulative().tolist()}

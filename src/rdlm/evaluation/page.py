@@ -15,6 +15,7 @@ from rdlm.evaluation.metric import Metric
 from rdlm.evaluation.sample import unigrams
 from rdlm.figure import canvas
 from rdlm.language_model import LanguageModel
+from rdlm.likelihood import Profile
 from rdlm.training.report import STYLE, environment, text_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def _pictures(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:
     if importlib.util.find_spec("matplotlib") is None:
         yield "<p>Pictures need matplotlib: pip install 'rdlm[viz]'.</p>"
         return
-    yield _picture("information over the noise", lambda axis: _draw_information(axis, evaluation))
+    if evaluation.profile is not None:
+        spent = evaluation.profile
+        yield _picture("information over the noise", lambda axis: _draw_information(axis, spent))
     if len(evaluation.rows) > 1:
         yield _picture("the bound over network calls", lambda axis: _draw_calls(axis, evaluation))
     if evaluation.samples is not None:
@@ -101,9 +104,9 @@ def _picture(name: str, draw: Callable[[Axes], None]) -> str:
     return f'<img class="plot" alt="{html.escape(name)}" src="data:image/png;base64,{content}">'
 
 
-def _draw_information(axis: Axes, evaluation: Evaluation) -> None:
+def _draw_information(axis: Axes, profile: Profile) -> None:
     """Draw the nats spent so far, over the part of the noise that is spent, or over steps where clocks differ."""
-    spent, noise = evaluation.profile.cumulative(), evaluation.profile.noise
+    spent, noise = profile.cumulative(), profile.noise
     part = [i / (len(spent) - 1) for i in range(len(spent))] if noise is None else (1 - noise / noise[0]).tolist()
     axis.plot(part, spent.tolist())
     axis.set(xlabel="steps / M" if noise is None else "noise spent / S", ylabel="nats per sequence so far")

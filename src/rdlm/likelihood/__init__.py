@@ -2,7 +2,7 @@
 
 from rdlm.likelihood.continuous import continuous
 from rdlm.likelihood.data import Problem, Profile, by_comb, by_paths, by_steps, path_profile
-from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean
+from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
 from rdlm.likelihood.fresh import FreshLaw
 from rdlm.likelihood.paper import paper_estimate
 from rdlm.likelihood.path import path_terms
@@ -27,4 +27,5 @@ __all__ = [
     "path_terms",
     "sample_mean",
     "step_terms",
+    "sum_over_rows",
 ]

@@ -3,9 +3,10 @@
 | estimator | network calls | good for |
 |---|---|---|
 | `by_steps` | one for each sequence-step, whatever M | a mean over many sequences, a curve over M |
+| `by_comb` | a few for each sequence, whatever M | a long document, window by window |
 | `by_paths` | M for each path | a single text: the sum along a path hardly varies |
 
-Both estimate the same number without bias, with states of the exact law that no two positions share
+All of them estimate the same number without bias, with states of the exact law that no two positions share
 (`rdlm.likelihood.fresh`).
 """
 
@@ -28,8 +29,8 @@ from rdlm.process.chain import Chain
 BATCH = 16
 """Sequences that go through the network at once."""
 
-MANY, NUMBERS = 256, 1 << 23
-"""Sequences whose states are drawn at once, and the most numbers of theirs: short walks of many pairs are cheap."""
+MANY, NUMBERS = 256, 1 << 19
+"""Sequences whose states are drawn at once, and the most numbers of theirs, which the processor's cache should hold."""
 
 Advance = Callable[[int], object]
 """Told how many sequences have been through the network, for a progress bar."""
@@ -61,12 +62,17 @@ class Problem:
         width = max(digits * chain.path.bridge.dimension, 0 if chain.codec is None else chain.codec.vocabulary)
         return max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width)))
 
-    def answer(self, row: Int[Tensor, " rows"], batch: int) -> Posterior:
-        """Return the model for some rows, asked for `batch` of them at a time."""
+    def answer(
+        self, row: Int[Tensor, " rows"], batch: int, advance: Advance = lambda count: None
+    ) -> Posterior:
+        """Return the model for some rows, asked for `batch` of them at a time; `advance` hears of each time."""
 
         def answer(state: Tensor, noise: Tensor) -> Tensor:
-            parts = torch.arange(len(row), device=row.device).split(batch)
-            return torch.cat([self.posterior(row[part])(state[part], noise[part]) for part in parts])
+            found = []
+            for part in torch.arange(len(row), device=row.device).split(batch):
+                found.append(self.posterior(row[part])(state[part], noise[part]))
+                advance(len(part))
+            return torch.cat(found)
 
         return answer
 
@@ -128,13 +134,12 @@ def by_steps(
             chosen = (stratum // bins == number).nonzero()[:, 0]
             row = deal.take(len(chosen)).to(problem.token.device)
             terms = step_terms(
-                problem.answer(row, batch), problem.chains[number], laws[number], problem.token[row],
+                problem.answer(row, batch, advance), problem.chains[number], laws[number], problem.token[row],
                 step[chosen].to(row.device), generator,
             )  # fmt: skip
             check_finite(terms, step[chosen])
             weight = problem.weights[number] * size[chosen]
             value[chosen] = weight * terms.double().sum(-1).cpu()
-        advance(len(stratum))
         return value
 
     curve = stratified(measure, chains * bins, evaluations, problem.chunk(batch))
@@ -148,19 +153,24 @@ def by_comb(
     problem: Problem,
     draws: int,
     generator: torch.Generator | None = None,
+    batch: int = BATCH,
     advance: Advance = lambda count: None,
-) -> Float[Tensor, "draws n"]:
-    """Return `draws` estimates of every sequence's own bound, Eq. (28)-(32), from an even comb of steps for each."""
-    found = torch.zeros(draws, len(problem.token), dtype=torch.float64)
-    shift = torch.rand(len(problem.token), generator=generator)
-    row = torch.arange(len(problem.token), device=problem.token.device)
-    for draw in range(draws):
-        step = ((draw + shift) / draws * problem.calls).long().clamp_max(problem.calls - 1).to(row.device)
-        for chain, weight in zip(problem.chains, problem.weights, strict=True):
-            terms = step_terms(problem.posterior(row), chain, FreshLaw(chain), problem.token, step, generator)
-            check_finite(terms, step.cpu())
-            found[draw] += weight * problem.calls * terms.double().sum(-1).cpu()
-            advance(len(row))
+) -> Float[Tensor, "draws n length"]:
+    """Return `draws` estimates of each position's share of every sequence's bound, Eq. (28)-(32), in nats.
+
+    Each is a single step; a sequence's steps lie in equal parts of its chain, one in each.
+    """
+    found = torch.zeros(draws, *problem.token.shape, dtype=torch.float64)
+    laws = [FreshLaw(chain) for chain in problem.chains]
+    for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.chunk(batch)):
+        for draw in range(draws):
+            place = (draw + torch.rand(len(row), generator=generator)) / draws
+            step = (place * problem.calls).long().clamp_max(problem.calls - 1).to(row.device)
+            for chain, weight, law in zip(problem.chains, problem.weights, laws, strict=True):
+                answer = problem.answer(row, batch, advance)
+                terms = step_terms(answer, chain, law, problem.token[row], step, generator)
+                check_finite(terms, step.cpu())
+                found[draw, row.cpu()] += weight * problem.calls * terms.double().cpu()
     return found
 
 
@@ -170,34 +180,24 @@ def by_paths(
     generator: torch.Generator | None = None,
     batch: int = BATCH,
     advance: Advance = lambda count: None,
-) -> Float[Tensor, "paths calls n"]:
-    """Return the terms of every sequence along so many paths of its own, Eq. (28)-(32), in nats."""
-    found = torch.zeros(paths, problem.calls, len(problem.token), dtype=torch.float64)
+) -> Float[Tensor, "paths calls n length"]:
+    """Return the terms of every position along so many paths of its sequence, Eq. (28)-(32), in nats."""
+    found = torch.zeros(paths, problem.calls, *problem.token.shape, dtype=torch.float64)
     for path in range(paths):
-        for row in torch.arange(len(problem.token)).split(batch):
-            token = problem.token[row.to(problem.token.device)]
+        for row in torch.arange(len(problem.token), device=problem.token.device).split(batch):
             for chain, weight in zip(problem.chains, problem.weights, strict=True):
-                posterior = _counted(problem.posterior(row.to(token.device)), len(row), advance)
-                terms = path_terms(posterior, chain, token, generator)
+                terms = path_terms(problem.answer(row, batch, advance), chain, problem.token[row], generator)
                 check_finite(terms.sum((0, 2)), torch.full((len(row),), -1))
-                found[path][:, row] += weight * terms.sum(-1).cpu()
+                found[path][:, row.cpu()] += weight * terms.cpu()
     return found
 
 
-def path_profile(problem: Problem, terms: Float[Tensor, "paths calls n"]) -> Profile:
+def path_profile(problem: Problem, terms: Float[Tensor, "paths calls n length"]) -> Profile:
     """Return the mean over sequences of what `by_paths` found; the interval holds for the sequences' source."""
-    each = terms.mean(0)  # [calls, n]
+    each = terms.sum(-1).mean(0)  # [calls, n]
     curve = Curve(each.mean(1), each.var(1) / each.shape[1])
     chain = problem.chains[0]
     return Profile(sample_mean(each.sum(0)), curve, chain.grid.noise if chain.lanes is None else None)
-
-
-def _counted(posterior: Posterior, rows: int, advance: Advance) -> Posterior:
-    def counted(state: Tensor, noise: Tensor) -> Tensor:
-        advance(rows)
-        return posterior(state, noise)
-
-    return counted
 
 
 def check_finite(terms: Tensor, step: Int[Tensor, " n"]) -> None:

@@ -24,6 +24,9 @@ PILOT = 8
 FEWEST = 4
 """Fewest evaluations of a stratum."""
 
+MANY_ROWS = 16
+"""Rows from which their errors are judged together."""
+
 CHUNK = 1 << 14
 """Sequences evaluated at once."""
 
@@ -83,6 +86,25 @@ def sample_mean(value: Float[Tensor, " n"], claims_bound: bool = True) -> Estima
         raise InputError(f"an interval needs at least 2 values, got {len(value)}")
     value = value.double()
     return Estimate(float(value.mean()), float(value.std()) / math.sqrt(len(value)), claims_bound, len(value) - 1)
+
+
+def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True) -> Estimate:
+    """Return the sum over rows of the rows' means, from independent draws of each.
+
+    The first draws of all rows may be of one kind (the first part of a comb), the second ones of another. For few rows
+    their own errors add up. For many the error is that of what is left of the values without their row's and their
+    draw's mean: how rows differ is no error of their sum, nor how kinds do. What rows and kinds have not in common
+    counts as error, so that the interval is too wide rather than too narrow.
+    """
+    draws, rows = value.shape
+    if rows < MANY_ROWS:
+        each = [sample_mean(column, claims_bound) for column in value.T]
+        return sum(each[1:], start=each[0])
+    value = value.double()
+    rest = value - value.mean(0) - value.mean(1, keepdim=True) + value.mean()
+    freedom = (draws - 1) * (rows - 1)
+    variance = float(rest.square().sum()) / freedom * rows / draws
+    return Estimate(float(value.mean(0).sum()), math.sqrt(variance), claims_bound, freedom)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
 from rdlm.process.chain import Chain
 from rdlm.process.grid import Grid
 from rdlm.process.law.exact import place
-from rdlm.process.law.pair import pair_step
+from rdlm.process.law.pair import pair_step, place_step
+from rdlm.process.law.simulated import SimulatedLaw
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,27 @@ class FreshLaw:
         return torch.where(late[..., None], _place(path.second, token, *second, generator), state)
 
 
+@dataclass(frozen=True, eq=False)
+class WalkedLaw:
+    """The same law by simulation: every state at the end of its own walk in all `d` dimensions, Eq. (19)."""
+
+    chain: Chain
+
+    def draw(
+        self, token: Int[Tensor, "..."], level: Int[Tensor, "..."], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return states at levels of the chain's grid, both sides of a switch included."""
+        path, grid = self.chain.path, self.chain.grid
+        noise = grid.noise.to(token.device)[level.expand(token.shape)]
+        state = SimulatedLaw(path.bridge, grid).draw(token, noise, generator)
+        if path.second is None:
+            return state
+        step = path.switch_step(grid)
+        assert step is not None
+        late = SimulatedLaw(path.second, grid).draw(token, noise, generator)
+        return torch.where((level.expand(token.shape) > step)[..., None], late, state)
+
+
 def draw_at_noise(
     bridge: Bridge, grid: Grid, token: Tensor, noise: Float[Tensor, "..."], generator: torch.Generator | None = None
 ) -> Float[Tensor, "... d"]:
@@ -54,29 +77,41 @@ def draw_at_noise(
     level = level.clamp(0, grid.steps - 1)
     radius, heading = walk_pairs(bridge, grid, level, generator)
     gain = (1 - wanted / levels[level]).clamp(0, 1)
-    pair = pair_step(bridge, radius, heading, levels[level], gain, wanted * gain, generator)
+    pair = pair_step(bridge, radius.double(), heading.double(), levels[level], gain, wanted * gain, generator)
     return _place(bridge, token, *pair, generator)
 
 
 def walk_pairs(
     bridge: Bridge, grid: Grid, level: Int[Tensor, "..."], generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Return independent pairs `(r, c)` at the given levels, each by its own chain of Eq. (21), in float64."""
+    """Return independent pairs `(r, c)` at the given levels, each by its own chain of Eq. (21)."""
     flat = level.flatten()
     steps = torch.where(flat < grid.steps, flat, 0)  # the vertex needs no walk
     steps, order = steps.sort(descending=True, stable=True)
     going = (len(steps) - torch.bincount(steps).cumsum(0))[:-1].tolist()  # how many go beyond each step
-    radius = torch.full(flat.shape, bridge.start.angle, dtype=torch.float64, device=flat.device)
+    radius = torch.full(flat.shape, bridge.start.angle, device=flat.device)
     heading = torch.ones_like(radius)
     noise, gain, variance = grid.noise.tolist(), grid.gain.tolist(), grid.variance.tolist()
     for step, count in enumerate(going):  # those that go furthest come first
-        radius[:count], heading[:count] = pair_step(
+        radius[:count], heading[:count] = _walk_on(
             bridge, radius[:count], heading[:count], noise[step], gain[step], variance[step], generator
         )
     place_of = order.argsort()
     radius, heading = radius[place_of], heading[place_of]
     radius = torch.where(flat < grid.steps, radius, 0.0)
     return radius.view(level.shape), heading.view(level.shape)
+
+
+def _walk_on(
+    bridge: Bridge, radius: Tensor, heading: Tensor, noise: float, gain: float, variance: float,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the pair after one step, Eq. (21), in float32: the angle of two coordinates keeps its digits."""
+    normals = torch.randn(2, len(radius), generator=generator, device=radius.device)
+    drift = gain * bridge.pull(radius, noise)
+    place = place_step(bridge, radius, heading, drift, variance, (normals[0], normals[1]), generator)
+    sine = torch.hypot(place.on_start, place.across)
+    return torch.atan2(sine, place.on_token), place.on_start / special.positive_or_one(sine)
 
 
 def _place(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rdlm.geometry import sphere
 from rdlm.process.bridge import squared_length
-from rdlm.process.chain import Chain, step_log_density, token_step_parts
+from rdlm.process.chain import Chain, step_log_density, step_log_density_parts, token_step_parts
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
 """`log p(token | state)`: states [batch, length, d] (with digits: [batch, length, m, d]) and the noise still to come
@@ -91,9 +91,11 @@ def kernel_terms(
         return chain.gather(gain.square() / (2 * variance) * drift_error(chain, state, digit, noise, log_probability))
     pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
     # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
-    ahead = chain.join(step_log_density(bridge, state, pull + wobble, noise, gain, variance))
-    mirror = chain.join(step_log_density(bridge, state, pull - wobble, noise, gain, variance))
-    return (mixture_excess(ahead, log_probability, token) + mixture_excess(mirror, log_probability, token)) / 2
+    weight, shift = step_log_density_parts(bridge, state, noise, gain, variance)
+    middle = chain.join(weight * pull[..., : bridge.vocabulary] - shift)
+    odd = chain.join(weight * wobble[..., : bridge.vocabulary])
+    ahead, mirror = (mixture_excess(density, log_probability, token) for density in (middle + odd, middle - odd))
+    return (ahead + mirror) / 2
 
 
 def drift_error(

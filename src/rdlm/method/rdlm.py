@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
-from rdlm.denoiser import Denoiser
+from rdlm.denoiser import Denoiser, Scores
 from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.likelihood.terms import position_terms
 from rdlm.method.process import Process
@@ -31,6 +31,9 @@ from rdlm.sampler.walk import walk
 
 CHAIN_PAIRS = 8192
 """Draws per level in the tables of the chains that bounds are measured on."""
+
+KEPT_LAWS = 8
+"""Tables of chains kept in memory: a service may be asked for any number of steps."""
 
 
 class Rdlm:
@@ -72,10 +75,12 @@ class Rdlm:
             values = self._drift_error(token, moment, condition, states)
         else:
             state, noise = self._noisy(token, moment, states)
-            log_probability = self._predict(state, noise, condition, generator)
-            values = cross_entropy(log_probability, token, self._per_symbol(moment.time).to(token.device))
-        alone = moment.synchronous
-        self.proposal.observe(draw.step, moment.common[alone], values[alone.to(values.device)])
+            scores = self._predict(state, noise, condition, generator)
+            time = self._per_symbol(moment.time).to(token.device)
+            values = cross_entropy(scores.logits, token, time, scores.evidence)
+        if self.proposal.adaptive:  # it waits for the losses, which others need not
+            alone = moment.synchronous
+            self.proposal.observe(draw.step, moment.common[alone], values[alone.to(values.device)])
         return (values * moment.weight.to(values)).mean()
 
     def _noisy(
@@ -105,13 +110,13 @@ class Rdlm:
 
     def _predict(
         self, state: Tensor, noise: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """Return log-probabilities; a self-conditioned network sees its own first answer half of the time."""
+    ) -> Scores:
+        """Return the denoiser's answer; a self-conditioned network sees its own first one half of the time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
                 previous = self.denoiser.previous(self.denoiser(self.network, state, noise, condition))
-        return self.denoiser(self.network, state, noise, condition, previous)
+        return self.denoiser.scores(self.network, state, noise, condition, previous)
 
     def _drift_error(
         self, token: Tensor, moment: Moment, condition: Tensor | None, generator: torch.Generator | None
@@ -124,7 +129,7 @@ class Rdlm:
         digit = self._digits(token)
         noise = grid.noise.float().to(token.device)[level]
         state = self._draw(digit, chain.spread(noise.expand(token.shape), digit), generator)
-        log_probability = self._predict(state, noise, condition, generator)
+        log_probability = self._predict(state, noise, condition, generator).log_probability()
         local = level.clamp_max(grid.steps - 1).expand(token.shape)
         terms = position_terms(chain, state, token, local, log_probability, generator)
         return mean_unfinished(terms * grid.steps, self._per_symbol(moment.time).to(terms))
@@ -197,11 +202,14 @@ class Rdlm:
         return Chain(path, grid, kernel, lanes, codec, self.symbols_per_token)
 
     def chain_law(self, chain: Chain) -> ChainLaw:
-        """Return the exact law of a chain's states, tabulated once per path and grid."""
+        """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""
         key = (chain.path, tuple(chain.grid.noise.tolist()))
-        if key not in self._chain_laws:
-            self._chain_laws[key] = chain.law(CHAIN_PAIRS, generator_of("chain", chain.grid.steps))
-        return self._chain_laws[key]
+        law = self._chain_laws.get(key)
+        if law is None:
+            law = self._chain_laws[key] = chain.law(CHAIN_PAIRS, generator_of("chain", chain.grid.steps))
+            for old in list(self._chain_laws)[:-KEPT_LAWS]:
+                self._chain_laws.pop(old, None)
+        return law
 
     def _draw_a_path(self, generator: torch.Generator | None) -> Path:
         mixture = self.process.mixture

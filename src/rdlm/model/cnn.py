@@ -12,6 +12,9 @@ from rdlm.model.config import ConvolutionConfig, Interface
 from rdlm.model.embedding import Input, TimeEmbedding
 from rdlm.model.linear import scaled, zero
 
+SINUSOIDS = 256
+"""Features of time before its embedding."""
+
 
 class Layer(nn.Module):
     """A residual dilated convolution of the normed state plus time."""
@@ -39,7 +42,7 @@ class Convolution(nn.Module):
         super().__init__()
         self.interface = interface
         self.input = Input(interface, config.width, config.self_condition)
-        self.time = TimeEmbedding(config.width, config.time_scale, interface.classes)
+        self.time = TimeEmbedding(config.width, config.time_scale, SINUSOIDS, interface.classes)
         self.layers = nn.ModuleList(Layer(config, d) for _ in range(config.stacks) for d in config.dilations)
         self.inner = scaled(config.width, config.width)
         self.outer = zero(config.width, interface.outputs)

@@ -42,8 +42,8 @@ class TransformerConfig:
     """Number of attention heads; width / heads must be even for the rotary positions."""
     mlp_ratio: int = 4
     """Width of the hidden layer of each block's perceptron, in units of the width."""
-    time_width: int = 64
-    """Width of the time and class embedding from which every block's modulation is computed."""
+    time_width: int = 16
+    """Width of the time and class embedding from which every block's modulation is computed, at each position."""
     time_scale: float = 1000.0
     """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
     dropout: float = 0.0
@@ -54,9 +54,11 @@ class TransformerConfig:
     """Let a position see itself and earlier positions only."""
     self_condition: bool = False
     """Accept a second feature tensor, the previous prediction."""
+    places: int = 0
+    """Positions with a learned vector of their own, all of an image's; 0 for text, which is alike everywhere."""
 
     def __post_init__(self) -> None:
-        _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1})
+        _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})
         _positive_scale_and_probability(self.time_scale, self.dropout)
         if self.width % (2 * self.heads):
             raise InputError(

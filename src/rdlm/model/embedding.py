@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,29 +15,48 @@ from rdlm.model.condition import ClassCondition, SignalCondition
 from rdlm.model.config import Interface
 from rdlm.model.linear import scaled
 
-SINUSOIDS = 256
 
-
-def sinusoids(time: Float[Tensor, "..."], scale: float) -> Float[Tensor, "... f"]:
-    """Return cosines and sines of `time` at angles from `scale` down to `scale / 10^4` per unit, Eq. (44).
+def sinusoids(time: Float[Tensor, "..."], scale: float, count: int) -> Float[Tensor, "... count"]:
+    """Return `count` cosines and sines of `time` at angles from `scale` down to `scale / 10^4` per unit, Eq. (44).
 
     With scale 1 a time in [0, 1] turns no angle by more than a radian, and the features are almost constant.
     """
-    half = SINUSOIDS // 2
+    half = count // 2
     time = time.to(torch.promote_types(time.dtype, torch.float32))
     exponent = torch.arange(half, dtype=time.dtype, device=time.device) / half
     angle = time[..., None] * (scale * 1e4**-exponent)
     return torch.cat((angle.cos(), angle.sin()), dim=-1)
 
 
+class Moments(NamedTuple):
+    """Embedded times: those of all positions, or the distinct ones and which of them each position has."""
+
+    embedding: Float[Tensor, "*rows width"]
+    """[batch, length or 1, width], or one row for each distinct time."""
+    row: Int[Tensor, "batch length"] | None = None
+    """Each position's row, where they are not in place."""
+
+    def through(self, layer: nn.Linear, offsets: Sequence[float]) -> list[Float[Tensor, "batch length part"]]:
+        """Return the equal parts of a linear layer's output at every position, each with its offset added."""
+        parts = len(offsets)
+        if self.row is None:
+            outputs: Tensor = layer(self.embedding)
+            chunks = zip(outputs.chunk(parts, dim=-1), offsets, strict=True)
+            return [part + offset if offset else part for part, offset in chunks]
+        # Part by part: their gradients then need not be put together in fresh memory.
+        weights = zip(layer.weight.chunk(parts), layer.bias.chunk(parts), offsets, strict=True)
+        tables = [functional.linear(self.embedding, weight, bias + offset) for weight, bias, offset in weights]
+        return [functional.embedding(self.row, table) for table in tables]
+
+
 class TimeEmbedding(nn.Module):
     """The embedding of time, or of any real number per position, and of the class, added."""
 
-    def __init__(self, width: int, scale: float, classes: int = 0) -> None:
+    def __init__(self, width: int, scale: float, features: int, classes: int = 0) -> None:
         super().__init__()
         self.scale = scale
-        self.inner = scaled(SINUSOIDS, SINUSOIDS)
-        self.outer = scaled(SINUSOIDS, width)
+        self.inner = scaled(features, features)
+        self.outer = scaled(features, width)
         self.condition = ClassCondition(classes, width) if classes else None
 
     def forward(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "batch length width"]:
@@ -44,11 +66,29 @@ class TimeEmbedding(nn.Module):
             time = torch.tensor(time, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
         if time.ndim < 2:
             time = time.reshape(-1, 1)
-        features = sinusoids(time, self.scale).to(weight.dtype)
+        features = sinusoids(time, self.scale, self.inner.in_features).to(weight.dtype)
         embedding: Tensor = self.outer(functional.silu(self.inner(features)))
         if self.condition is not None:
             embedding = embedding + self.condition(labels)
         return functional.silu(embedding)
+
+    def moments(self, time: Tensor | float, labels: Tensor | None) -> Moments:
+        """Return the embedding of `time`; in training on a CPU, that of its distinct values alone.
+
+        In windows most positions wait or are finished, and a quarter of their times differ. The products of a narrow
+        embedding with every layer's modulation are most of what per-position times cost there. A sample, though, must
+        not depend on its neighbours' times, not even by rounding; and other devices would wait for the count.
+        """
+        if self.training and self.condition is None and isinstance(time, Tensor) and _repeats(time):
+            distinct, row = torch.unique(time, return_inverse=True)
+            return Moments(self(distinct, labels)[:, 0], row)  # [distinct, 1, width] -> [distinct, width]
+        return Moments(self(time, labels))
+
+
+def _repeats(time: Tensor) -> bool:
+    """Return whether it pays to look for equal times; a gradient by them, or a compiler, wants all of them."""
+    per_position = time.ndim == 2 and time.shape[1] > 1 and time.device.type == "cpu"
+    return per_position and not time.requires_grad and not torch.compiler.is_compiling()
 
 
 class Input(nn.Module):

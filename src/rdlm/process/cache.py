@@ -123,6 +123,19 @@ def read(path: Path, parameters: Parameters) -> Tables:
     return tables
 
 
+def check(path: Path) -> None:
+    """Raise DamagedFileError where a kept table would not be used again: it is not whole, or not what its name says."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stated = (file.metadata() or {}).get("parameters", "")
+        parameters = json.loads(stated)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise DamagedFileError(f"the cached table {path} cannot be read ({error})") from error
+    if table_path(parameters).name != path.name:
+        raise DamagedFileError(f"the cached table {path} belongs to other parameters than its name says")
+    read(path, parameters)
+
+
 def _parameters(law: str, bridge: Bridge, grid: Grid, **more: object) -> Parameters:
     return {
         "format": FORMAT,

@@ -185,10 +185,18 @@ def step_log_density(
     variance: Tensor,
 ) -> Float[Tensor, "... v"]:
     """Return `log q_l(step | state)` for every token up to a common constant, Eq. (29)."""
+    weight, shift = step_log_density_parts(bridge, state, noise, gain, variance)
+    return weight * step[..., : bridge.vocabulary] - shift
+
+
+def step_log_density_parts(
+    bridge: Bridge, state: Float[Tensor, "... d"], noise: Tensor, gain: Tensor, variance: Tensor
+) -> tuple[Float[Tensor, "... v"], Float[Tensor, "... v"]]:
+    """Return what `step_log_density`, Eq. (29), multiplies the step's coordinates by, and what it takes away."""
     cosine = state[..., : bridge.vocabulary]
     pull = gain[..., None] * bridge.slope(cosine, noise[..., None])
-    along = step[..., : bridge.vocabulary] - pull * (1 - cosine.square()) / 2
-    return pull * along / variance[..., None]
+    weight = pull / variance[..., None]
+    return weight, weight * pull * (1 - cosine.square()) / 2
 
 
 def mean_step_log_density(

@@ -6,7 +6,6 @@ that so much noise is still to come.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.language_model import LanguageModel
 from rdlm.process.grid import Grid, equal_information, uniform_in_log_noise
+from rdlm.storage import read_json
 
 NAME = "curve.json"
 GRIDS = ("time", "log", "information")
@@ -38,11 +38,11 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
 
 def read(path: Path, total: float) -> tuple[Tensor, Tensor]:
     """Return noise levels and cumulative nats of a curve's file, which must be of the same total noise."""
+    found = read_json(path)
     try:
-        found = json.loads(path.read_text("utf-8"))
         noise, nats = (torch.tensor(found[key], dtype=torch.float64) for key in ("noise", "nats"))
         equal_information(noise, nats, 1)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
     if abs(float(noise[0]) - total) > 1e-6 * total:
         raise DamagedFileError(f"{path} was measured with a total noise of {float(noise[0]):g}, not {total:g}")

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError, unknown
 from rdlm.language_model import LanguageModel
 from rdlm.process.grid import Grid
-from rdlm.process.path import Path
 from rdlm.randomness import generator_of
 from rdlm.sampler import curve
-from rdlm.sampler.automaton import Automaton, Restriction, spellings
+from rdlm.sampler.automaton import Automaton, spellings
 from rdlm.sampler.block import Stretch, stretches
+from rdlm.sampler.journey import Journey
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.predictor import Predictor
 from rdlm.sampler.regex import compile_regex
 from rdlm.sampler.request import Request
-from rdlm.sampler.rule import Rules
 from rdlm.sampler.solver import solver_of
 from rdlm.sampler.template import OPEN, Template, framed, infilled, restricted
 from rdlm.sampler.trace import Trace
-from rdlm.sampler.walk import Outcome, Walker
+from rdlm.sampler.walk import Callback, Outcome
 
 Progress = Callable[[int, int], object]
 """Called after each step with the steps done and the steps in all."""
@@ -53,8 +51,10 @@ class Plan:
         if request.window is None:
             request = replace(request, window=method.window.width, order=method.window.order)
         template = _template(model, request)
-        windows = tuple(stretches(template.length, model.length, request.block))
-        if request.trace and len(windows) > 1:
+        # A window in which all is known has nothing to walk for.
+        parts = stretches(template.length, model.length, request.block)
+        windows = tuple(part for part in parts if bool((template.known[part.begin : part.end] == OPEN).any()))
+        if request.trace and template.length > model.length:
             raise InputError(f"a trace shows one window: at most {model.length} tokens, not {template.length}")
         automaton = _automaton(model, request, template)
         per_token = method.symbols_per_token
@@ -92,57 +92,41 @@ class Plan:
         free = len(self.windows) == 1 and not self.model.config.model.self_condition
         return free and not self.request.reshapes and solver_of(self.request.solver).bound is not None
 
-    def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> tuple[Tensor, int]:
-        """Return the tokens of some samples: those on the same path of a mixture walk together."""
-        noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
-        mixture = self.model.rdlm.process.mixture
-        if len(mixture.paths) == 1:
-            return self._walk(mixture.paths[0], noise, report.part(1, 1), trace)
-        first = noise.uniform((len(seeds),)) < mixture.weights[0]
-        tokens, invalid = torch.zeros(len(seeds), self.template.length, dtype=torch.long), 0
-        for path, mask in zip(mixture.paths, (first, ~first), strict=True):
-            chosen = mask.nonzero().flatten().tolist()
-            if chosen:
-                watched = trace if chosen[0] == 0 else None
-                part = report.part(len(chosen), len(seeds))
-                tokens[chosen], redrawn = self._walk(path, noise.subset(chosen), part, watched)
-                invalid += redrawn
-        return tokens, invalid
-
-    def _walk(
-        self, path: Path, noise: Noise, report: Callable[[], object], trace: Trace | None
-    ) -> tuple[Int[Tensor, "batch length"], int]:
-        """Return the tokens of samples on one path, window after window."""
-        request, method = self.request, self.model.rdlm
-        solver = solver_of(request.solver)
-        window = request.clock()
-        chain = method.chain(path, request.steps, solver.bound or "mixture", window, self.grid)
-        law = method.chain_law(chain) if chain.switch >= 0 else None
-        token, invalid = self.template.known.repeat(noise.batch, 1), 0
-
-        def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
-            report()
-            if trace is not None:
-                trace.look(state[0], log_probability[0])
-
-        for stretch in self.windows:
-            predictor = self._predictor(noise.batch, stretch)
-            walker = Walker(predictor, chain, solver, method.process.clock, self._rules(token, stretch), law,
-                            self._clean, self.codes, callback)  # fmt: skip
-            known = token[:, stretch.begin : stretch.end]
-            symbols = method.symbols(known.clamp_min(0))
-            unknown_too = (known == OPEN).repeat_interleave(method.symbols_per_token, dim=1)
-            walked = walker.run(symbols.masked_fill(unknown_too, OPEN).to(_device(self.model)), noise)
-            token[:, stretch.begin : stretch.end] = method.spell(walked.token.cpu())
-            invalid += walked.invalid
-        return token, invalid
-
     @property
-    def _clean(self) -> bool:
+    def clean(self) -> bool:
+        """Return whether known tokens stand finished from the beginning."""
         if self.request.clean is not None:
             return self.request.clean
         objective = self.model.config.objective
         return objective.prefix > 0 or objective.asynchronous > 0
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the network is."""
+        return next(self.model.rdlm.network.parameters()).device
+
+    def journeys(self, seeds: Sequence[int]) -> Iterator[tuple[list[int], Journey]]:
+        """Yield the samples of some seeds, by their places, as journeys: those on the same path go together."""
+        noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
+        mixture = self.model.rdlm.process.mixture
+        if len(mixture.paths) == 1:
+            yield list(range(len(seeds))), Journey(self, mixture.paths[0], noise)
+            return
+        first = noise.uniform((len(seeds),)) < mixture.weights[0]
+        for path, mask in zip(mixture.paths, (first, ~first), strict=True):
+            chosen: list[int] = mask.nonzero().flatten().tolist()
+            if chosen:
+                yield chosen, Journey(self, path, noise.subset(chosen))
+
+    def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> tuple[Tensor, int]:
+        """Return the tokens of some samples, and how many codes were drawn anew."""
+        tokens, invalid = torch.zeros(len(seeds), self.template.length, dtype=torch.long), 0
+        for chosen, journey in self.journeys(seeds):
+            advance = report.part(len(chosen), len(seeds))
+            journey.run(self._predictor, _watch(advance, trace if chosen[0] == 0 else None))
+            tokens[chosen] = journey.token
+            invalid += journey.invalid
+        return tokens, invalid
 
     def _predictor(self, batch: int, stretch: Stretch) -> Predictor:
         condition, positions = self.condition, self.model.rdlm.process.codec.positions
@@ -150,21 +134,9 @@ class Plan:
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
         if condition is not None:
             condition = condition.expand(batch, *condition.shape[1:])
-        device = _device(self.model)
-        rows = self.request.rows or (1 if device.type == "cpu" else batch)
-        return Predictor(self.model.rdlm, None if condition is None else condition.to(device),
+        rows = self.request.rows or (1 if self.device.type == "cpu" else batch)
+        return Predictor(self.model.rdlm, None if condition is None else condition.to(self.device),
                          self.request.guidance, self.request.temperature, rows)  # fmt: skip
-
-    def _rules(self, token: Int[Tensor, "batch length"], stretch: Stretch) -> Rules:
-        """Return the rules in one window; the language is entered after what is written, and left able to end."""
-        rules, allowed = self.request.rules(), self.template.allowed
-        if allowed is not None:
-            rules = replace(rules, allowed=allowed[stretch.begin : stretch.end].to(_device(self.model)))
-        if self.automaton is None:
-            return rules
-        rest = self.template.choices(self.model.tokenizer.size)[stretch.end :]
-        entry = self.automaton.run(token[:, : stretch.begin])
-        return replace(rules, language=Restriction(self.automaton, entry, self.automaton.alive(rest)))
 
 
 class _Report:
@@ -180,6 +152,15 @@ class _Report:
         self.done += amount
         if self.progress is not None:
             self.progress(min(self.total, round(self.done)), self.total)
+
+
+def _watch(advance: Callable[[], object], trace: Trace | None) -> Callback:
+    def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
+        advance()
+        if trace is not None:
+            trace.look(state[0], log_probability[0])
+
+    return callback
 
 
 def _template(model: LanguageModel, request: Request) -> Template:
@@ -230,7 +211,3 @@ def _condition(model: LanguageModel, request: Request, length: int) -> Tensor | 
     if request.label.isdecimal() and int(request.label) < len(classes):
         return torch.tensor([int(request.label)])
     raise unknown("label", request.label, classes)
-
-
-def _device(model: LanguageModel) -> torch.device:
-    return next(model.rdlm.network.parameters()).device

@@ -9,6 +9,27 @@ from torch import Tensor
 from rdlm.method.rdlm import Rdlm
 
 
+def tempered(
+    method: Rdlm,
+    law: Float[Tensor, "batch positions v"],
+    state: Float[Tensor, "batch positions *spheres d"],
+    noise: Float[Tensor, "batch positions"],
+    temperature: float,
+) -> Float[Tensor, "batch positions v"]:
+    """Return the law with what the context says divided by the temperature, and the evidence as it is, Eq. (27).
+
+    Then the samples of independent tokens have the law `p^(1/T)`. Sharpening the evidence, too, would make the
+    first noise decide. Without evidence the two cannot be told apart, and all is divided.
+    """
+    denoiser = method.denoiser
+    if not denoiser.config.evidence:
+        return torch.log_softmax(law / temperature, -1)
+    level = noise[..., None] if denoiser.whole else noise
+    evidence = denoiser.bridge.log_likelihood(state, level)
+    evidence = denoiser.codec.evidence(evidence) if denoiser.whole else evidence
+    return torch.log_softmax(evidence + (law - evidence) / temperature, -1)
+
+
 class Predictor:
     """`log p(token | states)` of a method's network, called for so many sequences at a time.
 
@@ -38,21 +59,7 @@ class Predictor:
             law = parts[0] if len(parts) == 1 else torch.cat(parts)
             if self.method.config.model.self_condition:
                 self._previous = self.method.denoiser.previous(law)
-            return law if self.temperature == 1 else self._tempered(law, state, noise)
-
-    def _tempered(self, law: Tensor, state: Tensor, noise: Tensor) -> Tensor:
-        """Return the law with what the context says divided by the temperature, and the evidence as it is, Eq. (27).
-
-        Then the samples of independent tokens have the law `p^(1/T)`. Sharpening the evidence, too, would make the
-        first noise decide. Without evidence the two cannot be told apart, and all is divided.
-        """
-        denoiser = self.method.denoiser
-        if not denoiser.config.evidence:
-            return torch.log_softmax(law / self.temperature, -1)
-        level = noise[..., None] if denoiser.whole else noise
-        evidence = denoiser.bridge.log_likelihood(state, level)
-        evidence = denoiser.codec.evidence(evidence) if denoiser.whole else evidence
-        return torch.log_softmax(evidence + (law - evidence) / self.temperature, -1)
+            return law if self.temperature == 1 else tempered(self.method, law, state, noise, self.temperature)
 
     def _rows(self, rows: slice, state: Tensor, noise: Tensor) -> Tensor:
         previous = None if self._previous is None else self._previous[rows]

@@ -25,6 +25,7 @@ from rdlm.process.bridge import Bridge, mixture_direction
 from rdlm.process.chain import Chain, Kernel
 from rdlm.process.clock import Schedule
 from rdlm.sampler.noise import Noise
+from rdlm.sampler.piece import rows_of
 
 CUT = 1e-3
 """How long before time 1 the paper's Euler walk stops."""
@@ -61,13 +62,16 @@ def follow(state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"]) -> Fl
 
     Three passes over the coordinates: `x' = (cos m - sinc m <x, a>) x + sinc m a` with `m^2 = |a|^2 - <x, a>^2`.
     """
-    # A product of matrices: a sum of products would write them all down first, which costs more than the noise.
-    along = torch.matmul(state[..., None, :], ambient[..., None]).squeeze(-1)
-    square = torch.linalg.vector_norm(ambient, dim=-1, keepdim=True).square()
-    length = (square - along.square()).clamp_min_(0).sqrt_()
-    shrink = special.sinc(length)
-    moved = ambient.mul_(shrink).addcmul_(state, torch.cos(length) - shrink * along)
-    return moved.div_(special.positive_or_one(torch.linalg.vector_norm(moved, dim=-1, keepdim=True)))
+    rows = ambient.flatten(0, -2)  # [... , d] -> [n, d]
+    size = rows_of(ambient, ambient.shape[-1])
+    for at, by in zip(state.flatten(0, -2).split(size), rows.split(size), strict=True):
+        along = (at * by).sum(-1, keepdim=True)
+        square = torch.linalg.vector_norm(by, dim=-1, keepdim=True).square()
+        length = (square - along.square()).clamp_min_(0).sqrt_()
+        shrink = special.sinc(length)
+        by.mul_(shrink).addcmul_(at, torch.cos(length) - shrink * along)
+        by.div_(special.positive_or_one(torch.linalg.vector_norm(by, dim=-1, keepdim=True)))
+    return rows.view(ambient.shape)
 
 
 def mixture(step: Step) -> Tensor:
@@ -102,9 +106,14 @@ def euler(step: Step) -> Tensor:
 
 def _mean_step(step: Step, noise: Tensor, gain: Tensor, variance: Tensor) -> Tensor:
     ambient = step.random.normal(step.state).mul_(variance.sqrt()[..., None])
-    bridge, probability = step.chain.path.bridge, step.chain.marginals(step.log_probability.exp())
-    slope = bridge.slope(step.state[..., : bridge.vocabulary], noise[..., None])
-    ambient[..., : bridge.vocabulary] += slope.mul_(probability).mul_(gain[..., None])
+    bridge, law = step.chain.path.bridge, step.log_probability
+    batch, positions, tokens = law.shape
+    size = min(positions, rows_of(law, batch * tokens))
+    for begin in range(0, positions, size):
+        part = slice(begin, begin + size)
+        weight = step.chain.marginals(law[:, part].exp()).mul_(gain[:, part, ..., None])
+        slope = bridge.slope(step.state[:, part, ..., : bridge.vocabulary], noise[:, part, ..., None])
+        ambient[:, part, ..., : bridge.vocabulary].addcmul_(weight, slope)
     return follow(step.state, ambient)
 
 

@@ -6,8 +6,8 @@ trained on. In windows, and where a clean context is asked for, they stand finis
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -53,6 +53,36 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Walk:
+    """Samples on their way, each at a step of its own; what a walker does to a row depends on that row alone."""
+
+    step: Int[Tensor, "batch 1"]
+    known: Int[Tensor, "batch positions"]
+    offsets: Int[Tensor, "batch positions"]
+    state: Float[Tensor, "batch positions *spheres d"]
+    token: Int[Tensor, "batch positions"]
+    random: Noise
+    invalid: int = 0
+
+    @staticmethod
+    def join(walks: Sequence[Walk]) -> Walk:
+        """Return the rows of several walks as one."""
+        if len(walks) == 1:
+            return walks[0]
+        names = ("step", "known", "offsets", "state", "token")
+        rows = {name: torch.cat([getattr(one, name) for one in walks]) for name in names}
+        generators = [generator for one in walks for generator in one.random.generators]
+        return Walk(**rows, random=Noise(generators, len(rows["step"])), invalid=sum(one.invalid for one in walks))
+
+    def split(self) -> list[Walk]:
+        """Return each row as a walk of its own; each must have its own generator, and codes are no longer counted."""
+        rows = range(len(self.step))
+        tensors = (self.step, self.known, self.offsets, self.state, self.token)
+        step, known, offsets, state, token = (tensor.split(1) for tensor in tensors)
+        return [Walk(step[i], known[i], offsets[i], state[i], token[i], self.random.subset([i])) for i in rows]
+
+
+@dataclass(frozen=True, eq=False)
 class Walker:
     """A model on a chain with a solver and rules, ready to run."""
 
@@ -71,33 +101,59 @@ class Walker:
 
     def run(self, known: Int[Tensor, "batch positions"], random: Noise) -> Outcome:
         """Return tokens; those of `known` that are not -1 come back as they are."""
-        chain, steps = self.chain, self.chain.grid.steps
-        clean = (known >= 0) & (self.clean or chain.calls > steps)
-        offsets = self._offsets(clean, random)
-        state, token, invalid = self._begin(known, clean), known.clamp_min(0), 0
-        for step in range(chain.calls):
-            local = chain.clocks.local_step(step, offsets)
-            settled = torch.where(local == steps, token, known)
-            moving = (step >= offsets) & (local < steps)
-            predict = self._predict(settled)
-            law = predict(state, local)
-            marginals = self.rules.marginals(law)
+        walk = self.begin(known, random)
+        for step in range(self.chain.calls):
+            seen = walk.state
+            walk, marginals = self.advance(walk, self.posterior(*self.query(walk)))
             if self.callback is not None:
-                self.callback(step, state, marginals)
-            drawn = self.rules.draw(law, marginals, random)
-            if self.codes is not None:
-                drawn, count = self._spelled(self.codes, drawn, marginals, moving & (local == steps - 1), random)
-                invalid += count
-            state, drawn = self._step(state, local, moving, law, marginals, drawn, random, predict)
-            token = torch.where(moving & (known < 0), drawn, token)
-        return Outcome(token, invalid)
+                self.callback(step, seen, marginals)
+        return Outcome(walk.token, walk.invalid)
 
-    def _predict(self, settled: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        levels = self.chain.grid.noise
+    def begin(self, known: Int[Tensor, "batch positions"], random: Noise) -> Walk:
+        """Return a walk before its first step."""
+        clean = (known >= 0) & (self.clean or self.chain.calls > self.chain.grid.steps)
+        offsets = self._offsets(clean, random)
+        step = torch.zeros(len(known), 1, dtype=torch.long, device=known.device)
+        return Walk(step, known, offsets, self._begin(known, clean), known.clamp_min(0), random)
+
+    def query(self, walk: Walk) -> tuple[Tensor, Float[Tensor, "batch positions"]]:
+        """Return what the model is asked at this step: the states, and the noise that each position has before it."""
+        local = self.chain.clocks.local_step(walk.step, walk.offsets)
+        return walk.state, self.chain.grid.noise.to(walk.state)[local]
+
+    def advance(
+        self, walk: Walk, log_probability: Float[Tensor, "batch positions v"]
+    ) -> tuple[Walk, Float[Tensor, "batch positions v"]]:
+        """Return the walk one step on, given the model's answer to `query`, and the law by which it moved.
+
+        Where all positions run together, the rows of a walk must decode at once: a step that decodes draws less.
+        """
+        steps, known = self.chain.grid.steps, walk.known
+        local = self.chain.clocks.local_step(walk.step, walk.offsets)
+        settled = torch.where(local == steps, walk.token, known)
+        moving = (walk.step >= walk.offsets) & (local < steps)
         some = settled if bool((settled >= 0).any()) else None
+        law = self.rules.law(log_probability, some)
+        marginals = self.rules.marginals(law)
+        drawn, invalid = self.rules.draw(law, marginals, walk.random), 0
+        if self.codes is not None:
+            decoding = moving & (local == steps - 1)
+            drawn, invalid = self._spelled(self.codes, drawn, marginals, decoding, walk.random)
+        predict = self._predict(some)
+        state, drawn = self._step(walk.state, local, moving, law, marginals, drawn, walk.random, predict)
+        token = torch.where(moving & (known < 0), drawn, walk.token)
+        after = replace(walk, step=walk.step + 1, state=state, token=token, invalid=walk.invalid + invalid)
+        return after, marginals
+
+    def finished(self, walk: Walk) -> Bool[Tensor, "batch positions"]:
+        """Return which positions have the token that they will end with."""
+        return (self.chain.clocks.local_step(walk.step, walk.offsets) == self.chain.grid.steps) | (walk.known >= 0)
+
+    def _predict(self, settled: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        levels = self.chain.grid.noise
 
         def predict(state: Tensor, local: Tensor) -> Tensor:
-            return self.rules.law(self.posterior(state, levels.to(state)[local]), some)
+            return self.rules.law(self.posterior(state, levels.to(state)[local]), settled)
 
         return predict
 

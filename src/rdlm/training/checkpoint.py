@@ -6,8 +6,9 @@ checkpoint-00000500/
     network.safetensors  ema.safetensors  optimizer.safetensors  method.safetensors
 
 Tensors are whole, whatever was sharded when they were saved. Nothing in a checkpoint can run code: file names are
-fixed here, names, shapes and types of tensors are compared with what the run expects before a tensor is read, and a
-number that is not finite is refused. A checksum finds damage; it does not prove who wrote the file.
+fixed here, only regular files are opened, names, shapes and types of tensors are compared with what the run expects
+before a tensor is read, and a number that is not finite is refused. A checksum finds damage; it does not prove who
+wrote the file.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rdlm.errors import DamagedFileError, InputError
-from rdlm.storage import sha256_of, sync_folder
+from rdlm.errors import DamagedFileError, DivergedError, InputError
+from rdlm.storage import open_plain, parse_json, read_json, sha256_of, sync_folder
 
 FORMAT = 1
 PARTS = ("network", "ema", "optimizer", "method")
 NAME = re.compile(r"checkpoint-(\d{8})")
-LARGEST_JSON = 1 << 26
-"""Bytes of the largest JSON file that is read: a vocabulary of some hundred thousand entries fits well."""
+LARGEST_STATE = 1 << 20
+"""Bytes of the largest state.json that is read."""
+
+LARGEST_HEADER = 1 << 24
+"""Bytes of the largest list of tensors that is read: some hundred thousand of them fit."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -68,7 +72,7 @@ def _fill(
     for part in PARTS:
         for name, tensor in parts[part].items():
             if not tensor.isfinite().all():
-                raise RuntimeError(f"{part}: {name} is not finite; this checkpoint is not written")
+                raise DivergedError(f"{part}: {name} is not finite; this checkpoint is not written, the last one stays")
         try:
             save_file({name: t.contiguous() for name, t in parts[part].items()}, folder / f"{part}.safetensors")
         except SafetensorError as error:
@@ -82,26 +86,36 @@ def _fill(
 
 def describe(path: Path) -> dict[str, Any]:
     """Return state.json after checking its own checksum, its format, and the sizes of all files."""
-    state = read_json(path / "state.json")
+    state = read_json(path / "state.json", LARGEST_STATE)
     content = {key: value for key, value in state.items() if key != "sha256"}
-    if state.get("sha256") != _digest(content):
+    try:
+        genuine = state.get("sha256") == _digest(content)
+    except RecursionError as error:  # what was just deep enough to be read may be too deep to be written
+        _refuse(path / "state.json", str(error))
+    if not genuine:
         _refuse(path / "state.json", "its own checksum differs")
     if state.get("format") != FORMAT:
         raise InputError(
             f"{path} has checkpoint format {state.get('format')!r}, this version reads {FORMAT}: "
             "open it with the version of rdlm that wrote it"
         )
-    files = state.get("files")
+    if type(state.get("step")) is not int or path.name != name_of(state["step"]):
+        _refuse(path, f"it holds step {state.get('step')!r}, not what its name says")
+    _check_sizes(path, state.get("files"))
+    return state
+
+
+def _check_sizes(path: Path, files: object) -> None:
     if not isinstance(files, dict) or set(files) != {"tokenizer.json", *(f"{part}.safetensors" for part in PARTS)}:
         _refuse(path / "state.json", "its list of files is not that of a checkpoint")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name, entry in files.items():
         file = path / name
         size = file.stat().st_size if file.is_file() and not file.is_symlink() else -1
         if not isinstance(entry, dict) or size != entry.get("bytes"):
             _refuse(file, "missing or of another size than recorded")
-    if path.name != name_of(int(state.get("step", -1))):
-        _refuse(path, f"it holds step {state.get('step')}, not what its name says")
-    return state
+        if size > memory:  # a file with holes can claim any size, and would be hashed for days
+            _mismatch(file, f"it has {size:,} bytes, this machine a memory of {memory:,}")
 
 
 def verify(path: Path) -> dict[str, Any]:
@@ -117,11 +131,8 @@ def read_part(path: Path, part: str, template: Tensors) -> dict[str, Tensor]:
     """Return one part's tensors, which must have the template's names, shapes and types, and finite numbers."""
     file = path / f"{part}.safetensors"
     try:
+        _check_names(file, template)
         with safe_open(file, framework="pt") as stored:
-            names = set(stored.keys())
-            if names != set(template):
-                differing = sorted(names ^ set(template))
-                _mismatch(file, f"it is of another network or method: {', '.join(differing[:5])}")
             tensors = {}
             for name, wanted in template.items():
                 shape = tuple(stored.get_slice(name).get_shape())
@@ -129,10 +140,23 @@ def read_part(path: Path, part: str, template: Tensors) -> dict[str, Tensor]:
                     _mismatch(file, f"{name} has shape {list(shape)}, not {list(wanted.shape)}")
                 tensors[name] = _checked(file, name, stored.get_tensor(name), wanted)
             return tensors
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         return _refuse(file, str(error))
+
+
+def _check_names(file: Path, template: Tensors) -> None:
+    """Read a file's list of tensors by ourselves: the library accepts 100 MB of it, and one of two equal names."""
+    with open_plain(file) as stored:
+        size = int.from_bytes(stored.read(8), "little")
+        if size > LARGEST_HEADER:
+            _refuse(file, f"its list of tensors has {size:,} bytes")
+        header = parse_json(stored.read(size))
+    names = set(header if isinstance(header, dict) else ()) - {"__metadata__"}
+    if names != set(template):
+        differing = sorted(names ^ set(template))
+        _mismatch(file, f"it is of another network or method: {', '.join(map(repr, differing[:5]))}")
 
 
 def _checked(file: Path, name: str, tensor: Tensor, wanted: Tensor) -> Tensor:
@@ -141,21 +165,6 @@ def _checked(file: Path, name: str, tensor: Tensor, wanted: Tensor) -> Tensor:
     if not tensor.isfinite().all():
         _refuse(file, f"{name} holds numbers that are not finite")
     return tensor
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a checkpoint; anything else, and NaN, is damage."""
-
-    def constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            _refuse(path, "too large")
-        found = json.loads(path.read_text("utf-8"), parse_constant=constant)
-    except (OSError, ValueError, RecursionError) as error:
-        return _refuse(path, str(error))
-    return found if isinstance(found, dict) else _refuse(path, "it is not a JSON object")
 
 
 def _digest(content: Mapping[str, Any]) -> str:

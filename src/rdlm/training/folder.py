@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from rdlm import configfile
 from rdlm.config import RunConfig
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.storage import write_atomic
+from rdlm.storage import read_json, write_atomic
 from rdlm.training import checkpoint
 
 KEPT = 2
@@ -58,14 +58,32 @@ def claimed(folder: Path) -> Iterator[None]:
 def check_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
     """Refuse to continue the run in a folder with another configuration, unless somebody accepts the changes."""
     path = folder / "config.yaml"
-    if accept_changes or not path.exists():
+    if not accept_changes and path.exists():
+        _refuse_changes(folder, configfile.read(path), config)
+
+
+def check_origin(
+    path: Path, state: Mapping[str, Any], config: RunConfig, digest: str, accept_changes: bool
+) -> None:
+    """Refuse a checkpoint that was made with another configuration or other data, unless somebody accepts them."""
+    if accept_changes:
         return
-    changed = configfile.difference(configfile.read(path), config)
-    grave = {key: pair for key, pair in changed.items() if key not in WORK_ONLY}
-    if grave:
-        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in grave.items())
+    _refuse_changes(path, configfile.from_dict(state.get("config", {})), config)
+    corpus = state.get("corpus")
+    before = corpus.get("digest", digest) if isinstance(corpus, dict) else None  # older checkpoints have none
+    if before != digest:
         raise InputError(
-            f"{folder} holds a run with another configuration: {listed}. "
+            f"{path} was trained on other data than the corpus {config.data.name!r} holds now. "
+            "Bring the old data back, choose another --out, or continue with the new data by --accept-changes"
+        )
+
+
+def _refuse_changes(place: Path, old: RunConfig, new: RunConfig) -> None:
+    changed = {key: pair for key, pair in configfile.difference(old, new).items() if key not in WORK_ONLY}
+    if changed:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        raise InputError(
+            f"{place} holds a run with another configuration: {listed}. "
             "Choose another --out, or continue it with the new values by --accept-changes"
         )
 
@@ -73,7 +91,7 @@ def check_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
 def tidy(folder: Path) -> None:
     """Remove what a killed run left half-written."""
     for left in folder.glob(".*.part"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def newest(folder: Path) -> int:
@@ -108,7 +126,7 @@ def pointed(folder: Path, which: str = "best") -> Path:
     """Return the `best` (or `latest`) checkpoint of a run; the latest where no validation chose a best one yet."""
     for name in dict.fromkeys((which, "latest")):
         if (path := folder / f"{name}.json").is_file():
-            target = str(checkpoint.read_json(path).get("checkpoint"))
+            target = str(read_json(path, checkpoint.LARGEST_STATE).get("checkpoint"))
             if checkpoint.NAME.fullmatch(target) is None:
                 raise DamagedFileError(f"{path} is damaged: {target!r} is no checkpoint's name")
             return folder / target

@@ -35,6 +35,11 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def obey(self, step: int) -> None:
+        """Raise InterruptedRunError where a signal was noted; the run has saved this step."""
+        if self.received:
+            raise InterruptedRunError(self.received, step)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received:
             raise KeyboardInterrupt

@@ -16,9 +16,10 @@ import torch
 
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
+from rdlm.errors import DivergedError
 from rdlm.progress import bar
 from rdlm.randomness import Draw, generator_of
-from rdlm.storage import write_atomic
+from rdlm.storage import room, write_atomic
 from rdlm.training import optimizer
 from rdlm.training.interruption import InterruptedRunError, Interruption
 from rdlm.training.parallel import gradients, team
@@ -29,10 +30,6 @@ from rdlm.training.validation import Bound, measure, on, unit_of
 
 SAMPLES = 4
 """Sequences that the report shows."""
-
-
-class DivergedError(RuntimeError):
-    """Too many steps in a row had a loss or a gradient that was not finite."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,7 @@ def train(
     """
     training = config.training
     with ExitStack() as stack:
+        stack.enter_context(room(folder, "make room, and the same command continues from the last checkpoint"))
         members = stack.enter_context(team(training.device))
         run = stack.enter_context(opened(config, folder, members, build, accept_changes, load))
         counters = run.counters

@@ -13,7 +13,7 @@ from pathlib import Path
 from rdlm.config import MethodName, RunConfig
 from rdlm.data.store import Corpus
 from rdlm.progress import bar
-from rdlm.training.interruption import InterruptedRunError, Interruption
+from rdlm.training.interruption import Interruption
 from rdlm.training.loop import accumulate, update, write_line
 from rdlm.training.parallel import Team
 from rdlm.training.record import Record
@@ -55,8 +55,7 @@ def race(entrants: Sequence[Entrant], total: int, interruption: Interruption) ->
                 progress.update(_advance(entrant, target, interruption))
             for entrant in entrants:
                 _save(entrant, done=target == total or bool(interruption.received))
-            if interruption.received:
-                raise InterruptedRunError(interruption.received, min(e.run.counters.step for e in entrants))
+            interruption.obey(min(entrant.run.counters.step for entrant in entrants))
 
 
 def pace(configs: Sequence[RunConfig], members: Team, corpus: Corpus, build: Build) -> dict[str, float]:
@@ -71,8 +70,7 @@ def pace(configs: Sequence[RunConfig], members: Team, corpus: Corpus, build: Bui
                 begin = entrant.run.counters.seconds
                 _advance(entrant, target, interruption)
                 spent[entrant.name].append((entrant.run.counters.seconds - begin) / PILOT)
-            if interruption.received:
-                raise InterruptedRunError(interruption.received, 0)
+            interruption.obey(0)
         return {name: statistics.median(values[1:]) for name, values in spent.items()}
 
 

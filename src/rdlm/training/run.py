@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,44 +15,17 @@ from rdlm import configfile, data
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
-from rdlm.errors import DamagedFileError, InputError
+from rdlm.errors import InputError
 from rdlm.method.base import Method
 from rdlm.model.ema import MovingAverage
-from rdlm.training import checkpoint, folder
+from rdlm.training import checkpoint, counters, folder
+from rdlm.training.counters import Counters
 from rdlm.training.optimizer import Optimizer
 from rdlm.training.parallel import Team, assign, whole
 from rdlm.training.validation import held_out
 
 Build = Callable[[RunConfig, Corpus], Method]
 """What makes the method of a configuration, its network with new weights from torch's global seed."""
-
-
-@dataclass
-class Counters:
-    """The numbers that a run carries along; all of them stand in its checkpoints."""
-
-    step: int = 0
-    """Steps taken, the skipped ones included."""
-    updates: int = 0
-    """Steps that moved the weights."""
-    skipped_in_row: int = 0
-    seconds: float = 0.0
-    """Time spent training, resumed parts added up."""
-    window: int = 0
-    """Updates since the last line of the record, whose losses and norms these are sums of."""
-    window_loss: float = 0.0
-    window_norm: float = 0.0
-    loss: float | None = None
-    """Mean loss in the last line of the record."""
-    validation: dict[str, Any] | None = None
-    """Step, bound and standard error of the last validation, in nats per sequence."""
-    best: dict[str, Any] | None = None
-    """The same of the best one."""
-
-    @property
-    def skipped(self) -> int:
-        """Return how many steps were skipped because a number was not finite."""
-        return self.step - self.updates
 
 
 class Run:
@@ -111,21 +83,22 @@ class Run:
             "corpus": {
                 "name": corpus.name, "protocol": corpus.protocol, "kind": corpus.kind, "length": self.length,
                 "classes": list(corpus.classes), "image": corpus.image, "signal": bool(corpus.signals),
-                "licence": corpus.licence,
+                "licence": corpus.licence, "digest": corpus.digest,
             },
         }  # fmt: skip
         checkpoint.save(self.folder, self.counters.step, parts, about, corpus.tokenizer.to_json())
         folder.point(self.folder, self.counters.step, self.counters.best)
         return 0
 
-    def resume(self) -> None:
-        """Continue from the newest whole checkpoint, if there is one; every member must call this."""
+    def resume(self, accept_changes: bool = False) -> None:
+        """Continue from the newest whole checkpoint, which must be this run's, if there is one; for every member."""
         step = self.team.decide(lambda: folder.newest(self.folder))
         if step == 0:
             return
         path = self.folder / checkpoint.name_of(step)
         state = checkpoint.describe(path)
-        self.counters = _counters(path, state)
+        folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes)
+        self.counters = counters.read(path, state)
         own = self.network.state_dict()
         for name, tensor in checkpoint.read_part(path, "network", own).items():
             assign(own[name], tensor)
@@ -138,16 +111,6 @@ class Run:
         self.saved = step
         if self.team.leads:
             folder.point(self.folder, step, self.counters.best)
-
-
-def _counters(path: Path, state: dict[str, Any]) -> Counters:
-    try:
-        counters = Counters(**state["counters"])
-    except (KeyError, TypeError) as error:
-        raise DamagedFileError(f"{path / 'state.json'} is damaged: counters: {error}") from None
-    if counters.step != state["step"] or not 0 <= counters.updates <= counters.step:
-        raise DamagedFileError(f"{path / 'state.json'} is damaged: its counters do not agree with its step")
-    return counters
 
 
 def load_corpus(config: RunConfig) -> Corpus:
@@ -204,7 +167,7 @@ def opened(
         method, corpus, batches = team.leader_first(prepared)
         run = Run(config, method, corpus, batches, place, team)
         try:
-            run.resume()
+            run.resume(accept_changes)
             yield run
         finally:
             # What shares the network must go before the processes part: its end may wait for them.

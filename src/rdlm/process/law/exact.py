@@ -8,6 +8,7 @@ that level added.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -18,7 +19,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid
-from rdlm.process.law.pair import pair_step
+from rdlm.process.law.pair import Place, pair_step, place_step
 from rdlm.process.start import Start
 
 FEW_DIMENSIONS: Final = 8
@@ -41,33 +42,48 @@ class ExactLaw:
         self, token: Int[Tensor, "..."], level: Int[Tensor, "..."], generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states at grid levels (0 to M; M is the vertex itself), Eq. (20)."""
-        radius, heading = self._pair(token, level, generator)
-        return place(self.bridge, token, radius, heading, generator)
+        level = level.expand(token.shape)
+        row = self._row(token, level, generator)
+        radius = self.radius.take(row).masked_fill_(level == self.grid.steps, 0.0)
+        return place(self.bridge, token, radius, self.heading.take(row), generator)
 
     def draw(
         self, token: Int[Tensor, "..."], noise: Float[Tensor, "..."] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states with any amount of noise still to come, between levels too, Eq. (20)."""
-        levels = self.grid.noise.to(token.device)
-        wanted = torch.as_tensor(noise, dtype=levels.dtype, device=token.device).expand(token.shape)
-        # The last level with at least the wanted noise; `levels` fall, searchsorted wants them to rise.
-        level = len(levels) - 1 - torch.searchsorted(levels.flip(0).contiguous(), wanted.contiguous())
-        level = level.clamp(0, self.grid.steps)
-        radius, heading = self._pair(token, level, generator)
-        above = levels[level]
-        gain = torch.where(above > 0, 1 - wanted / above.clamp_min(torch.finfo(above.dtype).tiny), 0.0).clamp(0, 1)
-        # Two numbers a position: float64 costs nothing here and keeps the smallest angles.
-        pair = pair_step(self.bridge, radius.double(), heading.double(), above, gain, wanted * gain, generator)
-        return place(self.bridge, token, pair[0].to(radius.dtype), pair[1].to(radius.dtype), generator)
+        wanted = torch.as_tensor(noise, device=token.device).to(self.radius.dtype).expand(token.shape)
+        rising, inverse = self._levels
+        # The last level with at least the wanted noise; beyond the last one there is only the vertex.
+        level = (self.grid.steps - torch.searchsorted(rising, wanted.contiguous())).clamp_(0, self.grid.steps)
+        vertex = level == self.grid.steps
+        # Eq. (18) for a step that ends at the wanted noise; none is left to take at the vertex.
+        gain = (1 - wanted * inverse.take(level)).clamp_(0, 1).masked_fill_(vertex, 0.0)
+        row = self._row(token, level, generator)
+        radius, heading = self.radius.take(row).masked_fill_(vertex, 0.0), self.heading.take(row)
+        drift = self._pulls.take(row).mul_(gain)
+        # What `free` has in the plane of token and start is two normals of their own: the noise of the pair's step.
+        free = Free.draw(self.bridge.start, token, radius.dtype, generator)
+        normals = free.on_token, free.on_start
+        place = place_step(self.bridge, radius, heading, drift, wanted * gain, normals, generator)
+        return free.at(place)
 
-    def _pair(self, token: Tensor, level: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        level = level.expand(token.shape)
+    @cached_property
+    def _levels(self) -> tuple[Tensor, Tensor]:
+        """Return the noise of the levels from the last to the first, and its inverse from the first to the last."""
+        noise = self.grid.noise
+        inverse = torch.where(noise > 0, 1 / noise, 0.0)
+        return noise.flip(0).to(self.radius.dtype), inverse.to(self.radius.dtype)
+
+    @cached_property
+    def _pulls(self) -> Tensor:
+        """Return the pull at every pair of the table: its series takes longer than all the rest of a draw."""
+        return self.bridge.pull(self.radius, self.grid.noise[:-1, None].to(self.radius.dtype))
+
+    def _row(self, token: Tensor, level: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return places in the table: a random pair of each level, of the last one for the vertex."""
         pairs = self.radius.shape[1]
         choice = torch.randint(pairs, token.shape, generator=generator, device=token.device)
-        row = level.clamp_max(self.grid.steps - 1) * pairs + choice
-        radius = self.radius.view(-1)[row]
-        radius = torch.where(level == self.grid.steps, torch.zeros_like(radius), radius)
-        return radius, self.heading.view(-1)[row]
+        return torch.add(choice, level.clamp_max(self.grid.steps - 1), alpha=pairs)
 
     def to(self, device: torch.device | str) -> ExactLaw:
         """Return the law with its table on `device`."""
@@ -98,49 +114,65 @@ def place(
     heading: Float[Tensor, "..."],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
-    """Return states with given pairs and a uniform direction for the rest, Eq. (20), in one pass over `d`.
+    """Return states with given pairs and a uniform direction for the rest, Eq. (20), in one pass over `d`."""
+    free = Free.draw(bridge.start, token, radius.dtype, generator)
+    sine, around = torch.sin(radius), torch.sqrt((1 - heading.square()).clamp_min(0))
+    return free.at(Place(torch.cos(radius), sine * heading, sine * around))
 
-    With `g` normal, `xi` is `g` without its parts along `e_k` and `w`, normalised; all sums needed are
-    `|g|^2`, `sum g` and two gathers.
+
+@dataclass(frozen=True, eq=False)
+class Free:
+    """Normal numbers `g` that will be states, with what they have along `e_k` and along `w`, the start's direction.
+
+    Without those two parts `g` has a uniform direction `xi`; all sums needed are `|g|^2`, `sum g` and two gathers.
     """
-    start = bridge.start
-    state = torch.randn(
-        (*token.shape, start.dimension), generator=generator, dtype=radius.dtype, device=token.device
-    )
-    if start.dimension < FEW_DIMENSIONS:
-        return _place_explicitly(start, token, radius, heading, state)
-    cos0, sin0 = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
-    on_token = state.gather(-1, token[..., None])[..., 0]
-    on_mask = state[..., -1]
-    square = torch.linalg.vector_norm(state, dim=-1).square()
-    on_start = start.mask_coordinate * on_mask
-    if cos0 > 0:
-        on_start = on_start + cos0 * (state.sum(-1) - on_mask)
-    on_heading = (on_start - cos0 * on_token) / sin0
-    rest = square - on_token.square() - on_heading.square()
-    rest = torch.maximum(rest, square * torch.finfo(state.dtype).eps)  # below it there is only rounding
-    sine = torch.sin(radius)
-    spread = sine * torch.sqrt((1 - heading.square()).clamp_min(0)) * rest.rsqrt()
-    # x = spread (g - g_k e_k - g_w w) + cos r e_k + sin r c w with w = (x0 - cos0 e_k) / sin0.
-    from_start = (sine * heading - spread * on_heading) / sin0
-    from_token = torch.cos(radius) - spread * on_token - from_start * cos0
-    state.mul_(spread[..., None])
-    if cos0 > 0:
-        state.add_((from_start * cos0)[..., None])
-        state[..., -1] += from_start * (start.mask_coordinate - cos0)
-    else:
-        state[..., -1] += from_start * start.mask_coordinate
-    return state.scatter_add_(-1, token[..., None], from_token[..., None])
 
+    start: Start
+    token: Int[Tensor, "..."]
+    normal: Float[Tensor, "... d"]
+    on_token: Float[Tensor, "..."]
+    on_start: Float[Tensor, "..."]
 
-def _place_explicitly(start: Start, token: Tensor, radius: Tensor, heading: Tensor, normal: Tensor) -> Tensor:
-    """Return the states of `place` by Gram-Schmidt, which keeps their norms where `|g|^2` minus parts does not."""
-    index = token[..., None]
-    ahead = start.point(normal.dtype, normal.device).expand_as(normal).scatter(-1, index, 0.0)
-    ahead = sphere.project(ahead)  # w
-    free = normal.scatter(-1, index, 0.0)
-    for _ in range(2):  # the second pass removes the rounding of the first
-        free = sphere.tangent(ahead, free)
-    across = torch.sqrt((1 - heading.square()).clamp_min(0))
-    around = heading[..., None] * ahead + across[..., None] * sphere.project(free)
-    return (torch.sin(radius)[..., None] * around).scatter(-1, index, torch.cos(radius)[..., None])
+    @staticmethod
+    def draw(
+        start: Start, token: Int[Tensor, "..."], dtype: torch.dtype, generator: torch.Generator | None = None
+    ) -> Free:
+        """Return fresh ones."""
+        shape = (*token.shape, start.dimension)
+        normal = torch.randn(shape, generator=generator, dtype=dtype, device=token.device)
+        cosine, sine = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
+        on_token, on_mask = normal.gather(-1, token[..., None])[..., 0], normal[..., -1]
+        on_start = start.mask_coordinate * on_mask
+        if cosine > 0:
+            on_start = on_start + cosine * (normal.sum(-1) - on_mask - on_token)
+        return Free(start, token, normal, on_token, on_start / sine)  # w = (x0 - cos0 e_k) / sin0
+
+    def at(self, place: Place) -> Float[Tensor, "... d"]:
+        """Return the states at these places, in the memory of `g`."""
+        start, state = self.start, self.normal
+        if start.dimension < FEW_DIMENSIONS:
+            return self._explicitly(place)
+        square = torch.linalg.vecdot(state, state)
+        rest = square - self.on_token.square() - self.on_start.square()
+        rest = torch.maximum(rest, square * torch.finfo(state.dtype).eps)  # below it there is only rounding
+        spread = place.across * rest.rsqrt()
+        # x = spread (g - g_k e_k - g_w w) + on_token e_k + on_start w, with w in terms of the start.
+        cosine, sine = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
+        from_start = (place.on_start - spread * self.on_start) / sine
+        from_token = place.on_token - spread * self.on_token - from_start * cosine
+        state.mul_(spread[..., None])
+        if cosine > 0:
+            state.add_((from_start * cosine)[..., None])
+        state[..., -1] += from_start * (start.mask_coordinate - cosine)
+        return state.scatter_add_(-1, self.token[..., None], from_token[..., None])
+
+    def _explicitly(self, place: Place) -> Float[Tensor, "... d"]:
+        """Return the same by Gram-Schmidt, which keeps norms where `|g|^2` minus parts does not."""
+        index = self.token[..., None]
+        ahead = self.start.point(self.normal.dtype, self.normal.device).expand_as(self.normal).scatter(-1, index, 0.0)
+        ahead = sphere.project(ahead)  # w
+        free = self.normal.scatter(-1, index, 0.0)
+        for _ in range(2):  # the second pass removes the rounding of the first
+            free = sphere.tangent(ahead, free)
+        around = place.on_start[..., None] * ahead + place.across[..., None] * sphere.project(free)
+        return around.scatter(-1, index, place.on_token[..., None])

@@ -1,0 +1,194 @@
+"""Loads the service: `python benchmarks/service.py [RUN] [--clients 200 --seconds 60] [--json]`.
+
+| name | what | target |
+|---|---|---|
+| 8 at once | time until 8 requests that come together are answered, over that of one alone | 3 |
+| exact | requests of the 8 that return another text than alone | 0 |
+
+With `--clients`, so many clients ask one request after the other for `--seconds`, and come back when they are told to:
+latency percentiles, answers that are lost, doubled or wrong, and the service's memory before and after are reported.
+Without RUN a model of nobody's training is made, of the demo's size (1.0M parameters, length 64). The service is
+started by its own command, on a port of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from rdlm.report import print_json, table
+
+SOURCE = Path(__file__).parents[1] / "src"
+TARGET = 3.0
+CROWD = 8
+
+
+def untrained(run: Path) -> Path:
+    """Write the folder of a run of the demo's size whose network nobody trained."""
+    import torch
+
+    from rdlm import configfile
+    from rdlm.config import ProcessConfig, RunConfig
+    from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
+    from rdlm.method.rdlm import Rdlm
+    from rdlm.model.config import TransformerConfig
+    from rdlm.training import checkpoint, folder
+
+    tokenizer = Characters(TEXT8_ALPHABET)
+    config = RunConfig(
+        process=ProcessConfig(window=0.01), model=TransformerConfig(width=128, layers=4, heads=4, time_width=64)
+    )
+    method = Rdlm(config, tokenizer.size)
+    for parameter in method.network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    weights = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
+    parts = {"network": method.network.state_dict(), "ema": weights, "optimizer": {}, "method": method.state()}
+    about = {"name": "untrained", "protocol": "untrained", "kind": "text", "length": 64, "classes": [], "image": None,
+             "signal": False}  # fmt: skip
+    run.mkdir()
+    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
+    checkpoint.save(run, 1, parts, described, tokenizer.to_json())
+    folder.point(run, 1, None)
+    return run
+
+
+@contextmanager
+def serving(run: Path, *options: str) -> Iterator[tuple[str, int]]:
+    """Start the service; yield its address and its process."""
+    command = [sys.executable, "-m", "rdlm", "serve", str(run), "--port", "0", "--json", *options]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment.pop("RDLM_TOKEN", None)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "}\n")
+        yield json.loads("".join(lines) + "}")["url"], process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident(pid: int) -> float:
+    """Return a process's resident memory in megabytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+async def text(client: httpx2.AsyncClient, seed: int, steps: int) -> str:
+    answer = await client.post("/v1/completions", json={"prompt": "the ", "seed": seed, "steps": steps})
+    answer.raise_for_status()
+    return str(answer.json()["choices"][0]["text"])
+
+
+async def crowd(url: str, steps: int, turns: int) -> dict[str, Any]:
+    """Time one request alone and eight together, in turns, and compare their texts."""
+    async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
+        alone = [await text(client, seed, steps) for seed in range(CROWD)]
+        ratios, singles, wrong = [], [], 0
+        for turn in range(turns + 1):
+            begin = time.perf_counter()
+            await text(client, turn, steps)
+            single = time.perf_counter() - begin
+            begin = time.perf_counter()
+            together = await asyncio.gather(*(text(client, seed, steps) for seed in range(CROWD)))
+            if turn > 0:  # the first turn tries out which rows may share calls
+                ratios.append((time.perf_counter() - begin) / single)
+                singles.append(single)
+            wrong += sum(a != b for a, b in zip(alone, together, strict=True))
+    ratio = statistics.median(ratios)
+    return {
+        "name": "8 at once", "ratio": ratio, "spread": max(ratios) - min(ratios), "target": TARGET,
+        "ok": ratio <= TARGET and wrong == 0, "single_ms": 1e3 * statistics.median(singles), "wrong": wrong,
+    }  # fmt: skip
+
+
+async def one_client(client: httpx2.AsyncClient, number: int, until: float, steps: int, seen: Counter[str],
+                     latencies: list[float], ids: Counter[str]) -> None:  # fmt: skip
+    """Ask until the time is over; every answer must be the one that its seed has."""
+    turn = 0
+    while time.monotonic() < until:
+        seed = (number + turn) % CROWD
+        turn += 1
+        begin = time.monotonic()
+        try:
+            answer = await client.post("/v1/completions", json={"prompt": "the ", "seed": seed, "steps": steps})
+        except httpx2.HTTPError:
+            seen["lost"] += 1
+            continue
+        seen[f"status {answer.status_code}"] += 1
+        if answer.status_code == 429:
+            await asyncio.sleep(float(answer.headers["Retry-After"]))
+        elif answer.status_code == 200:
+            content = answer.json()
+            latencies.append(time.monotonic() - begin)
+            ids[content["id"]] += 1
+            seen["wrong"] += content["choices"][0]["text"] != EXPECTED[seed]
+
+
+EXPECTED: dict[int, str] = {}
+
+
+async def load(url: str, pid: int, clients: int, seconds: float, steps: int) -> dict[str, Any]:
+    """Return what many clients meet."""
+    limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        for seed in range(CROWD):
+            EXPECTED[seed] = await text(client, seed, steps)
+        before, until = resident(pid), time.monotonic() + seconds
+        seen: Counter[str] = Counter()
+        latencies: list[float] = []
+        ids: Counter[str] = Counter()
+        await asyncio.gather(
+            *(one_client(client, number, until, steps, seen, latencies, ids) for number in range(clients))
+        )
+    cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
+    return {
+        "clients": clients, "seconds": seconds, "answers": len(latencies), "per_second": len(latencies) / seconds,
+        "p50_s": cuts[49], "p95_s": cuts[94], "p99_s": cuts[98], "lost": seen["lost"], "wrong": seen["wrong"],
+        "doubled": sum(count - 1 for count in ids.values()), "statuses": {k: v for k, v in seen.items() if " " in k},
+        "rss_before_mb": before, "rss_after_mb": resident(pid),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", type=Path, help="folder of a run; an untrained one if not given")
+    parser.add_argument("--steps", type=int, default=64, help="steps of a walk")
+    parser.add_argument("--turns", type=int, default=5, help="how often the crowd is timed")
+    parser.add_argument("--clients", type=int, default=0, help="clients of the load; none if not given")
+    parser.add_argument("--seconds", type=float, default=60, help="how long they ask")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        run = arguments.run or untrained(Path(place) / "untrained")
+        with serving(run) as (url, pid):
+            rows = [asyncio.run(crowd(url, arguments.steps, arguments.turns))]
+            found: dict[str, Any] = {"rows": rows}
+            if arguments.clients:
+                found["load"] = asyncio.run(load(url, pid, arguments.clients, arguments.seconds, arguments.steps))
+    if arguments.json:
+        print_json(found)
+        return
+    print(table(rows, ["name", "ratio", "spread", "target", "ok", "single_ms", "wrong"]))
+    for name, value in found.get("load", {}).items():
+        print(f"{name:>15}  {value}")
+
+
+if __name__ == "__main__":
+    main()

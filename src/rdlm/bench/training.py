@@ -1,0 +1,68 @@
+"""The training step, loss and gradient, against what any method pays for the same network."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from rdlm.bench.measure import Figure, Work, alternate, at_most
+from rdlm.bench.subject import (
+    LETTERS,
+    NETWORK,
+    ONE_SPHERE,
+    PIECES,
+    PLAIN,
+    SMALL_TABLE,
+    SPLIT,
+    SYNCHRONOUS,
+    TINY,
+    WINDOWS,
+    method,
+    network_on_features,
+    network_on_ids,
+    tokens,
+    training_step,
+)
+from rdlm.config import RunConfig
+
+
+def step(quick: bool) -> list[Figure]:
+    """Return the step at d = 28, with a time per sequence and with a time per position."""
+    ids = tokens(LETTERS, 2 if quick else 16, 256)
+    works = {
+        name: training_step(method(RunConfig(process=SMALL_TABLE, model=NETWORK, objective=objective), LETTERS), ids)
+        for name, objective in (("synchronous", SYNCHRONOUS), ("windows", WINDOWS))
+    }
+    taken = alternate(works | {"ids": network_on_ids(NETWORK, LETTERS, ids)}, 3 if quick else 5)
+    return [
+        Figure.of(f"training step, d = 28, {name}", "the network on ids", taken[name], taken["ids"], at_most(1.05))
+        for name in works
+    ]
+
+
+def packed(quick: bool) -> list[Figure]:
+    """Return the step with ten digits at a position and one softmax over all tokens."""
+    ids = tokens(PIECES, 2 if quick else 8, 128)
+    network = TINY if quick else NETWORK
+    works = {
+        "packed": training_step(method(RunConfig(process=SPLIT, model=network), PIECES), ids),
+        "ids": network_on_ids(network, PIECES, ids),
+    }
+    taken = alternate(works, 3 if quick else 5)
+    name = "training step, 30,522 tokens as packed base-3 digits"
+    return [Figure.of(name, "the network on ids", taken["packed"], taken["ids"], at_most(1.1))]
+
+
+def unsplit(quick: bool) -> list[Figure]:
+    """Return the step with all 30,523 coordinates of the state going in."""
+    ids = tokens(PIECES, 1 if quick else 8, 64 if quick else 128)
+    network = TINY if quick else NETWORK
+    states = torch.rand(*ids.shape, PIECES)
+    works: dict[str, Work] = {
+        "unsplit": training_step(method(RunConfig(process=ONE_SPHERE, denoiser=PLAIN, model=network), PIECES), ids),
+        "features": partial(network_on_features(network, PIECES), states, ids),
+    }
+    taken = alternate(works, 3 if quick else 5)
+    name = "training step, 30,522 tokens on one sphere"
+    return [Figure.of(name, "the network on dense features", taken["unsplit"], taken["features"], at_most(1.5))]

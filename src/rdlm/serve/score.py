@@ -1,0 +1,81 @@
+"""Scores: the likelihood bound of texts, whose network calls go along with everybody else's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+
+from rdlm.language_model import LanguageModel
+from rdlm.likelihood import Posterior
+from rdlm.method.flow import Flow
+from rdlm.method.rdlm import Rdlm
+from rdlm.scoring import FEWEST, Effort, Encoded, encode, score_encoded, windows
+from rdlm.serve.engine import Engine
+from rdlm.serve.error import answer
+from rdlm.serve.forward import Query
+from rdlm.serve.host import Host
+from rdlm.serve.schema import ScoreBody
+from rdlm.serve.service import Service, while_present
+from rdlm.serve.ticket import Ticket
+
+BUDGET = 4096
+"""Rows through the network that a text may cost; a longer one is scored from single steps in place of whole paths."""
+
+
+class Relayed(Rdlm):
+    """A method whose questions to its network go through an engine, together with those of all others."""
+
+    def __init__(self, method: Rdlm, engine: Engine, ticket: Ticket) -> None:
+        self.__dict__.update(method.__dict__)
+        self._engine, self._ticket = engine, ticket
+
+    def posterior(self, condition: Tensor | None = None) -> Posterior:
+        """Return `log p(token | states)` as the engine answers it; texts come without a condition."""
+
+        def ask(state: Tensor, noise: Tensor) -> Tensor:
+            return self._engine.ask(Query(state, noise.expand(state.shape[:2])), self._ticket)
+
+        return ask
+
+
+def relayed(host: Host, ticket: Ticket) -> LanguageModel:
+    """Return the model with its network behind the engine; a rival's as it is."""
+    if host.engine is None:
+        return host.model
+    return replace(host.model, method=Relayed(host.model.rdlm, host.engine, ticket))
+
+
+def effort_of(host: Host, text: Encoded, calls: int) -> Effort:
+    """Return whole paths where they fit the budget, else as many single steps as do; of a rival, what it has."""
+    count = len(windows(text.ids, host.model.length))
+    if not isinstance(host.model.method, Rdlm):
+        return Effort(calls, "path", FEWEST) if isinstance(host.model.method, Flow) else Effort(calls, "steps", 16)
+    path = Effort(calls)
+    if path.cost(host.model, count) <= BUDGET:
+        return path
+    return Effort(calls, "steps", max(FEWEST, min(calls, BUDGET // count)))
+
+
+async def score(service: Service, host: Host, body: ScoreBody, request: Request) -> Response:
+    """Return the bound of each text: what `rdlm score` gives for it alone."""
+    service.check_worker()
+    ticket = Ticket(service.limits.deadline)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    calls = body.steps or host.steps
+
+    def job() -> list[dict[str, object]]:
+        model = relayed(host, ticket)
+        rows = []
+        for index, text in enumerate(texts):
+            encoded = encode(model, text)
+            with host.interruptible(ticket):
+                (found,) = score_encoded(model, [encoded], effort_of(host, encoded, calls))
+            rows.append({"index": index, **found.row(positions=True)})
+        return rows
+
+    service.work(ticket, job)
+    rows = await while_present(request, ticket, anext(ticket.events()))
+    return answer({"object": "score", "model": host.name, "steps": calls, "data": rows})

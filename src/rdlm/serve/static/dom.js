@@ -1,0 +1,43 @@
+// The document: elements by name, new elements whose text is only ever text, and a pause before a reaction.
+
+export const byId = (id) => document.getElementById(id);
+
+// Attributes become attributes; children are nodes or text. No markup is ever parsed.
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) element.setAttribute(name, String(value));
+  }
+  element.append(...children);
+  return element;
+}
+
+export function debounce(action, milliseconds) {
+  let timer;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => action(...values), milliseconds);
+  };
+}
+
+export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+// A token as a reader sees it in a cell, and as a reader hears it.
+export function glyph(token) {
+  if (token === "") return "∅";
+  if (token === " ") return "\u00a0";
+  return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "\u00a0");
+}
+
+export function spoken(token) {
+  return { "": "empty", " ": "space", "\n": "new line", "\t": "tab" }[token] ?? token;
+}
+
+export const percent = (p) => (p > 0.9995 ? "100%" : p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`);
+
+export function fixed(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1000 || size < 0.001) return value.toPrecision(2);
+  return String(Number(value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3)));
+}

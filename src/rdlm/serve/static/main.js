@@ -1,0 +1,187 @@
+// The page: models, tabs, the token, the connection, and a link that keeps it all.
+
+import { alive, ask, connection, onToken, Problem } from "./api.js";
+import { Compare } from "./compare.js";
+import { byId, debounce, fixed } from "./dom.js";
+import { choices } from "./fields.js";
+import { Generate } from "./generate.js";
+import { readLink, writeLink } from "./link.js";
+import { Process } from "./process.js";
+import { Score } from "./score.js";
+import { Sphere } from "./sphere.js";
+
+const SOLVERS = ["mixture", "drift", "heun", "corrector", "deterministic", "euler"];
+const GRIDS = ["time", "log", "information"];
+const RETRY = 2000; // milliseconds between two knocks at a service that is gone
+
+class App {
+  models = [];
+  current = null;
+  working = new Set();
+  remember = debounce(() => this.#write(), 150);
+
+  constructor() {
+    const generate = new Generate(this);
+    this.views = [generate, new Sphere(this, generate), new Score(this), new Compare(this), new Process(this)];
+    this.loading = this.#load();
+  }
+
+  async #load() {
+    this.models = (await ask("v1/models")).data;
+    choices(byId("model"), this.models.map((model) => model.id), this.models[0]?.id);
+  }
+
+  // The chosen model, or the one of that name; a service that was down is asked again.
+  async model(id) {
+    if (!this.models.length) {
+      this.loading = this.#load();
+      await this.loading;
+      this.ready();
+    }
+    const wanted = id ?? byId("model").value;
+    const found = this.models.find((model) => model.id === wanted);
+    if (!found) throw new Problem(`The service has no model “${wanted}”.`, { param: "model" });
+    return found;
+  }
+
+  ready() {
+    const { elements } = byId("generate-form");
+    this.walks(elements.solver, elements.grid);
+    this.views.find((view) => view.name === "compare").ready();
+    this.about();
+  }
+
+  // The choices of a walk, with the model's own first chosen.
+  walks(solver, grid) {
+    const { rdlm } = this.models.find((model) => model.id === byId("model").value) ?? this.models[0];
+    const own = (all, value) => (all.includes(value) || !value ? all : [value, ...all]);
+    choices(solver, own(SOLVERS, rdlm.solver), rdlm.solver ?? SOLVERS[0]);
+    choices(grid, own(GRIDS, rdlm.grid), rdlm.grid ?? GRIDS[0]);
+  }
+
+  about() {
+    const model = this.models.find(({ id }) => id === byId("model").value);
+    if (!model) return;
+    const { kind, length, parameters, steps, gap, method } = model.rdlm;
+    const size = parameters >= 1e6 ? `${fixed(parameters / 1e6)} million` : `${Math.round(parameters / 1e3)} thousand`;
+    byId("about").textContent = `${method}, ${kind}, ${length} positions, ${size} parameters`;
+    document.querySelectorAll("kbd.gap").forEach((mark) => { mark.textContent = gap; });
+    for (const id of ["generate-form", "compare-form"]) byId(id).elements.namedItem("length").placeholder = length;
+    for (const field of document.querySelectorAll("input[name$=steps]")) field.placeholder = steps;
+    const examples = { image: "levels as numbers, or nothing", dna: `ACGT${gap.repeat(8)}TATA` };
+    byId("generate-form").elements.text.placeholder = examples[kind] ?? `the ${gap.repeat(8)} of the `;
+  }
+
+  busy(view, is) {
+    if (is) this.working.add(view);
+    else this.working.delete(view);
+    document.querySelector("main").setAttribute("aria-busy", String(this.working.size > 0));
+  }
+
+  go(name, { focus = false } = {}) {
+    const next = this.views.find((view) => view.name === name) ?? this.views[0];
+    if (this.current === next) return;
+    this.current?.hide?.();
+    this.current = next;
+    for (const { name: other } of this.views) {
+      const tab = byId(`tab-${other}`);
+      tab.setAttribute("aria-selected", String(other === next.name));
+      tab.tabIndex = other === next.name ? 0 : -1;
+      byId(`view-${other}`).hidden = other !== next.name;
+    }
+    document.title = `rdlm: ${next.name}`;
+    if (focus) byId(`tab-${next.name}`).focus();
+    next.show?.();
+    next.draw?.();
+    this.remember();
+  }
+
+  // Takes view and settings from a link.
+  follow(address) {
+    const { view, settings } = readLink(address);
+    const named = this.models.find(({ id }) => id === settings.model) ?? this.models[0];
+    if (named) byId("model").value = named.id;
+    this.about();
+    const found = this.views.find(({ name }) => name === view);
+    found?.apply(settings);
+    if (found && found === this.current) found.show?.();
+    else this.go(view);
+  }
+
+  #write() {
+    const model = byId("model").value;
+    const chosen = model && model !== this.models[0]?.id ? { model } : {};
+    writeLink(this.current.name, { ...chosen, ...this.current.settings() });
+  }
+}
+
+function tabs(app) {
+  const list = document.querySelector("[role=tablist]");
+  const all = [...list.querySelectorAll("[role=tab]")];
+  const name = (tab) => tab.id.slice("tab-".length);
+  list.addEventListener("click", (event) => {
+    const tab = event.target.closest("[role=tab]");
+    if (tab) app.go(name(tab));
+  });
+  list.addEventListener("keydown", (event) => {
+    const at = all.indexOf(document.activeElement);
+    const count = all.length;
+    const moves = { ArrowRight: (at + 1) % count, ArrowLeft: (at + count - 1) % count, Home: 0, End: count - 1 };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    app.go(name(all[moves[event.key]]), { focus: true });
+  });
+}
+
+// A dialog asks for the token; closed without one, the request stays refused.
+function tokens() {
+  const dialog = byId("token-dialog");
+  onToken((words) => new Promise((done) => {
+    byId("token-words").textContent = words;
+    byId("token").value = "";
+    dialog.returnValue = "";
+    const answer = () => done(dialog.returnValue === "ok" ? byId("token").value : null);
+    dialog.addEventListener("close", answer, { once: true });
+    dialog.showModal();
+  }));
+}
+
+function watchConnection() {
+  const banner = byId("banner");
+  let timer = null;
+  const back = () => {
+    clearInterval(timer);
+    timer = null;
+    banner.hidden = true;
+  };
+  connection.addEventListener("lost", () => {
+    banner.textContent = "The connection to the service is lost. This page keeps knocking; what you see here stays.";
+    banner.hidden = false;
+    timer ??= setInterval(async () => { if (await alive()) back(); }, RETRY);
+  });
+  connection.addEventListener("back", back);
+}
+
+async function begin() {
+  watchConnection();
+  tokens();
+  const app = new App();
+  tabs(app);
+  document.addEventListener("themechange", () => app.current?.draw?.());
+  addEventListener("resize", debounce(() => app.current?.draw?.(), 100));
+  byId("model").addEventListener("change", () => { app.about(); app.remember(); });
+  for (const { form } of app.views) form.addEventListener("input", app.remember);
+  try {
+    await app.loading;
+    app.ready();
+  } catch (failure) {
+    byId("banner").textContent = failure.message;
+    byId("banner").hidden = false;
+  }
+  app.follow(location.href);
+  // By now `remember` may have written over the address: the event still knows where to go.
+  addEventListener("hashchange", ({ newURL }) => app.follow(newURL));
+  document.body.dataset.ready = "true";
+}
+
+begin();

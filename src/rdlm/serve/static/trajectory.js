@@ -1,0 +1,87 @@
+// A trajectory: what a sample looked like at every step, as the service streams it.
+
+import { events } from "./api.js";
+import { number } from "./fields.js";
+
+const FRAMES = 96;
+
+const isCharacters = (model) => model.rdlm.vocabulary?.every((token) => [...token].length === 1) ?? false;
+
+// The request for a text with gaps, or for one to continue, from the values of a form.
+export function wish(values, model) {
+  const { gap = "_", kind } = model.rdlm;
+  const text = values.text ?? "";
+  const length = number(values.length);
+  const body = {
+    model: model.id, seed: number(values.seed), steps: number(values.steps), frames: FRAMES,
+    solver: values.solver || undefined, grid: values.grid || undefined,
+    temperature: number(values.temperature), top_p: number(values.top_p),
+  };
+  if (body.top_p === 1) delete body.top_p;
+  if (text.includes(gap) && kind !== "image") {
+    // Gaps are single tokens: only where tokens are characters can the page count what is missing at the end.
+    const pad = isCharacters(model) && length ? Math.max(length - [...text].length, 0) : 0;
+    return { ...body, infill: text + gap.repeat(pad) };
+  }
+  return { ...body, prompt: text || undefined, length };
+}
+
+export class Trajectory {
+  start = null;
+  frames = [];
+  done = null;
+  body = null;
+
+  // Fills itself from the stream; `onChange` is called after every event.
+  async run(body, signal, onChange) {
+    this.body = body;
+    for await (const { event, data } of events("v1/trajectory", { body, signal })) {
+      if (event === "start") this.start = data;
+      else if (event === "frame") this.frames.push(data);
+      else if (event === "done") this.#finish(data);
+      onChange(event);
+    }
+  }
+
+  // The last frame is the sample itself: the walk's own last look still held doubts.
+  #finish(done) {
+    this.done = done;
+    const last = this.frames.at(-1);
+    const doubt = last.certainty.some((p) => p < 0.9995) || last.tokens.some((token, i) => token !== done.tokens[i]);
+    if (!doubt && last.time >= 1) return;
+    const left = last.entropy.reduce((sum, bits, i) => sum + (last.known[i] ? 0 : bits), 0);
+    this.frames.push({
+      ...last, step: this.start.steps, time: 1, tokens: done.tokens, certainty: done.tokens.map(() => 1),
+      entropy: done.tokens.map(() => 0), information: last.information + left, settled: done.tokens.map(() => true),
+      alternatives: done.tokens.map((token) => [[token, 1]]), sphere: this.#end(last.sphere, done.tokens),
+    });
+  }
+
+  #end(sphere, tokens) {
+    if (!sphere) return sphere;
+    const token = tokens[sphere.position];
+    // The sample may have drawn a token that was none of the three.
+    const corners = sphere.tokens.includes(token) ? sphere.tokens : [...sphere.tokens.slice(0, 2), token];
+    const state = [0, 0, 0, 0, 0];
+    state[corners.indexOf(token)] = 1;
+    return { ...sphere, tokens: corners, state };
+  }
+
+  // Mean entropy of the positions that were not given, in bits, for every frame.
+  entropies() {
+    return this.frames.map(({ entropy, known }) => {
+      const open = entropy.filter((_, i) => !known[i]);
+      return open.length ? open.reduce((sum, bits) => sum + bits, 0) / open.length : 0;
+    });
+  }
+
+  // The position whose sphere is followed.
+  get position() { return this.frames[0]?.sphere?.position ?? -1; }
+
+  get times() { return this.frames.map((frame) => frame.time); }
+
+  describe(at) {
+    const frame = this.frames[at];
+    return `step ${frame.step} of ${this.start.steps}, time ${frame.time.toFixed(2)}`;
+  }
+}

@@ -1,0 +1,183 @@
+"""Trajectories: a sample watched while it takes shape, frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from torch import Tensor
+
+from rdlm.errors import InputError
+from rdlm.language_model import LanguageModel
+from rdlm.sampler.plan import Plan
+from rdlm.sampler.template import OPEN, encode
+from rdlm.serve import error
+from rdlm.serve.event import HEADERS, data
+from rdlm.serve.host import Host
+from rdlm.serve.order import sampling, seed_of
+from rdlm.serve.process import mean_path
+from rdlm.serve.sample import Sample
+from rdlm.serve.schema import TrajectoryBody
+from rdlm.serve.service import Service, while_present
+from rdlm.serve.ticket import Finished, Ticket
+
+SHOWN = 3
+"""Alternatives of a position, and tokens of a sphere."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What one step looked like, as numbers: small, whatever the vocabulary."""
+
+    step: int
+    likeliest: Tensor
+    """[length, SHOWN] ids of whole tokens or digits, and"""
+    probability: Tensor
+    entropy: Tensor
+    settled: Tensor
+    axes: list[int]
+    state: list[float]
+
+
+class Film:
+    """Takes the frames of one sample in the engine's thread, and writes them down in the request's."""
+
+    def __init__(self, plan: Plan, ticket: Ticket, position: int | None, frames: int) -> None:
+        self.plan, self.ticket = plan, ticket
+        known = plan.template.known != OPEN
+        self.known: list[bool] = known.tolist()
+        length = plan.template.length
+        if position is not None and position >= length:
+            raise InputError(f"position {position} is outside a sample of {length} tokens")
+        self.position = int((~known).long().argmax()) if position is None else position
+        steps = plan.request.steps
+        self.steps = set(torch.linspace(0, steps - 1, min(frames, steps)).round().long().tolist())
+        self._axes: list[int] = []
+
+    def __call__(
+        self, step: int, state: Float[Tensor, "positions *spheres d"], law: Float[Tensor, "positions v"],
+        settled: Bool[Tensor, " positions"],
+    ) -> None:  # fmt: skip
+        """Take a frame, where one is due."""
+        if step not in self.steps:
+            return
+        best = law.topk(min(SHOWN, law.shape[-1]), dim=-1)
+        entropy = -(law.exp() * law.clamp_min(-200)).sum(-1) / math.log(2)
+        place = self.position * self.plan.model.rdlm.symbols_per_token
+        axes, point = self._sphere(state[place], law[place])
+        self.ticket.post(Frame(step, best.indices, best.values.exp(), entropy, settled, axes, point))
+
+    def _sphere(self, state: Tensor, law: Tensor) -> tuple[list[int], list[float]]:
+        """Return three tokens, kept from frame to frame unless the likeliest is none of them, and where the state is.
+
+        Of tokens that are split into digits it is the first digit's sphere.
+        """
+        codec = self.plan.model.rdlm.process.codec
+        whole = state.ndim == 2
+        coordinates = state[0] if whole else state
+        chance = codec.marginals(law.exp())[0] if whole else law.exp()
+        order = chance.argsort(descending=True).tolist()
+        if not self._axes:
+            self._axes = order[:SHOWN]
+        elif order[0] not in self._axes:
+            self._axes[min(range(len(self._axes)), key=lambda i: float(chance[self._axes[i]]))] = order[0]
+        on = [float(coordinates[axis]) for axis in self._axes]
+        on += [0.0] * (SHOWN - len(on)) + [float(coordinates[-1])]
+        rest = math.sqrt(max(0.0, 1 - sum(value * value for value in on)))
+        return list(self._axes), [round(value, 5) for value in (*on, rest)]
+
+    def written(self, frame: Frame) -> dict[str, object]:
+        """Return a frame for machines; a token of several digits is as likely as all of them together."""
+        per = self.plan.model.rdlm.symbols_per_token
+        digits = frame.likeliest.view(-1, per, frame.likeliest.shape[-1])  # [length, digits, shown]
+        chance = frame.probability.view(digits.shape).prod(1)
+        words = [[self._word(ids) for ids in token.T.tolist()] for token in digits]
+        entropy = frame.entropy.view(-1, per).sum(-1)
+        most = math.log2(self.plan.model.tokenizer.size)
+        gained = sum(most - bits for bits, known in zip(entropy.tolist(), self.known, strict=True) if not known)
+        return {
+            "step": frame.step, "time": frame.step / self.plan.request.steps, "tokens": [row[0] for row in words],
+            "certainty": _rounded(chance[:, 0]), "entropy": _rounded(entropy), "information": round(gained, 4),
+            "alternatives": [list(map(list, zip(row, p, strict=True))) for row, p in zip(words, map(_rounded, chance),
+                                                                                          strict=True)],
+            "known": self.known, "settled": frame.settled.view(-1, per).all(-1).tolist(),
+            "sphere": {"position": self.position, "tokens": [self._axis(axis) for axis in frame.axes],
+                       "state": frame.state},
+        }  # fmt: skip
+
+    def _word(self, symbols: list[int]) -> str:
+        return words_of(self.plan.model, self.plan.model.rdlm.spell(torch.tensor([symbols]))[0].tolist())[0]
+
+    def _axis(self, axis: int) -> str:
+        split = self.plan.model.rdlm.process.codec.digits > 1
+        return f"digit {axis}" if split else self.plan.model.tokenizer.decode([axis])
+
+
+def words_of(model: LanguageModel, ids: list[int]) -> list[str]:
+    """Return each token's text; digits that spell none show as U+FFFD."""
+    return ["\ufffd" if i < 0 else model.tokenizer.decode([i]) for i in ids]
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
+
+
+def plan_of(host: Host, body: TrajectoryBody) -> Plan:
+    """Return the plan of the sample to be watched."""
+    request = sampling(host, body, seed_of(body))
+    if body.infill is None:
+        prompt = body.prompt or ""
+        longest = max(host.model.length, len(encode(host.model.tokenizer, prompt, "prompt")) + 1)
+        request = replace(request, prompt=prompt, length=body.length or longest)
+    elif body.prompt:
+        raise InputError("an infill is a whole text: leave out prompt")
+    return Plan.of(host.model, replace(request, trace=True))
+
+
+async def follow(service: Service, host: Host, body: TrajectoryBody, request: Request) -> Response:
+    """Return the stream of a trajectory; it begins with its first frame, so that refusals are plain answers."""
+    engine = host.walks
+    engine.check_room(1)
+    ticket = Ticket(service.limits.deadline)
+
+    def prepare() -> tuple[Film, Sample]:
+        plan = plan_of(host, body)
+        film = Film(plan, ticket, body.position, body.frames)
+        return film, Sample(plan, plan.request.seed, ticket, watch=film)
+
+    film, sample = await asyncio.to_thread(prepare)
+    engine.submit([sample])
+    events = ticket.events()
+    first = await while_present(request, ticket, anext(events))
+    stream = _stream(host, film, first, events)
+    return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
+
+
+async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[object]) -> AsyncIterator[bytes]:
+    plan, asked = film.plan, film.plan.request
+    try:
+        start = plan.model.rdlm.process.mixture.paths[0].bridge.start
+        path, times = await asyncio.to_thread(mean_path, plan.model.rdlm.process)
+        about = {"id": f"traj-{secrets.token_hex(12)}", "model": host.name, "length": plan.template.length}
+        yield data({**about, "steps": asked.steps, "frames": len(film.steps), "seed": asked.seed,
+                    "mask": start.spread == 0, "path": path, "times": times}, "start")  # fmt: skip
+        event: object = first
+        while isinstance(event, Frame):
+            yield data(await asyncio.to_thread(film.written, event), "frame")
+            event = await anext(events)
+        assert isinstance(event, Finished)
+        ids = list(event.tokens)
+        words = words_of(plan.model, ids)
+        yield data({"text": plan.model.tokenizer.decode(ids), "tokens": words, "seed": asked.seed,
+                    "network_calls": plan.network_calls, "claims_bound": plan.claims_bound}, "done")  # fmt: skip
+    except Exception as reason:
+        yield data(error.of(reason).body(), "error")
+    finally:
+        film.ticket.over = True

@@ -1,0 +1,29 @@
+"""The service that most tests of this folder share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from running import Served, save, serving
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs: `together` and `ordered` (left to right), and the rival `masked`."""
+    place = tmp_path_factory.mktemp("runs")
+    save(place / "together")
+    save(place / "ordered", window=0.1, order="left_to_right")
+    save(place / "rival", method="masked")
+    return place
+
+
+@pytest.fixture(scope="session")
+def served(runs: Path) -> Iterator[Served]:
+    with serving(str(runs / "together"), str(runs / "ordered"), str(runs / "rival"), "--steps", "8") as found:
+        yield found

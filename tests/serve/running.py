@@ -1,0 +1,91 @@
+"""A real service: small runs of nobody's training behind the command itself, and clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import torch
+
+from rdlm import configfile
+from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Tokenizer
+from rdlm.method import METHODS
+from rdlm.model.config import TransformerConfig
+from rdlm.training import checkpoint, folder
+
+LENGTH = 16
+
+
+def save(run: Path, tokenizer: Tokenizer | None = None, method: str = "rdlm", width: int = 16, **process: Any) -> Path:
+    """Write the folder of a run whose network nobody trained."""
+    tokenizer = tokenizer or Characters(TEXT8_ALPHABET)
+    config = RunConfig(
+        method=method, process=ProcessConfig(**process), objective=ObjectiveConfig(prefix=0.5),
+        model=TransformerConfig(width=width, layers=1, heads=2, time_width=8),
+    )  # fmt: skip
+    about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, "kind": "text",
+             "length": LENGTH}  # fmt: skip
+    torch.manual_seed(0)
+    made = METHODS[method](config, tokenizer.size, 0, 0)
+    for parameter in made.network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    weights = {name: parameter.detach() for name, parameter in made.network.named_parameters()}
+    parts = {"network": made.network.state_dict(), "ema": weights, "optimizer": {}, "method": made.state()}
+    run.mkdir()
+    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
+    checkpoint.save(run, 7, parts, described, tokenizer.to_json())
+    folder.point(run, 7, None)
+    return run
+
+
+@dataclass(frozen=True)
+class Served:
+    """A service that runs."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
+        given = {"json": body} if body is not None else {}
+        return httpx2.post(self.url + path, timeout=60, **given, **options)
+
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        return httpx2.get(self.url + path, timeout=60, **options)
+
+    def text(self, **body: Any) -> str:
+        answer = self.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    def counted(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        lines = self.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[Served]:
+    """Start `rdlm serve`, wait until it says that it is ready, and end it."""
+    source = str(Path(__file__).parents[2] / "src")
+    command = [sys.executable, "-m", "rdlm", "serve", *arguments, "--port", "0", "--json"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": source, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "}\n")  # the object ends with a line of its own
+        yield Served(json.loads("".join(lines) + "}")["url"], process)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,156 @@
+"""Scores, trajectories, the process and the service's own state."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import LENGTH, Served
+
+import rdlm
+from rdlm.scoring import Effort
+
+
+def events(served: Served, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    answer = served.post("/v1/trajectory", body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", answer.text)
+    return [(name, json.loads(data)) for name, data in found]
+
+
+def test_a_score_is_what_the_command_gives(served: Served, runs: Path) -> None:
+    texts = ["the quick fox", "a text that is longer than the model's own length".replace("'", "")]
+    answer = served.post("/v1/score", {"model": "together", "input": texts, "steps": 4}).json()
+    assert (answer["object"], answer["model"], answer["steps"]) == ("score", "together", 4)
+    model = rdlm.load(runs / "together")
+    for index, (text, row) in enumerate(zip(texts, answer["data"], strict=True)):
+        (wanted,) = model.score([text], effort=Effort(4))
+        assert row["index"] == index and row["claims_bound"] is True and row["chars"] == len(text)
+        assert row["nats"] == pytest.approx(wanted.nats.value, rel=1e-9)
+        assert row["low"] < row["nats"] < row["high"] and row["stderr"] > 0
+        assert "".join(row["tokens"]) == text and len(row["positions"]) == len(text)
+        assert sum(row["positions"]) * math.log(2) == pytest.approx(row["nats"], rel=1e-6)
+
+
+@pytest.mark.parametrize("body", [{"input": ""}, {"input": "a"}, {"input": "É"}, {"input": []}, {"steps": 3}], ids=str)
+def test_what_cannot_be_scored_is_refused(served: Served, body: dict[str, Any]) -> None:
+    assert served.post("/v1/score", body).status_code == 400
+
+
+def test_a_rival_is_scored_as_a_whole(served: Served) -> None:
+    (row,) = served.post("/v1/score", {"model": "rival", "input": "the fox", "steps": 4}).json()["data"]
+    assert row["nats"] > 0 and row["positions"] == []
+
+
+@pytest.mark.parametrize("model", ["together", "ordered"])
+def test_a_trajectory_ends_in_the_sample(served: Served, runs: Path, model: str) -> None:
+    found = events(served, {"model": model, "prompt": "ab", "seed": 3, "steps": 12, "frames": 5})
+    names = [name for name, _ in found]
+    assert names == ["start", *["frame"] * 5, "done"]
+    start, frames, done = found[0][1], [data for name, data in found if name == "frame"], found[-1][1]
+    assert (start["length"], start["steps"], start["frames"], start["seed"]) == (LENGTH, 12, 5, 3)
+    assert start["mask"] is True and start["path"][0] == [0, 1, 0] and start["path"][-1] == [1, 0, 0]
+    assert len(start["times"]) == len(start["path"])
+    assert [frame["step"] for frame in frames] == [0, 3, 6, 8, 11] and frames[0]["time"] == 0
+    wanted = rdlm.load(runs / model).generate(prompt="ab", seed=3, steps=12)
+    assert done["text"] == "".join(done["tokens"]) == wanted.samples[0].text
+    assert done["network_calls"] == 12 and done["claims_bound"] is False and done["seed"] == 3
+
+
+def test_a_frame_is_whole(served: Served) -> None:
+    found = events(served, {"model": "ordered", "infill": "a__b", "steps": 20})
+    frames = [data for name, data in found if name == "frame"]
+    assert len(frames) == 20
+    most = math.log2(27)
+    for frame in frames:
+        assert frame["known"] == [True, False, False, True]
+        assert len(frame["tokens"]) == len(frame["certainty"]) == len(frame["settled"]) == 4
+        assert frame["tokens"][0] == "a" and frame["tokens"][3] == "b" and frame["certainty"][0] == 1
+        assert all(0 <= bits <= most + 1e-4 for bits in frame["entropy"])
+        gained = sum(most - bits for bits, known in zip(frame["entropy"], frame["known"], strict=True) if not known)
+        assert frame["information"] == pytest.approx(gained, abs=1e-3)
+        for row, token, chance in zip(frame["alternatives"], frame["tokens"], frame["certainty"], strict=True):
+            assert len(row) == 3 and row[0] == [token, chance]
+        sphere = frame["sphere"]
+        assert sphere["position"] == 1 and len(sphere["tokens"]) == 3 and len(sphere["state"]) == 5
+        assert sum(value**2 for value in sphere["state"]) == pytest.approx(1, abs=1e-3)
+        assert frame["tokens"][1] in sphere["tokens"]
+    assert frames[0]["settled"] == [True, False, False, True] and frames[-1]["settled"][1] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"length": 40}, "one window"),
+        ({"position": 16}, "position 16 is outside"),
+        ({"model": "rival"}, "this needs 'rdlm'"),
+        ({"infill": "no gap"}, "has no gap"),
+        ({"infill": "a_", "prompt": "a"}, "leave out prompt"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(served: Served, body: dict[str, Any], message: str) -> None:
+    answer = served.post("/v1/trajectory", body)
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("start", ["masked", "uniform"])
+@pytest.mark.parametrize("dimension", [4, 28])
+def test_the_process_begins_at_nothing_and_ends_at_the_token(served: Served, start: str, dimension: int) -> None:
+    found = served.get("/v1/process", params={"start": start, "dimension": dimension, "schedule": "cosine"}).json()
+    most = math.log2(dimension - 1)
+    assert found["time"][0] == 0 and found["time"][-1] == 1
+    assert len({len(found[name]) for name in ("time", "alpha", "rho", "radial", "information")}) == 1
+    assert found["radial"][-1] == found["rho"][-1] == 0
+    angle = math.pi / 2 if start == "masked" else math.acos(dimension**-0.5)
+    assert found["radial"][0] == pytest.approx(angle, abs=1e-5)
+    assert found["information"][0] == pytest.approx(0, abs=0.01)
+    assert found["information"][-1] == pytest.approx(most)
+    rises = [b - a for a, b in zip(found["information"], found["information"][1:], strict=False)]
+    assert min(rises) > -0.25  # a curve of 48 draws at each time wavers
+
+
+def test_what_the_process_cannot_say_is_null(served: Served) -> None:
+    found = served.get("/v1/process", params={"dimension": 30522}).json()
+    assert found["information"] is None and "logarithm" in found["note"]
+    begin = time.perf_counter()
+    served.get("/v1/process", params={"dimension": 30522})
+    assert time.perf_counter() - begin < 5  # from the cache
+
+
+@pytest.mark.parametrize(
+    "query", ["noise=0", "noise=nan", "noise=x", "dimension=2", "start=up", "schedule=s", "dimension=1e9"]
+)
+def test_a_wrong_process_is_refused(served: Served, query: str) -> None:
+    answer = served.get(f"/v1/process?{query}")
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_the_state_is_told(served: Served) -> None:
+    assert served.get("/healthz").json() == {"status": "ok"}
+    assert served.get("/readyz").json() == {"status": "ready"}
+    before = served.counted("rdlm_steps_total")
+    served.text(prompt="a", steps=5)
+    assert served.counted("rdlm_steps_total") == before + 5
+    text = served.get("/metrics").text
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) .+|\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [\d.]+', line), line
+    assert 'rdlm_requests_total{method="POST",route="/v1/completions",status="200"}' in text
+    assert 'rdlm_waiting_samples{model="together"} 0' in text
+
+
+def test_the_schema_names_every_field(served: Served) -> None:
+    schema = served.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/models", "/v1/score", "/v1/trajectory", "/v1/process"} <= schema["paths"].keys()
+    body = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"prompt", "suffix", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "echo", "steps",
+            "solver", "grid", "infill"} <= body["properties"].keys()  # fmt: skip
+    assert rdlm.__version__ not in json.dumps(schema)
+    page = served.get("/docs").text
+    assert "/v1/completions" in page and "max_tokens" in page
+    assert not re.search(r"https?://|<script|<style", page)

@@ -1,0 +1,186 @@
+"""The engine, step by step: a gate before its network lets one turn pass at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from running import save
+from torch import Tensor
+
+import rdlm
+from rdlm.language_model import LanguageModel
+from rdlm.sampler.plan import Plan
+from rdlm.sampler.request import Request
+from rdlm.serve.engine import Engine
+from rdlm.serve.error import Left, Refusal
+from rdlm.serve.forward import Query
+from rdlm.serve.metrics import Metrics
+from rdlm.serve.sample import Sample
+from rdlm.serve.ticket import Finished, Progress, Ticket
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return rdlm.load(save(tmp_path_factory.mktemp("runs") / "one"))
+
+
+class Gated:
+    """An engine whose turns wait for `let`; `rows` are those of each turn."""
+
+    def __init__(self, model: LanguageModel, **limits: int) -> None:
+        self.engine = Engine(model, Metrics(), **limits)
+        self.rows: list[int] = []
+        self.trouble: Exception | None = None
+        self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.forward.__call__
+
+        def forward(queries: Sequence[Query]) -> list[Tensor]:
+            self._gate.acquire()
+            self.rows.append(sum(len(query.state) for query in queries))
+            if self.trouble is not None:
+                raise self.trouble
+            return real(queries)
+
+        self.engine.forward = forward  # type: ignore[assignment]
+
+    def let(self, turns: int) -> None:
+        for _ in range(turns):
+            self._gate.release()
+
+    async def turn(self) -> None:
+        """Let one turn pass, and wait until its network has been asked."""
+        before = len(self.rows)
+        self.let(1)
+        while len(self.rows) == before:
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
+    made: list[Gated] = []
+
+    def make(**limits: int) -> Gated:
+        made.append(Gated(model, **limits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.let(10_000)
+        one.engine.drain(0)
+        one.engine._thread.join(10)
+
+
+def sample(model: LanguageModel, ticket: Ticket, index: int = 0, **options: Any) -> Sample:
+    plan = Plan.of(model, Request(**{"steps": 6, **options}))
+    return Sample(plan, plan.request.seed, ticket, index)
+
+
+async def ended(ticket: Ticket) -> tuple[int, ...]:
+    async for event in ticket.events():
+        if isinstance(event, Finished):
+            return event.tokens
+    raise AssertionError
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_a_new_request_joins_at_the_next_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, first, second = gated(), Ticket(60), Ticket(60)
+        gate.engine.submit([sample(model, first, seed=1)])
+        await gate.turn()
+        await gate.turn()
+        gate.engine.submit([sample(model, second, seed=2, steps=3)])
+        gate.let(20)
+        tokens = await ended(first), await ended(second)
+        # The third turn may have been gathered before the second request came.
+        assert gate.rows in ([1, 1, 2, 2, 2, 1], [1, 1, 1, 2, 2, 2])
+        for found, (seed, steps) in zip(tokens, ((1, 6), (2, 3)), strict=True):
+            assert found == model.generate(seed=seed, steps=steps).samples[0].tokens
+
+    run(scene)
+
+
+def test_the_first_event_comes_with_the_first_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, ticket = gated(), Ticket(60, wants_progress=True)
+        gate.engine.submit([sample(model, ticket)])
+        gate.let(1)
+        event = await anext(ticket.events())
+        assert isinstance(event, Progress) and event.step == 1 and gate.rows == [1]
+
+    run(scene)
+
+
+def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, staying, leaving = gated(), Ticket(60), Ticket(60)
+        gate.engine.submit([sample(model, staying, seed=1), sample(model, leaving, seed=2)])
+        await gate.turn()
+        leaving.over = True
+        gate.let(20)
+        await ended(staying)
+        assert gate.rows in ([2, 2, 1, 1, 1, 1], [2, 1, 1, 1, 1, 1])
+
+    run(scene)
+
+
+def test_places_are_taken_in_order(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate = gated(batch=2, queue=4)
+        tickets = [Ticket(60) for _ in range(4)]
+        gate.engine.submit([sample(model, ticket, seed=seed) for seed, ticket in enumerate(tickets)])
+        with pytest.raises(Refusal) as caught:
+            gate.engine.submit([sample(model, Ticket(60))] * 4)
+        assert caught.value.status == 429
+        gate.let(40)
+        for ticket in tickets:
+            await ended(ticket)
+        assert gate.rows == [2] * 12
+
+    run(scene)
+
+
+def test_a_defect_ends_those_who_met_it_and_nobody_else(
+    model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        gate, ticket = gated(), Ticket(60)
+        gate.trouble = ZeroDivisionError("a secret of the house")
+        gate.let(30)
+        gate.engine.submit([sample(model, ticket)])
+        with pytest.raises(ZeroDivisionError):
+            await anext(ticket.events())
+        gate.trouble = None
+        again = Ticket(60)
+        gate.engine.submit([sample(model, again)])
+        assert len(await ended(again)) == 16 and gate.engine.alive
+
+    run(scene)
+    assert "a step failed" in caplog.text
+
+
+def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, ticket, asker = gated(), Ticket(60), Ticket(60)
+        gate.engine.submit([sample(model, ticket)])
+        await gate.turn()
+        state = model.rdlm.process.bridge.start.point().repeat(3, 16, 1)
+        query = Query(state, torch.full((3, 16), 0.01))
+        asked = asyncio.create_task(asyncio.to_thread(gate.engine.ask, query, asker))
+        await asyncio.sleep(0.05)
+        gate.let(20)
+        answer = await asked
+        await ended(ticket)
+        assert 4 in gate.rows and answer.shape == (3, 16, 27)
+        asker.over = True
+        with pytest.raises(Left):
+            gate.engine.ask(query, asker)
+
+    run(scene)

@@ -1,0 +1,168 @@
+"""A service with a token, one place and little patience: who is let in, who waits, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from running import Served, save, serving
+
+from rdlm import cli
+
+TOKEN = "a secret of enough characters"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+LONG = {"prompt": "a", "steps": 1024, "max_tokens": 400}
+"""Work for many seconds."""
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    run = save(tmp_path_factory.mktemp("runs") / "slow", width=32)
+    limits = ("--steps", "4", "--queue", "1", "--batch", "1", "--deadline", "4", "--threads", "1")
+    with serving(str(run), *limits, RDLM_TOKEN=TOKEN) as found:
+        yield found
+
+
+@pytest.fixture
+def busy(strict: Served) -> Iterator[httpx2.Response]:
+    """A stream that holds the only place."""
+    wait_until(strict, "rdlm_live_samples", 0)
+    with httpx2.stream("POST", f"{strict.url}/v1/completions", json={**LONG, "stream": True}, headers=HEADERS,
+                       timeout=60) as stream:  # fmt: skip
+        assert stream.status_code == 200
+        yield stream
+
+
+def wait_until(strict: Served, name: str, value: float) -> None:
+    for _ in range(200):
+        if strict.counted(name) == value:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{name} is {strict.counted(name)}, not {value}")
+
+
+def test_the_token_opens_the_door(strict: Served) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN[:-1]}, {"Authorization": "Basic x"}):
+        answer = strict.get("/v1/models", headers=headers)
+        assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+    assert strict.get("/v1/models", headers=HEADERS).status_code == 200
+    assert strict.get("/healthz").status_code == strict.get("/metrics").status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{strict.url}/v1", api_key="wrong", max_retries=0).models.list()
+    found = openai.OpenAI(base_url=f"{strict.url}/v1", api_key=TOKEN).completions.create(model="slow", prompt="a")
+    assert len(found.choices[0].text) == 15
+
+
+def test_a_full_queue_sends_away(strict: Served, busy: httpx2.Response) -> None:
+    with ThreadPoolExecutor(1) as waiter:
+        waiting = waiter.submit(strict.post, "/v1/completions", {"prompt": "b"}, headers=HEADERS)
+        wait_until(strict, "rdlm_waiting_samples", 1)
+        answer = strict.post("/v1/completions", {"prompt": "c"}, headers=HEADERS)
+        assert answer.status_code == 429 and answer.json()["error"]["type"] == "rate_limit_error"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        busy.close()
+        assert waiting.result().status_code == 200  # it got the place that became free
+
+
+def test_more_samples_than_the_queue_has_places_are_a_mistake(strict: Served) -> None:
+    answer = strict.post("/v1/completions", {"prompt": "a", "n": 2}, headers=HEADERS)
+    assert answer.status_code == 400 and "at most 1 samples" in answer.json()["error"]["message"]
+
+
+def test_the_deadline_is_kept_and_told(strict: Served, busy: httpx2.Response) -> None:
+    """One that runs and one that waits: 504 as an event of the stream, and 503."""
+    waiting = strict.post("/v1/completions", {"prompt": "b"}, headers=HEADERS)
+    assert waiting.status_code in (200, 503)  # the place may become free just before its own end
+    lines = [line for line in busy.iter_lines() if line.startswith("data: ")]
+    error = json.loads(lines[-1].removeprefix("data: "))["error"]
+    assert error["type"] == "timeout_error" and "fewer steps" in error["message"]
+    answer = strict.post("/v1/completions", LONG, headers=HEADERS)
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+def test_who_leaves_is_no_longer_worked_for(strict: Served, busy: httpx2.Response) -> None:
+    wait_until(strict, "rdlm_live_samples", 1)
+    next(busy.iter_lines())
+    busy.close()
+    wait_until(strict, "rdlm_live_samples", 0)
+    steps = strict.counted("rdlm_steps_total")
+    time.sleep(0.3)
+    assert strict.counted("rdlm_steps_total") == steps
+
+
+def test_who_leaves_without_a_stream_is_no_longer_worked_for(strict: Served) -> None:
+    before = strict.counted("rdlm_cancelled_total")
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{strict.url}/v1/completions", json=LONG, headers=HEADERS, timeout=0.5)
+    wait_until(strict, "rdlm_live_samples", 0)
+    assert strict.counted("rdlm_cancelled_total") == before + 1
+    work = {"input": "abcdef" * 500, "steps": 1024}
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{strict.url}/v1/score", json=work, headers=HEADERS, timeout=0.5)
+    wait_until(strict, "rdlm_cancelled_total", before + 2)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_gracefully(runs: Path, ending: signal.Signals) -> None:
+    """What is under way gets an answer: its own, or that the service closes. Then the process ends, within seconds."""
+    with serving(str(runs / "together")) as served, ThreadPoolExecutor(2) as crowd:
+        short = crowd.submit(served.post, "/v1/completions", {"prompt": "a", "steps": 200})
+        long = crowd.submit(served.post, "/v1/completions", {"prompt": "a", "steps": 1024, "max_tokens": 4000})
+        wait_until(served, "rdlm_live_samples", 2)
+        begin = time.monotonic()
+        served.process.send_signal(ending)
+        assert served.process.wait(timeout=60) == (0 if ending == signal.SIGTERM else 130)
+        assert time.monotonic() - begin < 20  # 4 seconds of grace on an idle machine
+        assert short.result().status_code in (200, 503)
+        answer = long.result()
+        assert answer.status_code == 503 and "shutting down" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--host", "0.0.0.0"], {}, "set RDLM_TOKEN"),
+        (["--host", "0.0.0.0"], {"RDLM_TOKEN": "short"}, "too short"),
+        (["--port", "70000"], {}, "--port must lie in"),
+        (["--steps", "0"], {}, "steps must be at least 1"),
+        (["--deadline", "0"], {}, "deadline must be a positive"),
+        (["--host", "no.such.host.invalid"], {"RDLM_TOKEN": TOKEN}, "no address of this machine"),
+    ],
+)
+def test_a_careless_start_is_refused(
+    runs: Path, arguments: list[str], environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.delenv("RDLM_TOKEN", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["serve", str(runs / "together"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(strict: Served, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = strict.url.rpartition(":")[2]
+    assert cli.main(["serve", str(runs / "together"), "--port", port]) == 2
+    assert f"port {port}" in capsys.readouterr().err
+
+
+def test_no_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["serve", "--port", "0"]) == 2
+    assert "rdlm demo" in capsys.readouterr().err
+
+
+def test_the_extra_is_named_where_it_is_missing() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; from rdlm.cli import main; sys.exit(main(['serve', 'run']))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2 and "pip install 'rdlm[serve]'" in result.stderr

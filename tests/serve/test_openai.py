@@ -1,0 +1,146 @@
+"""The official client speaks with the service as with OpenAI's."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from running import LENGTH, Served
+
+import rdlm
+
+
+@pytest.fixture
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none needed", max_retries=0, timeout=60)
+
+
+def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
+    found = {model.id: model for model in client.models.list()}
+    assert list(found) == ["together", "ordered", "rival"]
+    own = found["together"].model_dump()["rdlm"]
+    assert own["length"] == LENGTH and own["kind"] == "text" and own["steps"] == 8 and own["gap"] == "_"
+    assert "".join(own["vocabulary"]) == " abcdefghijklmnopqrstuvwxyz"
+    assert client.models.retrieve("rival").model_dump()["rdlm"]["method"] == "masked"
+    with pytest.raises(openai.NotFoundError, match="unknown model 'togethr': did you mean 'together'"):
+        client.models.retrieve("togethr")
+
+
+def test_a_completion_is_what_generate_makes(client: openai.OpenAI, runs: Path) -> None:
+    made = client.completions.create(model="together", prompt="abc", seed=5, n=2, max_tokens=10)
+    model = rdlm.load(runs / "together")
+    wanted = model.generate(num=2, prompt="abc", seed=5, steps=8, length=13)
+    assert ["abc" + choice.text for choice in made.choices] == [sample.text for sample in wanted.samples]
+    assert [choice.index for choice in made.choices] == [0, 1]
+    assert made.choices[0].finish_reason == "length" and made.choices[0].logprobs is None
+    assert made.usage is not None and made.usage.total_tokens == 3 + 20 and made.object == "text_completion"
+
+
+@pytest.mark.parametrize("model", ["together", "ordered"])
+@pytest.mark.parametrize("extra", [{}, {"n": 3}, {"max_tokens": 50}, {"stop": ["e", "zz"]}, {"echo": True}], ids=str)
+def test_the_pieces_of_a_stream_add_up(client: openai.OpenAI, model: str, extra: dict[str, object]) -> None:
+    options = {"model": model, "prompt": "the ", "seed": 3, **extra}
+    whole = client.completions.create(**options)
+    texts = [""] * len(whole.choices)
+    reasons: dict[int, str | None] = {}
+    for chunk in client.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            assert reasons.get(choice.index) is None  # nothing comes after the end
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.text for choice in whole.choices]
+    assert list(reasons.values()) == [choice.finish_reason for choice in whole.choices]
+
+
+def test_ordered_text_flows_while_it_is_written(client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(model="ordered", prompt="a", seed=1, stream=True, extra_body={"steps": 30}))
+    pieces = [chunk.choices[0].text for chunk in chunks]
+    assert pieces[0] == "" and sum(bool(piece) for piece in pieces) > 5
+
+
+def test_usage_comes_with_a_stream_where_asked_for(client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(
+        model="together", prompt="ab", stream=True, stream_options={"include_usage": True}
+    ))  # fmt: skip
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == 2
+
+
+def test_a_suffix_is_kept_on_the_other_side(client: openai.OpenAI, runs: Path) -> None:
+    made = client.completions.create(model="together", prompt="ab", suffix="yz", seed=4).choices[0].text
+    assert len(made) == LENGTH - 4
+    wanted = rdlm.load(runs / "together").generate(prompt="ab", suffix="yz", seed=4, steps=8).samples[0].text
+    assert "ab" + made + "yz" == wanted
+
+
+def test_gaps_are_filled(client: openai.OpenAI) -> None:
+    made = client.completions.create(model="together", prompt="", extra_body={"infill": "th_ k__g"}).choices[0].text
+    assert re.fullmatch("th. k..g", made)
+
+
+def test_several_prompts_are_several_requests(client: openai.OpenAI) -> None:
+    both = client.completions.create(model="together", prompt=["a", "bcd"], n=2, seed=9).choices
+    for place, prompt in enumerate(("a", "bcd")):
+        alone = client.completions.create(model="together", prompt=prompt, n=2, seed=9).choices
+        assert [choice.text for choice in alone] == [choice.text for choice in both[2 * place : 2 * place + 2]]
+
+
+def test_a_stop_ends_a_text(client: openai.OpenAI) -> None:
+    options = {"model": "ordered", "prompt": "", "seed": 0, "max_tokens": 60}
+    whole = client.completions.create(**options).choices[0].text
+    stop = whole[20:22]
+    cut = client.completions.create(**options, stop=stop).choices[0]
+    assert cut.text == whole[: whole.index(stop)] and cut.finish_reason == "stop"
+
+
+def test_a_prompt_may_be_longer_than_the_model(client: openai.OpenAI, runs: Path) -> None:
+    prompt = "the quick brown fox jumps over "
+    made = client.completions.create(model="together", prompt=prompt, seed=2, max_tokens=20).choices[0].text
+    wanted = rdlm.load(runs / "together").generate(prompt=prompt, length=len(prompt) + 20, seed=2, steps=8)
+    assert prompt + made == wanted.samples[0].text
+    assert wanted.network_calls == 8 * 4  # windows in which all is known are not walked
+
+
+def test_temperature_zero_takes_the_likeliest(client: openai.OpenAI) -> None:
+    options = {"model": "together", "prompt": "a", "seed": 1, "extra_body": {"steps": 1}}
+    first, other = (client.completions.create(**{**options, "seed": s}, temperature=0) for s in (1, 2))
+    assert first.choices[0].text == other.choices[0].text  # one step has no noise but the draw itself
+    assert client.completions.create(**options).choices[0].text != first.choices[0].text
+
+
+MIXED = [
+    {"prompt": "a"}, {"prompt": "the "}, {"prompt": "q", "steps": 5}, {"prompt": "w", "temperature": 0.5},
+    {"prompt": "zz", "top_p": 0.7}, {"prompt": "no", "max_tokens": 7}, {"prompt": "x", "solver": "heun"},
+    {"prompt": "y", "max_tokens": 40},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["together", "ordered"])
+def test_company_changes_nothing(served: Served, model: str) -> None:
+    """Eight requests of different lengths, steps and settings at once: each returns what it returns alone."""
+    asked = [{"model": model, "seed": seed, "steps": 12, **one} for seed, one in enumerate(MIXED)]
+    alone = [served.text(**one) for one in asked]
+    with ThreadPoolExecutor(8) as crowd:
+        together = list(crowd.map(lambda one: served.text(**one), asked))
+    assert together == alone
+    assert len(set(alone)) == 8
+
+
+def test_a_rival_samples_without_a_prompt(client: openai.OpenAI, runs: Path) -> None:
+    made = client.completions.create(model="rival", prompt="", seed=6, n=2)
+    wanted = rdlm.load(runs / "rival").generate(num=2, seed=6, steps=8)
+    assert [choice.text for choice in made.choices] == [sample.text for sample in wanted.samples]
+    with pytest.raises(openai.BadRequestError, match="leave out prompt"):
+        client.completions.create(model="rival", prompt="a")
+
+
+def test_mistakes_are_the_clients_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="POST /v1/score") as caught:
+        client.completions.create(model="together", prompt="a", logprobs=2)
+    assert caught.value.param == "logprobs"
+    with pytest.raises(openai.BadRequestError, match="outside the model's alphabet"):
+        client.completions.create(model="together", prompt="ABC")
+    with pytest.raises(openai.BadRequestError, match="outside the model's alphabet"):
+        client.completions.create(model="together", prompt="ABC", stream=True)

@@ -1,0 +1,522 @@
+"""The page in a real browser, against `rdlm serve` with small models that nobody trained."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageSequence
+
+from rdlm import configfile
+from rdlm.config import ProcessConfig, RunConfig
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, Tokenizer, bases
+from rdlm.method.rdlm import Rdlm
+from rdlm.model.config import TransformerConfig
+from rdlm.training import checkpoint, folder
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install '.[dev]'")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the page's tests need axe-playwright-python")
+expect = playwright.expect
+Page = Any
+
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+QUIET += ("--disable-sync", "--no-first-run")
+VIEWS = ("generate", "sphere", "score", "compare", "process")
+STATIC = Path(__file__).parents[2] / "src" / "rdlm" / "serve" / "static"
+LARGEST = 300_000
+LINKS = {
+    "generate": "generate?text=the+____+of&steps=6&ran=1&at=3",
+    "sphere": "sphere?text=the+____+of&steps=6&position=5&at=3",
+    "score": "score?text=the+history+of&steps=4&ran=1",
+    "compare": "compare?text=the+____+of&left_steps=6&right_steps=3&ran=1&at=40",
+    "process": "process?noise=-1",
+}
+
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no Chromium at {CHROMIUM}")
+
+
+def save(run: Path, tokenizer: Tokenizer, **corpus: Any) -> Path:
+    """Write the folder of a run whose network nobody trained."""
+    config = RunConfig(process=ProcessConfig(), model=TransformerConfig(width=16, layers=1, heads=2, time_width=8))
+    about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, **corpus}
+    torch.manual_seed(0)
+    method = Rdlm(config, tokenizer.size)
+    for parameter in method.network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    weights = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
+    parts = {"network": method.network.state_dict(), "ema": weights, "optimizer": {}, "method": method.state()}
+    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
+    run.mkdir()
+    checkpoint.save(run, 7, parts, described, tokenizer.to_json())
+    folder.point(run, 7, None)
+    return run
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve three small models by `rdlm serve`, and give the address."""
+    place = tmp_path_factory.mktemp("runs")
+    runs = [
+        save(place / "text", Characters(f"{TEXT8_ALPHABET}</>()1"), kind="text", length=32),
+        save(place / "dna", bases(), kind="dna", length=40),
+        save(place / "image", Levels(4), kind="image", length=16, image=[4, 4, 1]),
+    ]
+    command = [sys.executable, "-m", "rdlm", "serve", *map(str, runs), "--port", "0", "--json"]
+    quiet = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
+    with (place / "log").open("w") as log, subprocess.Popen(
+        command, env=quiet, stdout=subprocess.PIPE, stderr=log, text=True
+    ) as process:
+        assert process.stdout is not None
+        # One object over several lines, of which the last is its closing brace.
+        announced = "".join(itertools.takewhile(lambda line: line != "}\n", process.stdout))
+        assert process.poll() is None, (place / "log").read_text()
+        yield json.loads(announced + "}")["url"]
+        process.terminate()
+
+
+# The browser of this file alone: its event loop would be in the way of other files' loops.
+@pytest.fixture(scope="module")
+def context() -> Iterator[Any]:
+    expect.set_options(timeout=30_000)
+    with playwright.sync_playwright() as machine:
+        browser = machine.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        context = browser.new_context(viewport={"width": 1100, "height": 900}, reduced_motion="reduce")
+        context.set_default_timeout(30_000)
+        yield context
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def wrong() -> list[str]:
+    """What went wrong inside the page unseen: errors of scripts, and what the page's policy refused."""
+    return []
+
+
+@pytest.fixture
+def new(context: Any, service: str, wrong: list[str]) -> Iterator[Callable[..., Page]]:
+    """Open a page of its own at a link."""
+    pages = []
+
+    def opened(link: str = "", prepare: Callable[[Page], object] = lambda page: None) -> Page:
+        pages.append(open_page(context, wrong))
+        prepare(pages[-1])
+        pages[-1].goto(f"{service}/#{link}")
+        expect(pages[-1].locator("body")).to_have_attribute("data-ready", "true")
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def shared(context: Any, service: str, wrong: list[str]) -> Page:
+    page = open_page(context, wrong)
+    page.goto(service)
+    expect(page.locator("body")).to_have_attribute("data-ready", "true")
+    return page
+
+
+@pytest.fixture
+def show(shared: Page, wrong: list[str]) -> Iterator[Callable[[str], Page]]:
+    """Lead the page that most tests share to a link, which puts its forms back."""
+
+    def led(link: str) -> Page:
+        shared.evaluate(FOLLOW, f"{link}&test={uuid.uuid4()}")
+        return shared
+
+    yield led
+    shared.unroute_all()
+    assert wrong == []
+
+
+FOLLOW = "link => new Promise(done => { addEventListener('hashchange', done, {once: true}); location.hash = link; })"
+
+
+def open_page(context: Any, wrong: list[str]) -> Page:
+    page = context.new_page()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda told: wrong.append(told.text) if "Security Policy" in told.text else None)
+    return page
+
+
+def finished(page: Page) -> None:
+    expect(page.locator("main")).to_have_attribute("aria-busy", "false")
+
+
+def strip(page: Page, name: str = "generate-strip") -> str:
+    return "".join(page.locator(f"#{name} > span").all_text_contents()).replace("\u00a0", " ")
+
+
+def test_gaps_are_filled_and_watched(show: Callable[[str], Page]) -> None:
+    page = show("generate?steps=6")
+    page.get_by_label("Text; every").fill("the ____ of")
+    page.keyboard.press("Enter")
+    expect(page.locator("#generate-status")).to_contain_text("Finished: the ")
+    assert re.fullmatch("the .... of", strip(page))
+    assert page.locator("#generate-strip .known").count() == 7
+    curve = page.locator("#generate-entropy")
+    expect(curve).to_have_attribute("aria-label", re.compile("Entropy.* goes from .* to 0$"))
+    assert page.get_by_role("slider", name="Time").evaluate("slider => slider.value === slider.max")
+
+
+def test_time_goes_back_and_forth(show: Callable[[str], Page]) -> None:
+    page = show(LINKS["generate"])
+    finished(page)
+    slider, clock = page.get_by_role("slider", name="Time"), page.locator("#generate-player .clock")
+    expect(slider).to_have_value("3")
+    last = strip(page)
+    slider.focus()
+    page.keyboard.press("Home")
+    expect(clock).to_have_text("step 0 of 6, time 0.00")
+    certainty = page.locator("#generate-strip > span").nth(5).evaluate("cell => cell.style.backgroundColor")
+    page.keyboard.press("End")
+    expect(clock).to_have_text("step 6 of 6, time 1.00")
+    assert page.locator("#generate-strip > span").nth(5).evaluate("cell => cell.style.backgroundColor") != certainty
+    page.get_by_role("button", name="Play").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    expect(clock).to_have_text("step 6 of 6, time 1.00")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    assert len(last) == len(strip(page))
+
+
+def test_a_position_tells_its_alternatives(show: Callable[[str], Page]) -> None:
+    page = show(LINKS["generate"])
+    finished(page)
+    page.locator("#generate-strip > span").nth(5).hover()
+    panel = page.get_by_label("Alternatives of a position")
+    expect(panel.get_by_role("heading")).to_have_text("Position 6")
+    shares = panel.locator(".value").all_text_contents()
+    assert len(shares) == 3
+    assert sum(float(share.strip("<%")) for share in shares) <= 101
+    page.locator("#generate-strip").focus()
+    page.keyboard.press("ArrowRight")
+    expect(panel.get_by_role("heading")).to_have_text("Position 7")
+    active = page.locator("#generate-strip").get_attribute("aria-activedescendant")
+    expect(page.locator(f"#{active}")).to_have_attribute("aria-label", re.compile("position 7: .*certain; likeliest: "))
+
+
+def test_keys_alone_walk_through_generate(show: Callable[[str], Page]) -> None:
+    page = show("generate?steps=4")
+    page.locator("#tab-generate").focus()
+    seen = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("(({ name, id, tagName }) => name || id || tagName)(document.activeElement)"))
+    assert seen == ["text", "length", "seed", "generate-go", "generate-again", "SUMMARY"]
+    for _ in range(5):
+        page.keyboard.press("Shift+Tab")
+    page.keyboard.type("a __")
+    page.keyboard.press("Control+Enter")
+    finished(page)
+    for _ in range(6):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "generate-strip"
+    page.keyboard.press("End")
+    expect(page.locator("#generate-inspector h3")).to_have_text("Position 4")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Play")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Home")
+    expect(page.locator("#generate-player .clock")).to_contain_text("step 0")
+
+
+def test_tabs_move_by_arrows(show: Callable[[str], Page]) -> None:
+    page = show("generate?steps=3")
+    page.locator("#tab-generate").focus()
+    for name in (*VIEWS[1:], VIEWS[0]):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(f"#tab-{name}")).to_be_focused()
+        expect(page.locator(f"#view-{name}")).to_be_visible()
+        assert page.locator("[role=tabpanel]:visible").count() == 1
+
+
+def test_the_sphere_follows_a_position(show: Callable[[str], Page]) -> None:
+    page = show(LINKS["sphere"])
+    finished(page)
+    globe = page.locator("#sphere-globe")
+    expect(globe).to_have_attribute("aria-label", re.compile("position 5 between the vertices"))
+    expect(page.locator("#sphere-words")).to_contain_text("Position 5 at time")
+    before, text = globe.evaluate("canvas => canvas.toDataURL()"), strip(page, "sphere-strip")
+    globe.focus()
+    page.keyboard.press("ArrowLeft")
+    assert globe.evaluate("canvas => canvas.toDataURL()") != before
+    page.locator("#sphere-strip > span").nth(6).click()
+    expect(page.locator("#sphere-words")).to_contain_text("Position 7 at time")
+    finished(page)
+    assert strip(page, "sphere-strip") == text
+    page.get_by_label("Position", exact=True).fill("99")
+    page.get_by_role("button", name="Follow").click()
+    expect(page.get_by_role("alert").filter(has_text="There is no position 99")).to_be_visible()
+
+
+def test_a_text_is_measured(show: Callable[[str], Page]) -> None:
+    page = show("score?steps=4")
+    page.get_by_label("Text to measure").fill("the history of")
+    page.keyboard.press("Control+Enter")
+    words = page.locator("#score-words")
+    interval = r"95% interval [\d.]+ to [\d.]+"
+    expect(words).to_have_text(re.compile(rf"^At most [\d.]+ bits per character, {interval}; a true bound"))
+    bits, low, high = map(float, re.findall(r"\d+\.\d+", words.inner_text())[:3])
+    assert low <= bits <= high
+    assert strip(page, "score-strip") == "the history of"
+    page.locator("#score-strip").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#score-inspector")).to_contain_text(re.compile(r"Position 2.*[\d.]+ bits"))
+    expect(page.locator("#score-legend")).to_have_attribute("aria-label", re.compile("0 bits, the strongest is"))
+
+
+def test_two_walks_share_a_clock(show: Callable[[str], Page]) -> None:
+    page = show(LINKS["compare"])
+    finished(page)
+    for side in ("left", "right"):
+        assert re.fullmatch("the .... of", strip(page, f"compare-{side}-strip"))
+    expect(page.locator("#compare-left-name")).to_contain_text("6 steps")
+    expect(page.locator("#compare-right-name")).to_contain_text("3 steps")
+    expect(page.locator("#compare-player .clock")).to_have_text("time 0.40")
+    told = re.compile("Left, 6 network calls: the .* Right, 3 network")
+    expect(page.locator("#compare-status")).to_contain_text(told)
+
+
+def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
+    page = show("process?noise=-1.425")
+    radial = page.locator("#process-radial")
+    expect(radial).to_have_attribute("aria-label", re.compile("goes from 1.57 to 0"))
+    page.locator("#process-form [name=start]").select_option("uniform")
+    expect(radial).not_to_have_attribute("aria-label", re.compile("goes from 1.57"))
+    rho = page.locator("#process-rho")
+    before = rho.evaluate("canvas => canvas.toDataURL()")
+    page.locator("#process-form [name=noise]").focus()
+    page.keyboard.press("End")
+    page.wait_for_function("before => document.getElementById('process-rho').toDataURL() !== before", arg=before)
+    assert "noise=1" in page.url
+
+
+def test_mistakes_stand_beside_their_field(show: Callable[[str], Page]) -> None:
+    page = show("generate?text=ab__")
+    page.locator("summary").click()
+    steps = page.locator("#generate-form [name=steps]")
+    steps.fill("5000")
+    page.locator("#generate-go").click()
+    alert = page.get_by_role("alert").filter(has_text="steps")
+    expect(alert).to_contain_text("1024")
+    expect(steps).to_have_attribute("aria-invalid", "true")
+    assert alert.get_attribute("id") == steps.get_attribute("aria-errormessage")
+    steps.fill("3")
+    page.locator("#generate-go").click()
+    finished(page)
+    expect(page.locator("#generate-status")).to_contain_text("Finished: ab")
+    assert steps.get_attribute("aria-invalid") is None
+
+
+def test_a_lost_connection_is_told_and_found_again(show: Callable[[str], Page]) -> None:
+    page = show("generate?text=ab__&steps=3")
+    page.route("**/v1/trajectory", lambda route: route.abort())
+    page.route("**/healthz", lambda route: route.abort())
+    page.locator("#generate-go").click()
+    expect(page.locator("#banner")).to_contain_text("connection to the service is lost")
+    expect(page.locator("#generate-form").get_by_role("alert")).to_contain_text("does not answer")
+    page.unroute("**/healthz")
+    expect(page.locator("#banner")).to_be_hidden()
+    cut = 'event: start\ndata: {"steps": 3, "frames": 3, "length": 2, "mask": true, "path": []}\n\n'
+    page.unroute("**/v1/trajectory")
+    page.route("**/v1/trajectory", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
+    page.locator("#generate-go").click()
+    expect(page.locator("#generate-form").get_by_role("alert")).to_contain_text("lost before the answer was complete")
+
+
+def test_a_script_is_shown_as_text(show: Callable[[str], Page]) -> None:
+    page = show("generate?steps=3")
+    hostile = "<script>alert(1)</script>"
+    page.on("dialog", lambda dialog: pytest.fail("the page ran a script of its prompt"))
+    page.get_by_label("Text; every").fill(f"{hostile}__")
+    page.locator("#generate-go").click()
+    expect(page.locator("#generate-status")).to_contain_text(f"Finished: {hostile}")
+    assert strip(page).startswith(hostile)
+    assert page.locator("body script").count() == 0
+    page.get_by_label("Text; every").fill("<img src=x onerror=alert(1)>__\u2603")
+    page.locator("#generate-go").click()
+    finished(page)
+    assert page.locator("main img").count() == 0
+
+
+def test_a_token_is_asked_for_once(new: Callable[..., Page]) -> None:
+    refusal = {"error": {"message": "This service needs a token.", "type": "authentication_error"}}
+
+    def guard(route: Any) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json=refusal)
+
+    page = new("generate?steps=3", lambda page: (page.route("**/v1/**", guard), page.add_init_script(TYPED)))
+    assert page.evaluate("sessionStorage.getItem('rdlm-token')") == "secret"
+    assert page.evaluate("asked") == 1
+    page.locator("#generate-go").click()
+    expect(page.locator("#generate-status")).to_contain_text("Finished")
+    assert page.evaluate("asked") == 1
+
+
+# Answers the dialog as soon as it opens.
+TYPED = """
+window.asked = 0;
+addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
+  const dialog = document.getElementById("token-dialog");
+  if (!dialog.open) return;
+  asked += 1;
+  document.getElementById("token").value = "secret";
+  dialog.querySelector("button.main").click();
+}).observe(document.getElementById("token-dialog"), { attributeFilter: ["open"] }));
+"""
+
+
+def test_a_link_shows_what_its_sender_saw(show: Callable[[str], Page], new: Callable[..., Page]) -> None:
+    page = show("generate?text=ab____&steps=5&seed=7")
+    page.locator("#generate-go").click()
+    finished(page)
+    page.get_by_role("slider", name="Time").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**at=1")
+    other = new(page.url.split("#")[1])
+    finished(other)
+    expect(other.get_by_role("slider", name="Time")).to_have_value("1")
+    assert strip(other) == strip(page)
+    assert other.locator("#generate-form [name=seed]").input_value() == "7"
+
+
+def test_only_the_own_origin_is_asked_and_little_is_sent(new: Callable[..., Page], service: str) -> None:
+    asked: list[str] = []
+    page = new(LINKS["generate"], lambda page: page.on("request", lambda request: asked.append(request.url)))
+    finished(page)
+    assert asked and all(url.startswith(f"{service}/") for url in asked)
+    files = {url for url in asked if "/static/" in url}
+    assert {url.rpartition("/")[2] for url in files} | {"index.html"} == {path.name for path in STATIC.iterdir()}
+    assert sum(path.stat().st_size for path in STATIC.iterdir()) < LARGEST
+
+
+def test_a_newer_wish_cancels_the_older(show: Callable[[str], Page]) -> None:
+    page = show("process?dimension=3")
+    page.locator("#process-form [name=dimension]").focus()
+    with page.expect_request(lambda request: "dimension=50258" in request.url) as asked:
+        for key in ("ArrowRight", "ArrowRight", "End"):
+            page.keyboard.press(key)
+    asked.value.response()
+    expect(page.locator("#process-dimension")).to_have_text("50258")
+    assert saved(page, "process", "JSON", json.loads)["request"]["dimension"] == 50258
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_needs_no_sideways_scrolling(show: Callable[[str], Page], view: str) -> None:
+    page = show(LINKS[view])
+    finished(page)
+    page.set_viewport_size({"width": 360, "height": 740})
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    page.set_viewport_size({"width": 1100, "height": 900})
+    assert wide <= 360
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious(show: Callable[[str], Page], view: str) -> None:
+    page = show(LINKS[view])
+    finished(page)
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(axe.Axe().axe_script)
+    for theme in ("dark", "light"):
+        page.get_by_role("button", name="Dark").click()
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+        found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+        grave = [rule for rule in found if rule["impact"] in ("serious", "critical")]
+        assert [(rule["id"], rule["nodes"][0]["html"]) for rule in grave] == []
+
+
+def saved(page: Page, view: str, kind: str, read: Callable[[bytes], Any]) -> Any:
+    with page.expect_download() as download:
+        page.locator(f"#{view}-exports").get_by_role("button", name=kind).click()
+    return read(Path(download.value.path()).read_bytes())
+
+
+def picture(content: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(content))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_become_files(show: Callable[[str], Page], view: str) -> None:
+    page = show(LINKS[view])
+    finished(page)
+    drawn = saved(page, view, "PNG", picture)
+    assert drawn.format == "PNG" and drawn.width >= 1500 and len(drawn.convert("RGB").getcolors(1 << 24)) > 20
+    assert saved(page, view, "JSON", json.loads)
+    if view in ("generate", "sphere", "compare"):
+        moving = saved(page, view, "GIF", picture)
+        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(moving)]
+        assert len(frames) == (48 if view == "compare" else 7)
+        assert np.any(np.asarray(frames[0]) != np.asarray(frames[-1]))
+
+
+ENCODE = """async ([frames, width]) => {
+  const { encodeGif } = await import("/static/gif.js");
+  const bytesOf = (pixels) => Uint8ClampedArray.from(atob(pixels), (c) => c.charCodeAt(0));
+  const images = frames.map((pixels) => new ImageData(bytesOf(pixels), width));
+  const bytes = new Uint8Array(await (await encodeGif(images, images.map(() => 50))).arrayBuffer());
+  let text = "";
+  for (const byte of bytes) text += String.fromCharCode(byte);
+  return btoa(text);
+}"""
+
+
+# One colour; few; a full palette of noise, which fills the dictionary many times over; and too many colours.
+@pytest.mark.parametrize(("colours", "side"), [(1, 5), (2, 9), (3, 64), (256, 150), (4000, 64)])
+def test_gifs_are_read_by_others(shared: Page, colours: int, side: int) -> None:
+    random = np.random.default_rng(0)
+    table = random.integers(0, 256, (colours, 3), dtype=np.uint8)
+    frames = table[random.integers(0, colours, (2, side, side))]
+    opaque = np.concatenate([frames, np.full((2, side, side, 1), 255, np.uint8)], -1)
+    sent = [base64.b64encode(frame.tobytes()).decode() for frame in opaque]
+    moving = picture(base64.b64decode(shared.evaluate(ENCODE, [sent, side])))
+    seen = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
+    assert len(seen) == 2 and moving.info["duration"] == 50 and moving.info["loop"] == 0
+    error = np.abs(np.stack(seen).astype(int) - frames)
+    assert error.max() == 0 if colours <= 256 else error.mean() < 40
+
+
+def test_dna_has_four_colours(show: Callable[[str], Page]) -> None:
+    page = show("generate?model=dna&steps=3&ran=1&at=99")
+    finished(page)
+    cells = page.locator("#generate-strip > span")
+    shown = cells.evaluate_all("cells => cells.map((cell) => [cell.textContent, cell.style.backgroundColor])")
+    assert 2 <= len({colour for _, colour in shown}) == len({base for base, _ in shown}) <= 4
+    assert {base for base, _ in shown} <= set("ACGT")
+
+
+def test_images_grow_sharp(show: Callable[[str], Page]) -> None:
+    page = show("generate?model=image&steps=3&ran=1&at=0")
+    finished(page)
+    canvas = page.locator("#generate-image")
+    colours = """canvas => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return [...new Set(data.filter((_, i) => i % 4 === 0))];
+    }"""
+    early = set(canvas.evaluate(colours))
+    page.get_by_role("slider", name="Time").focus()
+    page.keyboard.press("End")
+    levels = {0, 85, 170, 255}
+    assert set(canvas.evaluate(colours)) <= levels and early - levels
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#generate-inspector h3")).to_have_text("Position 2")

@@ -1,0 +1,227 @@
+"""The campaign: `python tests/torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
+
+Runs are killed, starved, told to stop and robbed of a companion, and end with the very bytes of a run that nothing
+happened to; spoilt checkpoints are read by the thousand. What was tried and what was lost goes into a JSON file, and
+into one line on standard output. The exit code is 1 if anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import queue
+import random
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import faults
+import torch
+from fuzz import MEGABYTES, Outcome, fuzz
+from victim import ALONE, PAIR, Victim, different
+
+COLD = 10
+"""Every so many kills the process is started anew, not forked."""
+
+WORDS = "the quick brown fox jumps over a lazy dog and then runs away from it as fast as it can "
+VARIANTS: list[dict[str, Any]] = [
+    {}, {"training.accumulate": 2, "objective.asynchronous": 0.5}, {"method": "masked", "training.decay": "cosine"},
+]  # fmt: skip
+"""What the killed runs train, in turn."""
+
+
+class Campaign:
+    """The counts of all faults, and the comparisons with what no fault has touched."""
+
+    def __init__(self, place: Path, seed: int, steps: int) -> None:
+        self.place, self.rng, self.steps = place, random.Random(seed), steps
+        self.counts: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self.lost: list[str] = []
+        place.mkdir(parents=True, exist_ok=True)
+        self.book = place / "book.txt"
+        self.book.write_text(WORDS * 40)
+
+    def kills(self, count: int) -> None:
+        """Kill runs `count` times in all, each variant its share; a run that ends too early is followed by another."""
+        for number, options in enumerate(VARIANTS):
+            goal = (count * (number + 1)) // len(VARIANTS)
+            extra = 0
+            while self.counts["kills"] < goal:
+                chosen = options | {"training.seed": extra}
+                self._killed(Victim(self.place / f"killed-{number}-{extra}", self.book, self.steps, chosen), goal)
+                extra += 1
+
+    def _killed(self, victim: Victim, goal: int) -> None:
+        whole = self._whole(victim)
+        startup = faults.seconds_to_first_save(victim)
+        self.counts["kills"] += 1
+        while self.counts["kills"] < goal and victim.newest < victim.steps:
+            cold = self.counts["kills"] % COLD == 0
+            launched = victim.moved(victim.run, ALONE if cold else None)
+            self.counts["kills"] += faults.kill(launched, self.rng, startup + 5 * cold, self.seen)
+            self.counts["restarts"] += 1
+            self.say()
+        victim.finish()
+        self.counts["restarts"] += 1
+        self.compare(victim, whole)
+
+    def signals(self, count: int) -> None:
+        """Tell a run to stop, by SIGTERM and by SIGINT in turn, and start a second one in its folder."""
+        victim = Victim(self.place / "stopped", self.book, self.steps)
+        whole = self._whole(victim)
+        for number in range(count):
+            faults.stop(victim, self.rng, (signal.SIGTERM, signal.SIGINT)[number % 2])
+            self.counts["signals"] += 1
+            self.say()
+        faults.intrude(victim)
+        self.counts["second runs refused"] += 1
+        victim.finish()
+        self.compare(victim, whole)
+
+    def full_disks(self, count: int) -> None:
+        """Fill the disk of a run again and again; where none can be mounted, limit the size of its files alone."""
+        victim = Victim(self.place / "starved", self.book, self.steps)
+        whole = self._whole(victim)
+        for _ in range(count):
+            faults.starve(victim, self.rng)
+            self.counts["file size limits"] += 1
+            self.say()
+        victim.finish()
+        self.compare(victim, whole)
+        with faults.small_disk(self.place / "disk", 3) as disk:
+            if disk is None:
+                print("a small disk cannot be mounted here: only file sizes were limited", file=sys.stderr)
+                return
+            victim = victim.moved(disk / "full")
+            for _ in range(count):
+                faults.fill(victim, disk, self.rng)
+                self.counts["full disks"] += 2  # once on the way, once at the start
+                faults.kill(victim, self.rng, 3.0, Counter())  # with room again, it must get on
+                self.say()
+            victim.finish()
+            self.compare(victim, whole)
+
+    def companions(self, count: int) -> None:
+        """Kill one of two processes under torchrun, which starts both again."""
+        victim = Victim(self.place / "pair-killed", self.book, self.steps // 4, launcher=PAIR)
+        whole = victim.moved(self.place / "pair-whole")
+        whole.finish()
+        self.counts["kills of one of two"] += faults.kill_companions(victim, self.rng, count)
+        self.compare(victim, whole)
+
+    def _whole(self, victim: Victim) -> Victim:
+        whole = victim.moved(self.place / f"{victim.run.name}-whole")
+        whole.finish()
+        return whole
+
+    def compare(self, victim: Victim, whole: Victim) -> None:
+        """Count the bytes of two finished runs that agree; any that does not is a loss."""
+        names, size = different(victim.run, whole.run)
+        self.counts["runs compared"] += 1
+        self.counts["bytes equal"] += size if not names else 0
+        self.lost += [f"{victim.run.name}: {name} differs from the uninterrupted run's" for name in names]
+
+    def say(self) -> None:
+        """Show the counts so far."""
+        print(f"{time.strftime('%H:%M:%S')} {dict(self.counts)}", file=sys.stderr, flush=True)
+
+
+def spoilt(place: Path, count: int, seed: int, answer: Any) -> None:
+    """Fuzz in a process of its own: it may be the one that dies."""
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        answer.put(fuzz(place, count, seed))
+
+
+def fuzzed(place: Path, count: int, seed: int, workers: int) -> Outcome:
+    """Return what came of the spoilt checkpoints; a reader that crashed or hung is a defect."""
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    shares = [count // workers + (number < count % workers) for number in range(workers)]
+    processes = [
+        context.Process(target=spoilt, args=(place / str(number), share, seed * workers + number, answer))
+        for number, share in enumerate(shares)
+    ]
+    for process in processes:
+        process.start()
+    outcome, end = Outcome(), time.monotonic() + 300 + count
+    for process in processes:
+        while answer.empty() and process.is_alive() and time.monotonic() < end:
+            time.sleep(0.2)
+        try:
+            outcome += answer.get(timeout=10)
+        except queue.Empty:
+            outcome.defects.append("a reader died or hung")
+    for process in processes:
+        process.join(10)
+        process.kill()
+    return outcome
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, count in {"kills": 100, "signals": 10, "disks": 10, "companions": 3, "mutations": 10_000}.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--steps", type=int, default=400, help="steps of a run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that read spoilt files")
+    parser.add_argument("--out", type=Path, default=Path("torture.json"))
+    return parser.parse_args()
+
+
+def main() -> int:
+    options, begin = parsed(), time.monotonic()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="rdlm-torture-") as folder:
+        place = Path(folder)
+        os.environ["RDLM_CACHE"] = str(place / "cache")
+        campaign = Campaign(place, options.seed, options.steps)
+        for name in ("kills", "signals", "disks", "companions"):
+            if count := getattr(options, name):
+                try:
+                    {"disks": campaign.full_disks}.get(name, getattr(campaign, name, None))(count)
+                except AssertionError as error:
+                    campaign.lost.append(f"{name}: {error}")
+        outcome = Outcome()
+        if options.mutations:
+            outcome = fuzzed(place / "fuzz", options.mutations, options.seed, options.workers)
+    return report(campaign, outcome, options.out, time.monotonic() - begin)
+
+
+def report(campaign: Campaign, outcome: Outcome, out: Path, seconds: float) -> int:
+    """Write the JSON file, print the line, and return the exit code."""
+    lost = campaign.lost + outcome.defects
+    lost += ["a payload was executed"] if outcome.executed else []
+    lost += [f"reading took {outcome.grown:.0f} MB"] if outcome.grown > MEGABYTES else []
+    found = {
+        "command": shlex.join(["python", *sys.argv]), "python": platform.python_version(), "torch": torch.__version__,
+        "seconds": round(seconds, 1), "lost": lost, **campaign.counts, "where the kills struck": dict(campaign.seen),
+        "mutations": outcome.tried, "mutations refused": dict(outcome.refused), "mutations read": dict(outcome.read),
+        "slowest reading (s)": round(outcome.slowest, 2), "memory grown (MB)": round(outcome.grown, 1),
+    }  # fmt: skip
+    out.write_text(json.dumps(found, indent=2) + "\n")
+    counts = campaign.counts
+    print(
+        f"torture: {counts['kills']} kills ({campaign.seen['inside the write']} inside a checkpoint's writing), "
+        f"{counts['restarts']} restarts, {counts['full disks'] + counts['file size limits']} disk-full events, "
+        f"{counts['signals']} signals, {counts['kills of one of two']} kills of one of two; "
+        f"{counts['runs compared']} runs, {counts['bytes equal']:,} bytes equal; "
+        f"{outcome.tried} mutations, {outcome.refused.total()} refused; lost: {len(lost)} ({out}, {seconds:.0f} s)"
+    )
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Processes that run the command line: started anew, or forked from this one, which has imported torch already.
+
+A forked one spends its life where there is something to lose, in training, instead of seconds on imports.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch.utils.tensorboard
+import tyro
+
+import rdlm.command.train
+import rdlm.method
+import rdlm.training.loop
+from rdlm import cli
+
+PRELOADED = (torch.utils.tensorboard, tyro, rdlm.command.train, rdlm.method, rdlm.training.loop)
+"""What a forked process need not import again."""
+
+
+class Process(Protocol):
+    """What the faults need to know of a process."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+
+class Forked:
+    """A child of this process that runs `rdlm ARGUMENTS`, in a session of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path, messages: Path, prepare: Callable[[], None]) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _live(arguments, folder, messages, prepare)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if timeout is not None and end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired("rdlm", timeout)
+            time.sleep(0.002)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def _live(arguments: list[str], folder: Path, messages: Path, prepare: Callable[[], None]) -> None:
+    """Run the command line and end the process, whatever happens: nothing of the parent may go on in it."""
+    code = 70
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for stream, path in ((1, Path(os.devnull)), (2, messages)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        prepare()
+        code = cli.main(arguments)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def limit_files(size: int | None) -> None:
+    """Let this process write no file beyond a size; Python turns the signal that tells it into an error."""
+    if size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree", "tempfile.mkstemp"}
+"""What Python does to files, by the names of its audit."""
+
+
+def die_at_touch(folder: Path, number: int) -> None:
+    """Let this process be killed just before it touches a file of the folder for the `number`-th time."""
+    left = number
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if event in TOUCHES and str(arguments[0]).startswith(str(folder)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
