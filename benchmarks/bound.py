@@ -3,11 +3,12 @@
     python benchmarks/bound.py
 
 Batch 64, length 256, d = 28 and a small network, all in one run on one thread, in seconds of processor time; about a
-minute. Network calls are timed before and after each of the others, so that what else the machine does hits both.
+minute. All parts are timed in turn, and the least time of each counts.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -29,17 +30,6 @@ def seconds(work: Callable[[], object]) -> float:
     begin = time.process_time()
     work()
     return time.process_time() - begin
-
-
-def beside(network: Callable[[], object], work: Callable[[], object]) -> tuple[float, float]:
-    """Return the least time of some work, and its least multiple of the network's time just before and after it."""
-    times, ratios, before = [], [], seconds(network)
-    for _ in range(TURNS):
-        own, after = seconds(work), seconds(network)
-        times.append(own)
-        ratios.append(2 * own / (before + after))
-        before = after
-    return min(times), min(ratios)
 
 
 class Evaluation:
@@ -77,27 +67,37 @@ def main() -> None:
     def network() -> object:
         return posterior(start, noise.float())
 
-    network()
-    exact, _ = beside(network, lambda: law.draw(ids, step[:, None], generator))
-    bound, bound_ratio = beside(network, lambda: step_terms(posterior, chain, law, ids, step, generator))
-    _, whole_ratio = beside(network, whole)
-    _, narrow_ratio = beside(network, narrow)
-    simulated = seconds(lambda: fine.draw(ids, noise, generator))
-    # A walk with the network at every step: a few steps of the 500 tell the time.
-    walk = seconds(lambda: by_paths(short, 1, generator)) / STEPS * SIMULATION
+    parts: dict[str, Callable[[], object]] = {
+        "network": network,
+        "exact": lambda: law.draw(ids, step[:, None], generator),
+        "simulated": lambda: fine.draw(ids, noise, generator),
+        "bound": lambda: step_terms(posterior, chain, law, ids, step, generator),
+        "whole": whole,
+        "narrow": narrow,
+        # With the network at every step: a few steps of the 500 tell the time.
+        "walk": lambda: by_paths(short, 1, generator),
+    }
+    least = dict.fromkeys(parts, math.inf)
+    for _ in range(TURNS):
+        for name, work in parts.items():
+            least[name] = min(least[name], seconds(work))
+    network_call, exact, bound = least["network"], least["exact"], least["bound"]
+    asked = least["whole"] / (4 * network_call)
     rows: list[dict[str, object]] = [
-        {"name": "bound of a batch / network's call", "ratio": bound_ratio, "target": "at most 1.3"},
-        {"name": "evaluation with its pilot / the network's calls in it", "ratio": whole_ratio * BATCH / whole.passes,
+        {"name": "bound of a batch / network's call", "ratio": bound / network_call, "target": "at most 1.3"},
+        {"name": "evaluation with its pilot / as many calls as were asked for", "ratio": asked,
          "target": "at most 1.3"},
-        {"name": "the same / as many calls as were asked for", "ratio": whole_ratio / 4, "target": "at most 1.3"},
-        {"name": "the same in windows of one step", "ratio": narrow_ratio / 4, "target": "at most 1.3"},
-        {"name": "500-step walk with the network / bound of a batch", "ratio": walk / bound, "target": "at least 50"},
-        {"name": "bound with simulated states / with exact ones", "ratio": (bound - exact + simulated) / bound,
-         "target": "at least 50"},
-        {"name": "500-step simulated states / exact states", "ratio": simulated / exact},
+        {"name": "the same / the network's calls in it", "ratio": asked * 4 * BATCH / whole.passes},
+        {"name": "evaluation in windows of one step / as many calls as were asked for",
+         "ratio": least["narrow"] / (4 * network_call), "target": "at most 1.3"},
+        {"name": "500-step walk with the network at each step / bound of a batch",
+         "ratio": least["walk"] / STEPS * SIMULATION / bound, "target": "at least 50"},
+        {"name": "bound with states by 500-step simulation / with exact ones",
+         "ratio": (bound - exact + least["simulated"]) / bound, "target": "at least 50"},
+        {"name": "500-step simulated states / exact states", "ratio": least["simulated"] / exact},
     ]  # fmt: skip
     print(table(rows, ("name", "ratio", "target")))
-    print(f"seconds: exact states {exact:.3f}, simulated {simulated:.2f}, bound {bound:.2f}")
+    print(f"seconds: {', '.join(f'{name} {value:.3f}' for name, value in least.items())}")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _union(choices: tuple[Any, ...], value: object, key: str) -> Any:
     if not isinstance(value, Mapping):
         raise InputError(f"{key} must be a mapping of names to values, got {value!r}")
     kind = value.get("kind", "transformer")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise unknown(f"value of {key}.kind", str(kind), KINDS)
     return _dataclass(KINDS[kind], {name: item for name, item in value.items() if name != "kind"}, key)
 

@@ -22,7 +22,7 @@ from rdlm.method.rdlm import Rdlm
 from rdlm.publication import Dtype
 from rdlm.storage import read_json
 from rdlm.training import checkpoint, folder
-from rdlm.training.budget import Budget
+from rdlm.training.allowance import Allowance
 
 if TYPE_CHECKING:
     from rdlm.generation import Generation
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 SLACK = 1 << 26
 """Bytes that a model may take beyond its files, for grids and buffers."""
+
+SMALLEST, MANY = 32, 1000
+"""Bytes of a file that a tensor takes at least, its name and shape; and how many more tensors may be made."""
 
 LONGEST = 1 << 24
 """Tokens of the longest sequence that a checkpoint may claim."""
@@ -178,7 +181,7 @@ def _built(
     try:
         about = _about(state["corpus"])
         config = configfile.from_dict(state["config"])
-        with Budget(2 * size + SLACK):
+        with Allowance(2 * size + SLACK, size // SMALLEST + MANY):
             method = METHODS[config.method](config, vocabulary, len(about["classes"]), int(about["signal"]))
     except InputError as error:
         advice = "if another version of rdlm wrote it, open it with that one"

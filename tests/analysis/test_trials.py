@@ -101,7 +101,7 @@ def test_paper_scale_is_what_the_paper_says(
     ("options", "message"),
     [
         (["radial", "--steps", "3"], "objectives and splitting"),
-        (["radial", "runs/demo"], "frontier alone"),
+        (["radial", "runs/demo"], "for frontier and steps, not for radial"),
         (["frontier", "runs/demo"], "judged by a scorer"),
         (["frontier", "runs/demo", "--scorer", "runs/judge", "--temperatures", "warm"], "--temperatures"),
         (["frontier", "runs/demo", "--scorer", "runs/judge", "--solvers", "mixtur"], "did you mean 'mixture'"),

@@ -104,7 +104,7 @@ def test_runs_of_other_methods(method: MethodName, tmp_path: Path, capsys: pytes
     found = answer(capsys, "evaluate", run, "--curve-calls", "2", *quick)
     bits = found["metrics"]["bits_per_character"]
     assert bits["low"] < bits["value"] < bits["high"] and [row["calls"] for row in found["rows"]] == [2, 4]
-    assert {"bigram_divergence", "entropy_pooled_bits", "known_words"} <= set(found["metrics"])
+    assert {"bigram_divergence", "entropy_pooled_bits", "invalid_codes"} <= set(found["metrics"])
     assert found["claims_bound"] == (method != "flow")
     assert bits["convention"].startswith("upper bound" if found["claims_bound"] else "not a bound")
     assert (tmp_path / "out" / "report.html").read_text().count("data:image/png;base64") == 2

@@ -32,7 +32,8 @@ def test_pairs_have_the_law_of_the_table(level: int) -> None:
     for ours, theirs in ((radius, table.radius[level]), (heading, table.heading[level])):
         assert abs(z_score(ours, theirs)) < 4
         assert abs(z_score(ours.square(), theirs.square())) < 4
-    assert len(radius.unique()) == len(radius)
+    # Drawn one by one; float32 alone makes some of them equal, a table of any size would make most of them so.
+    assert len(torch.stack([radius, heading], 1).unique(dim=0)) > 0.99 * len(radius)
 
 
 def test_levels_may_differ_and_the_last_is_the_vertex() -> None:

@@ -156,18 +156,20 @@ def fuzzed(place: Path, count: int, seed: int, workers: int) -> Outcome:
     ]
     for process in processes:
         process.start()
-    outcome, end = Outcome(), time.monotonic() + 300 + count
-    for process in processes:
-        while answer.empty() and process.is_alive() and time.monotonic() < end:
-            time.sleep(0.2)
+    outcomes: list[Outcome] = []
+    end = time.monotonic() + 300 + count
+    while len(outcomes) < workers and time.monotonic() < end:
+        working = any(process.is_alive() for process in processes)
         try:
-            outcome += answer.get(timeout=10)
+            outcomes.append(answer.get(timeout=1))
         except queue.Empty:
-            outcome.defects.append("a reader died or hung")
+            if not working:
+                break
     for process in processes:
         process.join(10)
         process.kill()
-    return outcome
+    silent = ["a reader died or hung"] * (workers - len(outcomes))
+    return sum(outcomes, Outcome(defects=silent))
 
 
 def parsed() -> argparse.Namespace:

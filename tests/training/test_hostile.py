@@ -25,7 +25,7 @@ from rdlm.data.tokenizer import from_json
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import read_json
 from rdlm.training import checkpoint
-from rdlm.training.budget import Budget
+from rdlm.training.allowance import Allowance
 from rdlm.training.loop import train
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3)}
@@ -139,6 +139,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda s: s["config"]["model"].update(width=1 << 20), "a model that is larger than its files"),
         (lambda s: s["config"]["model"].update(layers=1 << 30), "a model that is larger than its files"),
+        (lambda s: s["config"]["model"].update(kind=[]), "unknown value of model.kind"),
         (lambda s: s["config"]["process"].update(levels=1 << 40), "a model that is larger than its files"),
         (lambda s: s["config"]["model"].update(width=16), "shape|another network"),
         (lambda s: s["config"].update(steps=1), "unknown key 'steps'.*another version of rdlm"),
@@ -188,14 +189,16 @@ def test_a_tokenizer_at_which_the_library_panics_is_damage() -> None:
         from_json({"kind": "bpe", "model": model})
 
 
-def test_a_budget_counts_before_it_allocates() -> None:
-    with Budget(1000), pytest.raises(DamagedFileError, match="larger than its files"):
+def test_an_allowance_counts_before_it_allocates() -> None:
+    with Allowance(1000, 9), pytest.raises(DamagedFileError, match="larger than its files"):
         torch.empty(1 << 50)
-    with Budget(1000) as budget:
+    with Allowance(1000, 9) as allowance:
         torch.nn.Linear(10, 10)
-        assert budget.left == 1000 - 4 * 110
+        assert allowance.left == 1000 - 4 * 110
         with pytest.raises(DamagedFileError, match="larger"):
             torch.nn.Linear(20, 20)
+    with Allowance(1000, 2), pytest.raises(DamagedFileError, match="larger"):
+        [torch.zeros(1) for _ in range(3)]
 
 
 def test_another_runs_checkpoint_is_not_continued(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A limit to the memory that tensors may take while a model is built from a description that nobody vouches for."""
+"""A limit to what is made while a model is built from a description that nobody vouches for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FACTORIES = {
 """What makes new tensors, of a size that their arguments alone decide."""
 
 
-class Budget(TorchFunctionMode):
-    """Inside its `with` block, a tensor that would bring the sum of all beyond `bytes` is damage, and is not made."""
+class Allowance(TorchFunctionMode):
+    """Inside its `with` block, a tensor too many, or one that brings all beyond `bytes`, is damage, and not made."""
 
-    def __init__(self, bytes: int) -> None:
+    def __init__(self, bytes: int, tensors: int) -> None:
         super().__init__()
-        self.left = bytes
+        self.left, self.tensors = bytes, tensors
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),
@@ -32,6 +32,7 @@ class Budget(TorchFunctionMode):
         if func in FACTORIES:
             rehearsed = {key: value for key, value in given.items() if key != "generator"}
             self.left -= int(func(*args, **{**rehearsed, "device": "meta"}).nbytes)
-            if self.left < 0:
+            self.tensors -= 1
+            if self.left < 0 or self.tensors < 0:
                 raise DamagedFileError("it describes a model that is larger than its files")
         return func(*args, **given)
