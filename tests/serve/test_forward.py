@@ -36,10 +36,11 @@ def alone(method: Rdlm, query: Query) -> Tensor:
 def test_answers_are_those_of_single_rows(method: Rdlm, threads: int) -> None:
     """Lengths of all kinds, those included at which a shared call would round differently."""
     forward = Forward(method, threads)
-    shapes = [(1, 16), (3, 16), (2, 1), (5, 1), (3, 2), (4, 3), (11, 16), (2, 7), (1, 7), (3, 33)]
-    queries = [query(rows, length, seed) for seed, (rows, length) in enumerate(shapes)]
-    for asked, answer in zip(queries, forward(queries), strict=True):
-        assert torch.equal(answer, alone(method, asked))
+    shapes = [(1, 16), (3, 16), (2, 1), (5, 1), (3, 2), (4, 3), (11, 16), (2, 7), (1, 7), (3, 33), (8, 13)]
+    for turn in range(10):
+        queries = [query(rows, length, 100 * turn + seed) for seed, (rows, length) in enumerate(shapes)]
+        for asked, answer in zip(queries, forward(queries), strict=True):
+            assert torch.equal(answer, alone(method, asked))
     forward.close()
 
 
