@@ -122,7 +122,7 @@ def test_a_signal_ends_it_gracefully(runs: Path, ending: signal.Signals) -> None
         begin = time.monotonic()
         served.process.send_signal(ending)
         assert served.process.wait(timeout=60) == (0 if ending == signal.SIGTERM else 130)
-        assert time.monotonic() - begin < 20  # 4 seconds of grace on an idle machine
+        assert time.monotonic() - begin < 45  # 4 seconds of grace, and a machine that may be busy
         assert short.result().status_code in (200, 503)
         answer = long.result()
         assert answer.status_code == 503 and "shutting down" in answer.json()["error"]["message"]

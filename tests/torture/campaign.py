@@ -179,7 +179,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=400, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that read spoilt files")
-    parser.add_argument("--out", type=Path, default=Path("torture.json"))
+    parser.add_argument("--out", type=Path, default=Path("build/torture.json"))
     return parser.parse_args()
 
 
@@ -213,6 +213,7 @@ def report(campaign: Campaign, outcome: Outcome, out: Path, seconds: float) -> i
         "mutations": outcome.tried, "mutations refused": dict(outcome.refused), "mutations read": dict(outcome.read),
         "slowest reading (s)": round(outcome.slowest, 2), "memory grown (MB)": round(outcome.grown, 1),
     }  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=2) + "\n")
     counts = campaign.counts
     print(

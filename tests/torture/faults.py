@@ -94,15 +94,15 @@ def small_disk(place: Path, megabytes: int) -> Iterator[Path | None]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def fill(victim: Victim, disk: Path, rng: random.Random) -> str:
+def fill(victim: Victim, disk: Path, rng: random.Random, patience: float = 2.0) -> str:
     """Fill the disk while the run goes on, let it fail, free the disk again, and return what the run said."""
     before = victim.newest
     process = victim.start()
     if not wait_until(victim.run.exists, process):
         raise Loss(victim.messages[-2000:])
-    # Anywhere from the first line of the record to some checkpoints later; then less than a checkpoint stays free.
+    # From the first line of the record on, within so many seconds; then less than a checkpoint stays free.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=rng.uniform(0, 2))
+        process.wait(timeout=rng.uniform(0, patience))
     ballast = disk / "ballast"
     _fill_up(ballast, rng.randrange(0, 40_000))
     code = process.wait(timeout=300)

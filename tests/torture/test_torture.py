@@ -70,7 +70,7 @@ def test_a_full_disk_is_said_and_costs_nothing(whole: Victim, tmp_path: Path) ->
         if disk is None:
             pytest.skip("only root can mount a small disk")
         victim = whole.moved(disk / "run")
-        assert "No space left on device" in faults.fill(victim, disk, random.Random(0))
+        assert "No space left on device" in faults.fill(victim, disk, random.Random(0), patience=0)
         victim.finish()
         assert different(victim.run, whole.run)[0] == []
 

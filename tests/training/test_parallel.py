@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (place / "messages").open("w+") as messages:
         process = subprocess.Popen(command, env=environment, stderr=messages, start_new_session=True)
         try:
-            code = process.wait(timeout=150)
+            code = process.wait(timeout=500)  # seconds, on a machine that may be busy
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the whole family, should it hang
