@@ -304,7 +304,7 @@ def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
     page.locator("#process-form [name=noise]").focus()
     page.keyboard.press("End")
     page.wait_for_function("before => document.getElementById('process-rho').toDataURL() !== before", arg=before)
-    assert "noise=1" in page.url
+    expect(page).to_have_url(re.compile("noise=1"))
 
 
 def test_mistakes_stand_beside_their_field(show: Callable[[str], Page]) -> None:
