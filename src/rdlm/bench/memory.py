@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -17,7 +18,7 @@ FLOAT = 4
 
 def memory(quick: bool) -> list[Figure]:
     """Return the step's peak over that of the network on dense features, and over logits and states alone."""
-    batch, length, width, layers = (2, 64, 64, 2) if quick else (8, 128, 256, 6)
+    batch, length, width, layers = (8, 64, 64, 2) if quick else (8, 128, 256, 6)
     peaks = {name: [_peak(name, batch, length, width, layers) for _ in range(1 if quick else 3)]
              for name in ("rdlm", "network")}  # fmt: skip
     both = batch * length * (30522 + 30523) * FLOAT
@@ -36,16 +37,17 @@ def _peak(subject: str, *sizes: int) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _peak_so_far() -> int:
-    """Return the process's peak in bytes; Linux counts in kilobytes, macOS in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+def _in_memory(now: bool) -> int:
+    """Return the bytes that the process has in memory now, or had at its peak.
 
-
-def _resident() -> int:
-    """Return the bytes of memory that the process has now, where Linux tells them; elsewhere its peak so far."""
-    table = Path("/proc/self/statm")
-    return int(table.read_text().split()[1]) * resource.getpagesize() if table.exists() else _peak_so_far()
+    Linux tells both, of this program alone; its `ru_maxrss` goes on from the parent's. Elsewhere there is only that.
+    """
+    page = Path("/proc/self/status")
+    if page.exists():
+        kilobytes = re.search(rf"{'VmRSS' if now else 'VmHWM'}:\s+(\d+) kB", page.read_text())
+        assert kilobytes is not None
+        return 1024 * int(kilobytes[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main(subject: str, batch: int, length: int, width: int, layers: int) -> None:
@@ -63,14 +65,14 @@ def main(subject: str, batch: int, length: int, width: int, layers: int) -> None
     if subject == "rdlm":
         trainee = method(RunConfig(process=ONE_SPHERE, denoiser=PLAIN, model=config), PIECES)
         training_step(trainee, few)()
-        before = _resident()
+        before = _in_memory(now=True)
         training_step(trainee, ids)()
     else:
         step = network_on_features(config, PIECES)
         step(torch.rand(1, 1, PIECES), few)
-        before = _resident()
+        before = _in_memory(now=True)
         step(torch.rand(*ids.shape, PIECES), ids)
-    print(_peak_so_far() - before)
+    print(_in_memory(now=False) - before)
 
 
 if __name__ == "__main__":
