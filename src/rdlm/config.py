@@ -113,6 +113,8 @@ class ObjectiveConfig:
     """Spread the times of a batch evenly."""
     asynchronous: float = 0.0
     """Share of sequences whose positions run in windows of their own, of a random width."""
+    narrow: float = 0.5
+    """Share of those windows that are so narrow that positions are finished one by one."""
     order: Literal["random", "left_to_right", "both"] = "both"
     """Order of those windows."""
     prefix: float = 0.0
@@ -125,7 +127,7 @@ class ObjectiveConfig:
         if not 0 <= low < high <= 1:
             raise InputError(f"objective.interval must be two rising times in [0, 1], got {self.interval}")
         _within("objective.floor", self.floor, 1e-4, 1)
-        for name in ("asynchronous", "prefix", "condition_dropout"):
+        for name in ("asynchronous", "narrow", "prefix", "condition_dropout"):
             _within(f"objective.{name}", getattr(self, name), 0, 1)
 
 

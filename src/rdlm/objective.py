@@ -16,7 +16,7 @@ BINS = 64
 """Bins of the adaptive proposal."""
 
 NARROWEST = 1e-3
-"""Width of the windows in which positions are finished one by one; half of all windows are so narrow."""
+"""Width of the windows in which positions are finished one by one."""
 
 MEMORY = 0.99
 """Decay of the adaptive proposal's averages, per step."""
@@ -129,7 +129,8 @@ def _windowed(config: ObjectiveConfig, common: Tensor, length: int, generator: t
     batch = len(common)
     width = torch.rand(batch, 1, generator=generator).clamp_min(NARROWEST)
     # Narrow windows, where neighbours are known and a position is not, teach the context soonest.
-    width = torch.where(torch.rand(batch, 1, generator=generator) < 0.5, torch.tensor(NARROWEST), width)
+    narrow = torch.rand(batch, 1, generator=generator) < config.narrow
+    width = torch.where(narrow, torch.tensor(NARROWEST), width)
     starts = {order: Window(0.5, order).starts(batch, length, generator) / 0.5 for order in _orders(config)}
     if config.order == "both":
         ordered = torch.rand(batch, 1, generator=generator) < 0.5

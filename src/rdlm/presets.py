@@ -47,8 +47,8 @@ PAPER_OBJECTIVE = ObjectiveConfig(proposal="interval", interval=(0.3, 0.6), floo
 NARROW = 0.01
 """Window of the small models: up to 100 calls a token is finished in one of them, which has measured best so far."""
 
-ONE_BY_ONE = ObjectiveConfig(asynchronous=1.0, order="random")
-"""Windows of every width: half of them so narrow that tokens are finished one by one."""
+ONE_BY_ONE = ObjectiveConfig(asynchronous=1.0, narrow=0.9, order="random")
+"""Windows of every width, most of them so narrow that tokens are finished one by one: what these models are asked."""
 
 
 def demo() -> RunConfig:

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from rdlm import cli
-from rdlm.analysis import objectives, speed, splitting
+from rdlm.analysis import changes, objectives, speed, splitting
+from rdlm.analysis.trial import Budget, trial
 from rdlm.config import DataConfig, ObjectiveConfig, ProcessConfig, RunConfig, TrainingConfig
 from rdlm.model.config import TransformerConfig
 
@@ -27,7 +28,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A configuration on a short text, in place of the small scale's."""
     (tmp_path / "book.txt").write_text("how vexingly quick daft zebras jump " * 60)
     config = replace(TINY, data=DataConfig("textfile", length=8, file=tmp_path / "book.txt"))
-    for analysis in (objectives, splitting):
+    for analysis in (changes, objectives, splitting):
         monkeypatch.setattr(analysis, "small", lambda: config)
     monkeypatch.setattr(splitting, "variants", lambda base, known=splitting.variants: known(5))
     return config
@@ -51,6 +52,24 @@ def test_splitting_compares_one_sphere_with_digits(tiny: RunConfig, tmp_path: Pa
     assert [row["name"] for row in rows] == ["one sphere", "one sphere, top 8", "split, base 5"]
     assert len({row["parameters"] for row in rows}) == 3
     assert (tmp_path / "out" / "splitting.png").exists()
+
+
+def test_every_change_can_be_trained_and_measured(tiny: RunConfig, tmp_path: Path) -> None:
+    """One change each: no two configurations are alike, and each gives a bound."""
+    process, model = replace(tiny.process, bridge="brownian"), replace(tiny.model, time_scale=10.0)
+    found = changes.variants(replace(tiny, process=process, model=model, objective=ObjectiveConfig()))
+    assert len({repr(config) for config in found.values()}) == len(found)
+    for number, (name, config) in enumerate(found.items()):
+        row = trial(name, config, tmp_path / str(number), Budget(4, 4, 8))
+        assert 0 < float(str(row["bits_per_character"])) < float("inf"), name
+
+
+def test_changes_are_a_table_and_a_picture(tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "SYNCHRONOUS", {"as it is": {}})
+    monkeypatch.setattr(changes, "WINDOWS", {"windows: all narrow": {"objective": {"narrow": 1.0}}})
+    assert cli.main(["analyze", "changes", "--steps", "3", "--out", str(tmp_path)]) == 0
+    assert len(json.loads((tmp_path / "changes.json").read_text())["rows"]) == 2
+    assert (tmp_path / "changes.png").exists()
 
 
 def test_speed_is_measured_against_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +116,19 @@ def test_paper_scale_is_what_the_paper_says(
         assert asked[0].data.length == 128 and asked[0].model.layers == 14  # type: ignore[union-attr]
 
 
+def test_changes_at_paper_scale_are_those_of_its_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    monkeypatch.setattr(changes, "trial", asked.trial)
+    assert cli.main(["analyze", "changes", "--paper-scale", "--out", str(tmp_path)]) == 0
+    assert {(config.data.name, config.training.steps, config.model.width) for config in asked} == {
+        ("text8", 1_000_000, 768)
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["radial", "--steps", "3"], "objectives and splitting"),
+        (["radial", "--steps", "3"], "objectives, splitting and changes"),
         (["radial", "runs/demo"], "for frontier and steps, not for radial"),
         (["frontier", "runs/demo"], "judged by a scorer"),
         (["frontier", "runs/demo", "--scorer", "runs/judge", "--temperatures", "warm"], "--temperatures"),

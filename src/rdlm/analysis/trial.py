@@ -36,7 +36,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
-        profile = measure(model.rdlm, batch, Setting(budget.calls), budget.evaluations, generator)
+        profile = measure(model.rdlm, batch, Setting(budget.calls, window=model.rdlm.window), budget.evaluations, generator)
     bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
     return {
         "name": name, "bits_per_character": bits.value, "stderr": bits.stderr, "low": bits.low, "high": bits.high,
@@ -47,11 +47,11 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
 
 def plot_trials(rows: Sequence[Mapping[str, object]], title: str, path: Path) -> None:
     """Draw the bounds of trials with their intervals."""
-    with canvas(path) as (axis,):
+    with canvas(path, height=max(3.5, 0.3 * len(rows))) as (axis,):
         for place, row in enumerate(rows):
             value, high = float(str(row["bits_per_character"])), float(str(row["high"]))
-            axis.errorbar([place], [value], [high - value], marker="o", capsize=4)
-        axis.set_xticks(range(len(rows)), [str(row["name"]).replace(", ", ",\n") for row in rows])
-        axis.set_xlim(-0.5, len(rows) - 0.5)
-        axis.set_ylabel(f"bits per character at {rows[0]['calls']} calls (95% interval)")
+            axis.errorbar([value], [place], xerr=[high - value], marker="o", capsize=4)
+        axis.set_yticks(range(len(rows)), [str(row["name"]) for row in rows])
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_xlabel(f"bits per character at {rows[0]['calls']} calls (95% interval)")
         axis.set_title(title)

@@ -13,13 +13,14 @@ import tyro
 from rdlm.errors import InputError
 from rdlm.report import print_json, table
 
-Name = Literal["objectives", "splitting", "transition", "radial", "speed", "frontier", "steps"]
+Name = Literal["objectives", "splitting", "changes", "transition", "radial", "speed", "frontier", "steps"]
 Rows = list[dict[str, object]]
 
 _TRIAL = {"bits_per_character": "upper bound at so many network calls on validation sequences", "interval": "95%"}
 CONVENTIONS: dict[str, dict[str, str]] = {
     "objectives": _TRIAL,
     "splitting": _TRIAL,
+    "changes": _TRIAL,
     "transition": {
         "value": "squared maximum mean discrepancy to the simulated walk, unbiased",
         "low, high": "95% of what exchanging the two sets' members gives",
@@ -38,7 +39,8 @@ class Analyze:
     """Repeat an analysis of the paper at a scale of minutes on two cores, or at its own.
 
     objectives: drift error, cross-entropy, cross-entropy with importance sampling; 6 minutes. splitting: one sphere,
-    one with its top coordinates marked, digits; 9 minutes. transition: discrepancies of the laws from the simulation;
+    one with its top coordinates marked, digits; 9 minutes. changes: one change at a time to bridge, evidence, noise,
+    start, law, times, features, windows; an hour. transition: discrepancies of the laws from the simulation;
     3 minutes. radial: how bridges close in on their tokens; 1 minute. speed: a training step by law; 1 minute.
     frontier: generative perplexity against entropy of a RUN's samples, by temperature, steps and solver; 2 minutes.
     steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour.
@@ -51,7 +53,7 @@ class Analyze:
     paper_scale: bool = False
     """The paper's sizes: networks and budgets that want accelerators, more samples elsewhere."""
     steps: int | None = None
-    """Training steps of each run, for objectives and splitting."""
+    """Training steps of each run, for objectives, splitting and changes."""
     scorer: str | None = None
     """Judge of the samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
     temperatures: str | None = None
@@ -95,8 +97,8 @@ class Analyze:
         return 0
 
     def _check(self) -> None:
-        if self.steps is not None and (self.steps < 1 or self.name not in ("objectives", "splitting")):
-            raise InputError("--steps is a number of training steps, for objectives and splitting alone")
+        if self.steps is not None and (self.steps < 1 or self.name not in ("objectives", "splitting", "changes")):
+            raise InputError("--steps is a number of training steps, for objectives, splitting and changes alone")
         if self.name == "frontier" and (self.model is None or self.scorer is None):
             raise InputError("a frontier is that of a run, judged by a scorer: rdlm analyze frontier RUN --scorer RUN")
         if self.name == "steps" and self.model is None:
@@ -106,12 +108,14 @@ class Analyze:
 
     def _analysis(self, out: Path) -> tuple[Rows, dict[str, str]]:
         """Return the table of one of the paper's analyses and what its columns are; the picture is drawn."""
-        from rdlm.analysis import objectives, radial, speed, splitting, transition
+        from rdlm.analysis import changes, objectives, radial, speed, splitting, transition
 
         if self.name == "objectives":
             rows = objectives.run(out, self.paper_scale, self.steps, self.seed)
         elif self.name == "splitting":
             rows = splitting.run(out, self.paper_scale, self.steps, self.seed)
+        elif self.name == "changes":
+            rows = changes.run(out, self.paper_scale, self.steps, self.seed)
         elif self.name == "speed":
             rows = speed.run(out, self.paper_scale, seed=self.seed)
         elif self.name == "radial":
