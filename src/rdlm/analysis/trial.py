@@ -36,7 +36,8 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
-        profile = measure(model.rdlm, batch, Setting(budget.calls, window=model.rdlm.window), budget.evaluations, generator)
+        setting = Setting(budget.calls, window=model.rdlm.window)
+        profile = measure(model.rdlm, batch, setting, budget.evaluations, generator)
     bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
     return {
         "name": name, "bits_per_character": bits.value, "stderr": bits.stderr, "low": bits.low, "high": bits.high,
