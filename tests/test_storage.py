@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def test_write_atomic_makes_folders_and_stores(tmp_path: Path, content: bytes | 
     write_atomic(path, content)
     assert path.read_bytes() == stored
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_users_mask_says_who_may_read(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_atomic(tmp_path / "file", "content")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])

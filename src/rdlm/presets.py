@@ -44,8 +44,8 @@ PAPER_DENOISER = DenoiserConfig(features="tokens", evidence=False)
 PAPER_OBJECTIVE = ObjectiveConfig(proposal="interval", interval=(0.3, 0.6), floor=0.01)
 
 
-NARROW = 0.01
-"""Window of the small models: up to 100 calls a token is finished in one of them, which has measured best so far."""
+NARROW = 1e-3
+"""Window of the small models: up to 1,000 calls a token is finished in one of them, which has measured best so far."""
 
 ONE_BY_ONE = ObjectiveConfig(asynchronous=1.0, narrow=0.9, order="random")
 """Windows of every width, most of them so narrow that tokens are finished one by one: what these models are asked."""

@@ -7,8 +7,8 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +35,9 @@ def cache_dir() -> Path:
 def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` that replaces it on success and vanishes on any failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
+    # Who may read it is for the user's mask to say, as with any file; `tempfile` would keep it for the owner alone.
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -43,7 +45,7 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,10 +78,14 @@ if (matchMedia("(prefers-reduced-motion: reduce)").matches) { play.textContent =
 </script></body></html>
 """
 
-COLUMNS = 64
-"""Tokens per line of a GIF."""
-CELL = 12, 18
+COLUMNS = 43
+"""Tokens per line of a GIF: three lines of a text of 128."""
+CELL = 18, 28
+LETTER = 19
+"""Pixels of a letter."""
 GLOBE = 260
+"""Pixels of the sphere's side."""
+BLUE, RED, GREY = (33, 102, 172), (178, 24, 43), (140, 140, 140)
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -113,39 +119,58 @@ def gif(trace: Trace) -> bytes:
     try:
         import PIL.Image
         import PIL.ImageDraw
+        import PIL.ImageFont
     except ImportError as missing:
         raise InputError("a GIF needs pillow: pip install 'rdlm[viz]'; a trace as .html does not") from missing
-    size = _size(trace.frames[0])
+    lines = -(-len(trace.frames[0].tokens) // COLUMNS) * CELL[1] + 20
+    wide = min(COLUMNS, len(trace.frames[0].tokens)) * CELL[0] + 20
+    globe = GLOBE if any(_travels(frame) for frame in trace.frames) else 0
+    font = PIL.ImageFont.load_default(LETTER)
     pictures: list[Image] = []
     for frame in trace.frames:
-        picture = PIL.Image.new("RGB", size, "white")
-        _draw(PIL.ImageDraw.Draw(picture), frame)
+        picture = PIL.Image.new("RGB", (max(wide, globe), lines + globe), "white")
+        pen = PIL.ImageDraw.Draw(picture)
+        pen.font = font
+        _draw_tokens(pen, frame)
+        if globe:
+            _draw_sphere(pen, frame, lines)
         pictures.append(picture)
     content = io.BytesIO()
-    durations = [120] * (len(pictures) - 1) + [2000]
+    durations = [120] * (len(pictures) - 1) + [3000]
     pictures[0].save(content, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
     return content.getvalue()
 
 
-def _size(frame: Frame) -> tuple[int, int]:
-    rows = -(-len(frame.tokens) // COLUMNS)
-    columns = min(COLUMNS, len(frame.tokens))
-    return max(columns * CELL[0], GLOBE) + 20, rows * CELL[1] + GLOBE + 20
+def _travels(frame: Frame) -> bool:
+    """Return whether a state is on its way: those that jump from the start to their tokens have none to show."""
+    return any(0.01 < on_token < 0.99 for on_token, _, _ in frame.points)
 
 
-def _draw(pen: ImageDraw, frame: Frame) -> None:
-    """Draw the tokens in rows, and below them the states: up is the mask, right the token, the others towards us."""
+def _draw_tokens(pen: ImageDraw, frame: Frame) -> None:
+    """Draw the tokens in rows, bluer where the model is more certain."""
     for index, (word, certainty) in enumerate(zip(frame.tokens, frame.certainty, strict=True)):
         left, top = 10 + index % COLUMNS * CELL[0], 10 + index // COLUMNS * CELL[1]
-        shade = tuple(round(255 - 0.85 * certainty * (255 - full)) for full in (33, 102, 172))
-        pen.rectangle((left, top, left + CELL[0] - 1, top + CELL[1] - 1), fill=shade)
-        # The font of pillow itself knows Latin-1 alone.
-        letter = word[:1].encode("latin-1", "replace").decode("latin-1")
-        pen.text((left + 2, top + 2), letter, fill="white" if certainty > 0.6 else "black")
-    floor = -(-len(frame.tokens) // COLUMNS) * CELL[1] + GLOBE - 30
-    corner, reach = 30, 0.7 * GLOBE
-    pen.line((corner, floor, corner + reach, floor), fill="gray")
-    pen.line((corner, floor, corner, floor - reach), fill="gray")
-    for on_token, on_mask, rest in frame.points:
-        x, y = corner + reach * (on_token + 0.3 * rest), floor - reach * (on_mask + 0.2 * rest)
-        pen.ellipse((x - 3, y - 3, x + 3, y + 3), fill=(178, 24, 43))
+        shade = tuple(round(255 - 0.85 * certainty * (255 - full)) for full in BLUE)
+        pen.rectangle((left, top, left + CELL[0] - 2, top + CELL[1] - 3), fill=shade)
+        middle = left + CELL[0] / 2 - 1, top + CELL[1] / 2 - 1
+        pen.text(middle, word[:1], fill="white" if certainty > 0.6 else "black", anchor="mm")
+
+
+def _draw_sphere(pen: ImageDraw, frame: Frame, top: int) -> None:
+    """Draw the states on the sphere: up is the mask, right is the token that they end in, towards us the others."""
+
+    def place(point: Sequence[float]) -> tuple[float, float]:
+        x, y, z = point
+        return 30 + 0.6 * GLOBE * (x + 0.35 * z), top + 0.8 * GLOBE - 0.62 * GLOBE * y + 0.1 * GLOBE * z
+
+    token, mask, others = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
+    turns = [math.pi / 2 * part / 40 for part in range(41)]
+    for start, end in ((token, mask), (mask, others), (others, token)):
+        arc = [[math.cos(t) * a + math.sin(t) * b for a, b in zip(start, end, strict=True)] for t in turns]
+        pen.line([place(point) for point in arc], fill=GREY)
+    for word, corner, right, down in (("its token", token, 8, -10), ("mask", mask, 0, -28), ("others", others, 0, 6)):
+        x, y = place(corner)
+        pen.text((x + right, y + down), word, fill=GREY)
+    for point in frame.points:
+        x, y = place(point)
+        pen.ellipse((x - 4, y - 4, x + 4, y + 4), fill=RED)

@@ -77,6 +77,8 @@ def _fill(
             save_file({name: t.contiguous() for name, t in parts[part].items()}, folder / f"{part}.safetensors")
         except SafetensorError as error:
             raise OSError(f"{part}.safetensors: {error}") from error
+        # safetensors writes for its owner alone; a checkpoint is for whoever may read its other files.
+        shutil.copymode(folder / "tokenizer.json", folder / f"{part}.safetensors")
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in folder.iterdir()}
     content = {**about, "files": files}
     (folder / "state.json").write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1), "utf-8")
@@ -108,14 +110,18 @@ def describe(path: Path) -> dict[str, Any]:
 def _check_sizes(path: Path, files: object) -> None:
     if not isinstance(files, dict) or set(files) != {"tokenizer.json", *(f"{part}.safetensors" for part in PARTS)}:
         _refuse(path / "state.json", "its list of files is not that of a checkpoint")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name, entry in files.items():
-        file = path / name
-        size = file.stat().st_size if file.is_file() and not file.is_symlink() else -1
-        if not isinstance(entry, dict) or size != entry.get("bytes"):
-            _refuse(file, "missing or of another size than recorded")
-        if size > memory:  # a file with holes can claim any size, and would be hashed for days
-            _mismatch(file, f"it has {size:,} bytes, this machine a memory of {memory:,}")
+        check_size(path / name, entry)
+
+
+def check_size(file: Path, entry: object) -> None:
+    """Refuse a file that is not there, or not of its recorded size, or larger than this machine's memory."""
+    size = file.stat().st_size if file.is_file() and not file.is_symlink() else -1
+    if not isinstance(entry, dict) or size != entry.get("bytes"):
+        _refuse(file, "missing or of another size than recorded")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:  # a file with holes can claim any size, and would be hashed for days
+        _mismatch(file, f"it has {size:,} bytes, this machine a memory of {memory:,}")
 
 
 def verify(path: Path) -> dict[str, Any]:
