@@ -5,7 +5,7 @@ help:
 	@echo "make setup   install into .venv (reused when nothing has changed)"
 	@echo "make test    lint, types and tests"
 	@echo "make lint    lint and types"
-	@echo "make torture kill, starve and spoil, and see that nothing is lost; some 20 minutes"
+	@echo "make torture kill, starve, spoil and besiege, and see that nothing is lost; some 20 minutes"
 	@echo "make audit   known vulnerabilities of the pinned packages, by pip-audit"
 	@echo "make demo    rdlm demo"
 	@echo "make clean   delete .venv, caches and builds; runs/ stays"

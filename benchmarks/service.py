@@ -15,71 +15,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from rdlm.model.config import TransformerConfig
 from rdlm.report import print_json, table
 
-SOURCE = Path(__file__).parents[1] / "src"
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
+
+from running import save, serving
+
 TARGET = 3.0
 CROWD = 8
 
 
 def untrained(run: Path) -> Path:
     """Write the folder of a run of the demo's size whose network nobody trained."""
-    import torch
-
-    from rdlm import configfile
-    from rdlm.config import ProcessConfig, RunConfig
-    from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
-    from rdlm.method.rdlm import Rdlm
-    from rdlm.model.config import TransformerConfig
-    from rdlm.training import checkpoint, folder
-
-    tokenizer = Characters(TEXT8_ALPHABET)
-    config = RunConfig(
-        process=ProcessConfig(window=0.01), model=TransformerConfig(width=128, layers=4, heads=4, time_width=64)
-    )
-    method = Rdlm(config, tokenizer.size)
-    for parameter in method.network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    weights = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
-    parts = {"network": method.network.state_dict(), "ema": weights, "optimizer": {}, "method": method.state()}
-    about = {"name": "untrained", "protocol": "untrained", "kind": "text", "length": 64, "classes": [], "image": None,
-             "signal": False}  # fmt: skip
-    run.mkdir()
-    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
-    checkpoint.save(run, 1, parts, described, tokenizer.to_json())
-    folder.point(run, 1, None)
-    return run
-
-
-@contextmanager
-def serving(run: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """Start the service; yield its address and its process."""
-    command = [sys.executable, "-m", "rdlm", "serve", str(run), "--port", "0", "--json", *options]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    environment.pop("RDLM_TOKEN", None)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "}\n")
-        yield json.loads("".join(lines) + "}")["url"], process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    network = TransformerConfig(width=128, layers=4, heads=4, time_width=64)
+    return save(run, network=network, corpus={"length": 64}, window=0.01)
 
 
 def resident(pid: int) -> float:
@@ -118,8 +78,10 @@ async def crowd(url: str, steps: int, turns: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def one_client(client: httpx2.AsyncClient, number: int, until: float, steps: int, seen: Counter[str],
-                     latencies: list[float], ids: Counter[str]) -> None:  # fmt: skip
+async def one_client(
+    client: httpx2.AsyncClient, number: int, until: float, steps: int, expected: list[str], seen: Counter[str],
+    latencies: list[float], ids: Counter[str],
+) -> None:  # fmt: skip
     """Ask until the time is over; every answer must be the one that its seed has."""
     turn = 0
     while time.monotonic() < until:
@@ -138,24 +100,20 @@ async def one_client(client: httpx2.AsyncClient, number: int, until: float, step
             content = answer.json()
             latencies.append(time.monotonic() - begin)
             ids[content["id"]] += 1
-            seen["wrong"] += content["choices"][0]["text"] != EXPECTED[seed]
-
-
-EXPECTED: dict[int, str] = {}
+            seen["wrong"] += content["choices"][0]["text"] != expected[seed]
 
 
 async def load(url: str, pid: int, clients: int, seconds: float, steps: int) -> dict[str, Any]:
     """Return what many clients meet."""
     limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        for seed in range(CROWD):
-            EXPECTED[seed] = await text(client, seed, steps)
+        expected = [await text(client, seed, steps) for seed in range(CROWD)]
         before, until = resident(pid), time.monotonic() + seconds
         seen: Counter[str] = Counter()
         latencies: list[float] = []
         ids: Counter[str] = Counter()
         await asyncio.gather(
-            *(one_client(client, number, until, steps, seen, latencies, ids) for number in range(clients))
+            *(one_client(client, number, until, steps, expected, seen, latencies, ids) for number in range(clients))
         )
     cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
     return {
@@ -177,11 +135,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         run = arguments.run or untrained(Path(place) / "untrained")
-        with serving(run) as (url, pid):
-            rows = [asyncio.run(crowd(url, arguments.steps, arguments.turns))]
+        with serving(str(run)) as served:
+            rows = [asyncio.run(crowd(served.url, arguments.steps, arguments.turns))]
             found: dict[str, Any] = {"rows": rows}
             if arguments.clients:
-                found["load"] = asyncio.run(load(url, pid, arguments.clients, arguments.seconds, arguments.steps))
+                pid, clients, seconds = served.process.pid, arguments.clients, arguments.seconds
+                found["load"] = asyncio.run(load(served.url, pid, clients, seconds, arguments.steps))
     if arguments.json:
         print_json(found)
         return

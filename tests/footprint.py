@@ -64,6 +64,8 @@ for command in (
     ["evaluate", "runs/textfile", "--sequences", "4", "--evaluations", "8", "--samples", "2", "--calls", "4"],
     ["score", "runs/textfile", "runs/text.txt", "--calls", "4"],
     ["generate", "runs/textfile", "--steps", "4", "--num", "1"],
+    ["publish", "runs/textfile", "runs/published"],
+    ["generate", "runs/published", "--steps", "4", "--num", "1"],
 ):
     code = cli.main(command)
     if code:

@@ -107,16 +107,17 @@ def test_a_thousand_samples_match_their_regex(model: LanguageModel) -> None:
     assert len({sample.text for sample in made.samples}) > 200
 
 
-def test_a_known_token_follows_its_own_bridge(model: LanguageModel) -> None:
-    """Its states are spread like the bridge's; a clean one stands at its vertex from the beginning."""
-    seen: dict[bool, list[Tensor]] = {}
-    for clean in (False, True):
-        frames = generate(model, steps=8, prompt="q", clean=clean, trace=True).trace
+def test_a_known_token_follows_its_own_bridge_where_that_is_asked_for(model: LanguageModel) -> None:
+    """Its states are spread like the bridge's; by default it stands at its vertex from the beginning."""
+    assert model.config.objective == ObjectiveConfig(asynchronous=0.0)  # also of a model that is trained synchronously
+    seen: list[list[Tensor]] = []
+    for options in ({"clean": False}, {}):
+        frames = generate(model, steps=8, prompt="q", trace=True, **options).trace
         assert frames is not None
-        seen[clean] = [torch.tensor(frame.points[0]) for frame in frames.frames]
-    on_token = torch.stack(seen[False])[:, 0]
+        seen.append([torch.tensor(frame.points[0]) for frame in frames.frames])
+    on_token = torch.stack(seen[0])[:, 0]
     assert on_token[0] == 0 and on_token[-1] == 1 and bool((on_token[5:] > on_token[2] + 0.1).all())
-    assert all(point.tolist() == [1, 0, 0] for point in seen[True])
+    assert all(point.tolist() == [1, 0, 0] for point in seen[1])
 
 
 @pytest.mark.parametrize("objective", [ObjectiveConfig(), ObjectiveConfig(prefix=0.5)], ids=["bridge", "clean"])
@@ -147,6 +148,20 @@ def test_digits_decode_to_tokens_that_exist(layout: str) -> None:
     assert generate(model, num=4, batch=3, window=1.0, **wanted).samples == few.samples
     with pytest.raises(InputError, match="over digits"):
         generate(model, ban="a")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    "options", [{}, {"top_p": 0.1}, {"top_k": 1}, {"greedy": True}, {"top_p": 0.5, "window": 0.5}], ids=str
+)
+def test_digits_decode_to_tokens_that_exist_however_they_are_chosen(solver: str, options: dict[str, Any]) -> None:
+    """Also where every digit's likeliest value together spell nothing, and where a cut leaves no digits of a token."""
+    model = tiny(denoiser=DenoiserConfig(head="digit"), base=4)
+    made = generate(model, num=10, rows=10, steps=3, solver=solver, **options)
+    assert int(made.tokens.min()) >= 0 and int(made.tokens.max()) < model.tokenizer.size
+    assert made.invalid_codes > 20
+    few = generate(model, num=2, seed=1, steps=3, solver=solver, **options)
+    assert few.samples == generate(model, num=3, steps=3, solver=solver, **options).samples[1:]
 
 
 def independent(prior: Tensor, **process: Any) -> LanguageModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,29 @@ def test_other_libraries_and_formats_are_named(model: LanguageModel, tmp_path: P
         rdlm.load(place)
     with pytest.raises(InputError, match="averaged weights alone"):
         rdlm.load(model.save(tmp_path / "good"), averaged=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": {"dtype": "float32"}}, "type and the fingerprint"),
+        ({"weights": {"dtype": ["float32"], "fingerprint": "x"}}, "type and the fingerprint"),
+        ({"files": {"model.safetensors": {"bytes": 1 << 43}}}, "a memory of"),
+    ],
+)
+def test_what_is_signed_is_read_with_suspicion(
+    model: LanguageModel, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """A hole of terabytes, too, that nobody could hash."""
+    place = model.save(tmp_path / "out")
+    found = json.loads((place / "config.json").read_text())
+    if "files" in change:
+        os.truncate(place / "model.safetensors", 1 << 43)
+        change = {"files": found["files"] | change["files"]}
+    content = {key: value for key, value in (found | change).items() if key != "sha256"}
+    (place / "config.json").write_text(json.dumps(content | {"sha256": publication._digest(content)}))
+    with pytest.raises((DamagedFileError, InputError), match=message):
+        rdlm.load(place)
 
 
 # -- names -------------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ class Generation:
     samples: tuple[Sample, ...]
     request: Request
     network_calls: int
-    """Network calls that one sample took."""
+    """Network calls that a sample took, at most: steps in which nothing of it moves take none."""
     invalid_codes: int
-    """Digits drawn anew because they spelled no token."""
+    """Codes chosen anew because their digits spelled no token."""
     claims_bound: bool
     """Whether the likelihood bound of the same steps and grid holds for these very samples."""
     trace: Trace | None = None
@@ -90,12 +90,12 @@ def generate(
             return _of_rival(model, request, progress)
         plan = Plan.of(model, request)
         trace = Trace(model) if plan.request.trace else None
-        tokens, invalid = plan.run(progress, trace)
+        tokens, invalid, calls = plan.run(progress, trace)
     if trace is not None:
         trace.finish(tokens[0])
     samples = _samples(model, tokens, plan.request.seed)
     known = tuple((plan.template.known != OPEN).tolist())
-    return Generation(samples, plan.request, plan.network_calls, invalid, plan.claims_bound, trace, model, known)
+    return Generation(samples, plan.request, int(calls.max()), invalid, plan.claims_bound, trace, model, known)
 
 
 def _of_rival(model: LanguageModel, request: Request, progress: Progress | None) -> Generation:

@@ -53,7 +53,8 @@ def test_rows_have_equally_many_network_calls(model: LanguageModel) -> None:
     for setting in wanted:
         made = generate(model, num=1, steps=setting.steps, solver=setting.solver, grid=setting.grid,
                         window=setting.window.width, order=setting.order)  # fmt: skip
-        assert setting.calls - 1 <= made.network_calls <= setting.calls
+        fewest = 1 if setting.width < 1 else setting.calls - 1
+        assert fewest <= made.network_calls <= setting.calls
     assert Setting(8, width=0.5, order="left_to_right").clock == "left_to_right 0.5"
     assert Setting(8, width=0.0).window.lanes(8).steps == 1
 
@@ -95,7 +96,7 @@ def test_a_wrong_law_is_farther_from_the_data(model: LanguageModel) -> None:
 
     ids = even(400).ids
     skewed = torch.where(torch.rand(400, 8, generator=torch.Generator().manual_seed(1)) < 0.8, 0, ids)
-    made = samples(model, Setting(4), Steps(samples=100))
+    made = samples(model, Setting(4), Steps(samples=100)).tokens
     near, far = (divergences(made, data, 3)["unigram_divergence"].value for data in (ids, skewed))
     assert far > 5 * near
 

@@ -18,6 +18,7 @@ from rdlm.process.evidence import joint_posterior
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.path import Path, masked_path, switching_path
 from rdlm.process.window import Lanes
+from rdlm.sampler.course import Look
 from rdlm.sampler.walk import draw_token, walk
 
 S = Geometric().total
@@ -105,8 +106,8 @@ def test_a_switch_puts_states_at_the_second_law() -> None:
     chain = Chain(path, uniform_in_time(Geometric(), 8))
     generator, seen = torch.Generator().manual_seed(4), {}
 
-    def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
-        seen[step] = state[:, 0]
+    def callback(look: Look) -> None:
+        seen[int(look.step[0])] = look.state[:, 0]
 
     walk(exact_posterior(source, path), chain, count, 1, generator, callback=callback)
     token = source.draw(count, generator)
@@ -128,18 +129,19 @@ def test_one_call_draws_from_the_prior_of_each_position() -> None:
 
 def test_callback_sees_every_call_and_states_on_the_sphere() -> None:
     source, path = markov(), switching(3, 0.5)
-    chain = Chain(path, uniform_in_time(Geometric(), 6), lanes=Lanes(10, 6))
+    chain = Chain(path, uniform_in_time(Geometric(), 6), lanes=Lanes(10, 6, "left_to_right"))
     seen: list[int] = []
 
-    def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
-        seen.append(step)
-        assert state.shape == (5, 2, 4) and log_probability.shape == (5, 2, 3)
-        torch.testing.assert_close(state.norm(dim=-1), torch.ones(5, 2), rtol=0, atol=1e-5)
-        if step == 0:
-            torch.testing.assert_close(state, path.bridge.start.point().expand(5, 2, 4))
+    def callback(look: Look) -> None:
+        assert look.step.tolist() == [len(seen)] * 5 and look.row.tolist() == list(range(5))
+        seen.append(look.done)
+        assert look.state.shape == (5, 2, 4) and look.log_probability.shape == (5, 2, 3)
+        torch.testing.assert_close(look.state.norm(dim=-1), torch.ones(5, 2), rtol=0, atol=1e-5)
+        if look.done == 1:
+            torch.testing.assert_close(look.state, path.bridge.start.point().expand(5, 2, 4))
 
     walk(exact_posterior(source, path), chain, 5, 2, callback=callback)
-    assert seen == list(range(10))
+    assert seen == list(range(1, 11))
 
 
 def test_finished_positions_stay_where_they_are() -> None:
@@ -153,11 +155,12 @@ def test_finished_positions_stay_where_they_are() -> None:
         40,
         2,
         torch.Generator().manual_seed(6),
-        callback=lambda step, state, law: last.append(state),
+        callback=lambda look: last.append(look.state),
     )
-    assert torch.equal(last[5][:, 0], torch.eye(4)[token[:, 0]])
+    assert len(last) == 6  # in three of the nine steps nothing moves
+    assert torch.equal(last[3][:, 0], torch.eye(4)[token[:, 0]])
     assert torch.equal(last[-1][:, 0], torch.eye(4)[token[:, 0]])
-    assert torch.equal(last[5][:, 1], path.bridge.start.point().expand(40, 4))
+    assert torch.equal(last[3][:, 1], path.bridge.start.point().expand(40, 4))
 
 
 @every_kernel

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))  # the siege, of which a little is done here
 sys.path.insert(0, str(Path(__file__).parent))
 
 from running import Served, save, serving
@@ -15,15 +16,17 @@ from running import Served, save, serving
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: `together` and `ordered` (left to right), and the rival `masked`."""
+    """Runs: `together` and `ordered` (left to right), the rival `masked`, and `classed`, which knows two classes."""
     place = tmp_path_factory.mktemp("runs")
     save(place / "together")
     save(place / "ordered", window=0.1, order="left_to_right")
     save(place / "rival", method="masked")
+    save(place / "classed", corpus={"classes": ["cat", "dog"]})
     return place
 
 
 @pytest.fixture(scope="session")
 def served(runs: Path) -> Iterator[Served]:
-    with serving(str(runs / "together"), str(runs / "ordered"), str(runs / "rival"), "--steps", "8") as found:
+    names = ("together", "ordered", "rival", "classed")
+    with serving(*(str(runs / name) for name in names), "--steps", "8") as found:
         yield found

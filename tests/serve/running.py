@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx2
 import torch
@@ -25,17 +26,20 @@ from rdlm.training import checkpoint, folder
 LENGTH = 16
 
 
-def save(run: Path, tokenizer: Tokenizer | None = None, method: str = "rdlm", width: int = 16, **process: Any) -> Path:
-    """Write the folder of a run whose network nobody trained."""
+def save(
+    run: Path, tokenizer: Tokenizer | None = None, method: str = "rdlm", width: int = 16,
+    corpus: Mapping[str, Any] | None = None, network: TransformerConfig | None = None, **process: Any,
+) -> Path:  # fmt: skip
+    """Write the folder of a run whose network nobody trained; `corpus` is what it says of its data."""
     tokenizer = tokenizer or Characters(TEXT8_ALPHABET)
     config = RunConfig(
         method=method, process=ProcessConfig(**process), objective=ObjectiveConfig(prefix=0.5),
-        model=TransformerConfig(width=width, layers=1, heads=2, time_width=8),
+        model=network or TransformerConfig(width=width, layers=1, heads=2, time_width=8),
     )  # fmt: skip
     about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, "kind": "text",
-             "length": LENGTH}  # fmt: skip
+             "length": LENGTH, **(corpus or {})}  # fmt: skip
     torch.manual_seed(0)
-    made = METHODS[method](config, tokenizer.size, 0, 0)
+    made = METHODS[method](config, tokenizer.size, len(about["classes"]), 0)
     for parameter in made.network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     weights = {name: parameter.detach() for name, parameter in made.network.named_parameters()}
@@ -73,17 +77,21 @@ class Served:
 
 
 @contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[Served]:
-    """Start `rdlm serve`, wait until it says that it is ready, and end it."""
+def serving(*arguments: str, messages: IO[str] | None = None, **environment: str) -> Iterator[Served]:
+    """Start `rdlm serve`, wait until it says that it is ready, and end it; its messages go where this process's go."""
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "rdlm", "serve", *arguments, "--port", "0", "--json"]
+    inherited = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": source, **environment}, stdout=subprocess.PIPE, text=True
-    )
+        command, env={**inherited, "PYTHONPATH": source, **environment}, stdout=subprocess.PIPE, stderr=messages,
+        text=True,
+    )  # fmt: skip
     try:
         assert process.stdout is not None
-        lines = iter(process.stdout.readline, "}\n")  # the object ends with a line of its own
-        yield Served(json.loads("".join(lines) + "}")["url"], process)
+        # One object over several lines, of which the last is its closing brace; a service that does not start has none.
+        announced = "".join(itertools.takewhile(lambda line: line != "}\n", process.stdout))
+        assert announced, f"rdlm serve ended with {process.wait()}"
+        yield Served(json.loads(announced + "}")["url"], process)
     finally:
         process.terminate()
         process.wait(timeout=30)

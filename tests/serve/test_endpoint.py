@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,21 @@ def test_a_trajectory_ends_in_the_sample(served: Served, runs: Path, model: str)
     assert [frame["step"] for frame in frames] == [0, 3, 6, 8, 11] and frames[0]["time"] == 0
     wanted = rdlm.load(runs / model).generate(prompt="ab", seed=3, steps=12)
     assert done["text"] == "".join(done["tokens"]) == wanted.samples[0].text
+    way = done["sphere"]
+    assert len(way["states"]) == 5 and way["position"] == 2 and way["tokens"][0] == done["tokens"][2]
+    for state, frame in zip(way["states"], frames, strict=True):
+        assert sum(value**2 for value in state) == pytest.approx(1, abs=1e-3)
+        there = dict(zip(frame["sphere"]["tokens"], frame["sphere"]["state"][:3], strict=True))
+        same = {token: value for token, value in zip(way["tokens"], state, strict=False) if token in there}
+        assert same == {token: there[token] for token in same} and state[3] == frame["sphere"]["state"][3]
     assert done["network_calls"] == 12 and done["claims_bound"] is False and done["seed"] == 3
 
 
 def test_a_frame_is_whole(served: Served) -> None:
     found = events(served, {"model": "ordered", "infill": "a__b", "steps": 20})
     frames = [data for name, data in found if name == "frame"]
-    assert len(frames) == 20
+    assert [frame["step"] for frame in frames] == [0, 1, 18, 19]  # in the others neither of the two tokens moves
+    assert found[0][1]["frames"] == found[-1][1]["network_calls"] == 4
     most = math.log2(27)
     for frame in frames:
         assert frame["known"] == [True, False, False, True]
@@ -118,9 +126,32 @@ def test_the_process_begins_at_nothing_and_ends_at_the_token(served: Served, sta
 def test_what_the_process_cannot_say_is_null(served: Served) -> None:
     found = served.get("/v1/process", params={"dimension": 30522}).json()
     assert found["information"] is None and "logarithm" in found["note"]
-    begin = time.perf_counter()
-    served.get("/v1/process", params={"dimension": 30522})
-    assert time.perf_counter() - begin < 5  # from the cache
+
+
+def test_the_process_asks_no_network(served: Served) -> None:
+    """Nor does it wait for one: it comes from small tables, whatever else is under way."""
+    before = served.counted("rdlm_network_calls"), served.counted("rdlm_steps_total")
+    for noise in (0.01, 0.02, 0.03):
+        assert served.get("/v1/process", params={"noise": noise, "dimension": 256}).status_code == 200
+    assert (served.counted("rdlm_network_calls"), served.counted("rdlm_steps_total")) == before
+    served.text(prompt="a", steps=2)
+    assert served.counted("rdlm_network_calls") > before[0]
+
+
+def test_a_wider_window_gives_a_position_more_steps(served: Served) -> None:
+    def moves(**own: float) -> int:
+        found = events(served, {"model": "ordered", "prompt": "ab", "position": 5, "steps": 20, "seed": 1, **own})
+        states = [data["sphere"]["state"] for name, data in found if name == "frame"]
+        return sum(one != other for one, other in itertools.pairwise(states))
+
+    assert moves() <= 2  # a tenth of 20 steps, of which the last decodes
+    assert moves(window=1) == 19
+
+
+def test_a_class_can_be_watched(served: Served, runs: Path) -> None:
+    found = events(served, {"model": "classed", "label": "dog", "guidance": 2.5, "seed": 4, "steps": 6})
+    wanted = rdlm.load(runs / "classed").generate(label="dog", guidance=2.5, seed=4, steps=6)
+    assert found[-1][1]["text"] == wanted.samples[0].text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -16,11 +17,13 @@ import rdlm
 from rdlm.language_model import LanguageModel
 from rdlm.sampler.plan import Plan
 from rdlm.sampler.request import Request
+from rdlm.serve.app import create
 from rdlm.serve.engine import Engine
 from rdlm.serve.error import Left, Refusal
 from rdlm.serve.forward import Query
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.sample import Sample
+from rdlm.serve.service import Limits, Service
 from rdlm.serve.ticket import Finished, Progress, Ticket
 
 
@@ -32,8 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 class Gated:
     """An engine whose turns wait for `let`; `rows` are those of each turn."""
 
-    def __init__(self, model: LanguageModel, **limits: int) -> None:
-        self.engine = Engine(model, Metrics(), **limits)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.rows: list[int] = []
         self.trouble: Exception | None = None
         self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.forward.__call__
@@ -64,7 +67,7 @@ def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
     made: list[Gated] = []
 
     def make(**limits: int) -> Gated:
-        made.append(Gated(model, **limits))
+        made.append(Gated(Engine(model, Metrics(), **limits)))
         return made[-1]
 
     yield make
@@ -114,6 +117,46 @@ def test_the_first_event_comes_with_the_first_step(model: LanguageModel, gated: 
         gate.let(1)
         event = await anext(ticket.events())
         assert isinstance(event, Progress) and event.step == 1 and gate.rows == [1]
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "wanted"),
+    [
+        ("/v1/completions", {"prompt": "a", "stream": True}, b"data: "),
+        ("/v1/completions", {"prompt": "a", "stream": True, "n": 3, "stop": "z"}, b"data: "),
+        ("/v1/trajectory", {"prompt": "a"}, b"event: frame"),
+    ],
+    ids=["completion", "three completions", "trajectory"],
+)
+def test_the_first_event_of_a_stream_comes_within_two_steps(
+    model: LanguageModel, path: str, body: dict[str, object], wanted: bytes
+) -> None:
+    """Through all of the service: its network lets two turns pass, and the event is there."""
+
+    async def scene() -> None:
+        service, sent = Service([model], Limits(steps=40)), bytearray()
+        gate = Gated(service.host(None).walks)
+        asked = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> Any:
+            return asked.pop() if asked else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.extend(message.get("body", b""))
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+                 "headers": headers, "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        answering = asyncio.create_task(create(service)(scope, receive, send))
+        gate.let(2)
+        while wanted not in sent:
+            await asyncio.sleep(0.002)
+        assert len(gate.rows) <= 2 and not answering.done()
+        gate.let(1000)
+        await answering
+        service.drain(0)
 
     run(scene)
 

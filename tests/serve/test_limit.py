@@ -17,7 +17,10 @@ import openai
 import pytest
 from running import Served, save, serving
 
-from rdlm import cli
+import rdlm
+from rdlm import box, cli
+from rdlm.command.serve import Serve
+from rdlm.serve.service import Limits, Service
 
 TOKEN = "a secret of enough characters"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -157,9 +160,17 @@ def test_a_port_in_use_is_named(strict: Served, runs: Path, capsys: pytest.Captu
 
 
 def test_no_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]) -> None:
-    monkeypatch.chdir(tmp_path)
+    """Then it is the model in the box, where there is one."""
+    monkeypatch.setattr(box, "FOLDER", tmp_path / "box")
     assert cli.main(["serve", "--port", "0"]) == 2
-    assert "rdlm demo" in capsys.readouterr().err
+    assert "no model in the box" in capsys.readouterr().err
+    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / box.TEXT)
+    (model,) = Serve()._models()
+    assert model.name == box.TEXT
+    service = Service([model], Limits())
+    card = service.host(None).card
+    service.close()
+    assert card["id"] == box.TEXT and int(str(card["created"])) > 0
 
 
 def test_the_extra_is_named_where_it_is_missing() -> None:

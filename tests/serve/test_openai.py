@@ -20,7 +20,7 @@ def client(served: Served) -> openai.OpenAI:
 
 def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     found = {model.id: model for model in client.models.list()}
-    assert list(found) == ["together", "ordered", "rival"]
+    assert list(found) == ["together", "ordered", "rival", "classed"]
     own = found["together"].model_dump()["rdlm"]
     assert own["length"] == LENGTH and own["kind"] == "text" and own["steps"] == 8 and own["gap"] == "_"
     assert "".join(own["vocabulary"]) == " abcdefghijklmnopqrstuvwxyz"
@@ -117,15 +117,54 @@ MIXED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["together", "ordered"])
+CLASSES = [{"label": "cat"}, {"label": "dog"}, {"label": 1, "guidance": 3}, {"guidance": 0, "label": "cat"}]
+OWN = {"together": MIXED, "ordered": MIXED, "classed": [*MIXED[:4], *CLASSES]}
+
+
+@pytest.mark.parametrize("model", list(OWN))
 def test_company_changes_nothing(served: Served, model: str) -> None:
     """Eight requests of different lengths, steps and settings at once: each returns what it returns alone."""
-    asked = [{"model": model, "seed": seed, "steps": 12, **one} for seed, one in enumerate(MIXED)]
+    asked = [{"model": model, "seed": seed, "steps": 12, **one} for seed, one in enumerate(OWN[model])]
     alone = [served.text(**one) for one in asked]
     with ThreadPoolExecutor(8) as crowd:
         together = list(crowd.map(lambda one: served.text(**one), asked))
     assert together == alone
     assert len(set(alone)) == 8
+
+
+@pytest.mark.parametrize("own", [
+    {"window": 0.5}, {"window": 1}, {"order": "random"}, {"window": 0.3, "order": "left_to_right"},
+], ids=str)  # fmt: skip
+def test_windows_are_those_of_generate(client: openai.OpenAI, runs: Path, own: dict[str, object]) -> None:
+    """What is not said of them is the model's own."""
+    made = client.completions.create(model="ordered", prompt="ab", seed=5, extra_body=own).choices[0].text
+    wanted = {"window": 0.1, "order": "left_to_right", **own}
+    (sample,) = rdlm.load(runs / "ordered").generate(prompt="ab", seed=5, steps=8, **wanted).samples
+    assert "ab" + made == sample.text
+
+
+@pytest.mark.parametrize("own", [{"label": "dog"}, {"label": "cat", "guidance": 4.0}, {"label": "1"}], ids=str)
+@pytest.mark.parametrize("solver", ["mixture", "corrector"])
+def test_classes_are_those_of_generate(client: openai.OpenAI, runs: Path, own: dict[str, str], solver: str) -> None:
+    options = {"model": "classed", "prompt": "a", "seed": 7}
+    made = client.completions.create(**options, extra_body={"solver": solver, **own}).choices[0].text
+    (sample,) = rdlm.load(runs / "classed").generate(prompt="a", seed=7, steps=8, solver=solver, **own).samples
+    assert "a" + made == sample.text
+    assert made != client.completions.create(**options, extra_body={"solver": solver}).choices[0].text
+
+
+@pytest.mark.parametrize(("model", "own", "message"), [
+    ("together", {"label": "cat"}, "trained without classes"), ("classed", {"label": "cot"}, "did you mean 'cat'"),
+    ("classed", {"label": 2}, "unknown label '2'"), ("classed", {"guidance": 2}, "needs a label"),
+    ("classed", {"guidance": -1, "label": "cat"}, "guidance: "), ("rival", {"label": "cat"}, "leave out label"),
+    ("rival", {"window": 0.5}, "leave out window"), ("together", {"window": 0}, "window: "),
+    ("together", {"order": "up"}, "order: "), ("together", {"label": ["cat"]}, "label: "),
+])  # fmt: skip
+def test_settings_that_a_model_does_not_have_are_refused(
+    client: openai.OpenAI, model: str, own: dict[str, object], message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.completions.create(model=model, prompt="", extra_body=own)
 
 
 def test_a_rival_samples_without_a_prompt(client: openai.OpenAI, runs: Path) -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,15 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageSequence
+from running import save, serving
 
-from rdlm import configfile
-from rdlm.config import ProcessConfig, RunConfig
-from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, Tokenizer, bases
-from rdlm.method.rdlm import Rdlm
-from rdlm.model.config import TransformerConfig
-from rdlm.training import checkpoint, folder
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, bases
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install '.[dev]'")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the page's tests need axe-playwright-python")
@@ -38,6 +29,8 @@ QUIET += ("--disable-sync", "--no-first-run")
 VIEWS = ("generate", "sphere", "score", "compare", "process")
 STATIC = Path(__file__).parents[2] / "src" / "rdlm" / "serve" / "static"
 LARGEST = 300_000
+PATIENCE = 90_000
+"""Milliseconds after which what a test waits for is not to be expected any more, on a machine with other work."""
 LINKS = {
     "generate": "generate?text=the+____+of&steps=6&ran=1&at=3",
     "sphere": "sphere?text=the+____+of&steps=6&position=5&at=3",
@@ -49,53 +42,29 @@ LINKS = {
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no Chromium at {CHROMIUM}")
 
 
-def save(run: Path, tokenizer: Tokenizer, **corpus: Any) -> Path:
-    """Write the folder of a run whose network nobody trained."""
-    config = RunConfig(process=ProcessConfig(), model=TransformerConfig(width=16, layers=1, heads=2, time_width=8))
-    about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, **corpus}
-    torch.manual_seed(0)
-    method = Rdlm(config, tokenizer.size)
-    for parameter in method.network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    weights = {name: parameter.detach() for name, parameter in method.network.named_parameters()}
-    parts = {"network": method.network.state_dict(), "ema": weights, "optimizer": {}, "method": method.state()}
-    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
-    run.mkdir()
-    checkpoint.save(run, 7, parts, described, tokenizer.to_json())
-    folder.point(run, 7, None)
-    return run
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve three small models by `rdlm serve`, and give the address."""
+    """Serve small models by `rdlm serve`, and give the address."""
     place = tmp_path_factory.mktemp("runs")
+    letters = Characters(f"{TEXT8_ALPHABET}</>()1")
     runs = [
-        save(place / "text", Characters(f"{TEXT8_ALPHABET}</>()1"), kind="text", length=32),
-        save(place / "dna", bases(), kind="dna", length=40),
-        save(place / "image", Levels(4), kind="image", length=16, image=[4, 4, 1]),
+        save(place / "text", letters, corpus={"kind": "text", "length": 32}),
+        save(place / "dna", bases(), corpus={"kind": "dna", "length": 40, "classes": ["coil", "helix"]}, window=0.05),
+        save(place / "image", Levels(4), corpus={"kind": "image", "length": 16, "image": [4, 4, 1]}),
+        save(place / "rival", method="masked"),
     ]
-    command = [sys.executable, "-m", "rdlm", "serve", *map(str, runs), "--port", "0", "--json"]
-    quiet = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
-    with (place / "log").open("w") as log, subprocess.Popen(
-        command, env=quiet, stdout=subprocess.PIPE, stderr=log, text=True
-    ) as process:
-        assert process.stdout is not None
-        # One object over several lines, of which the last is its closing brace.
-        announced = "".join(itertools.takewhile(lambda line: line != "}\n", process.stdout))
-        assert process.poll() is None, (place / "log").read_text()
-        yield json.loads(announced + "}")["url"]
-        process.terminate()
+    with serving(*map(str, runs)) as served:
+        yield served.url
 
 
 # The browser of this file alone: its event loop would be in the way of other files' loops.
 @pytest.fixture(scope="module")
 def context() -> Iterator[Any]:
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=PATIENCE)
     with playwright.sync_playwright() as machine:
         browser = machine.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         context = browser.new_context(viewport={"width": 1100, "height": 900}, reduced_motion="reduce")
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(PATIENCE)
         yield context
         browser.close()
 
@@ -188,11 +157,87 @@ def test_time_goes_back_and_forth(show: Callable[[str], Page]) -> None:
     page.keyboard.press("End")
     expect(clock).to_have_text("step 6 of 6, time 1.00")
     assert page.locator("#generate-strip > span").nth(5).evaluate("cell => cell.style.backgroundColor") != certainty
+    page.evaluate(FACES)
     page.get_by_role("button", name="Play").click()
-    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.wait_for_function("() => faces.length === 2")
+    assert page.evaluate("faces") == ["Pause", "Play"]
     expect(clock).to_have_text("step 6 of 6, time 1.00")
-    expect(page.get_by_role("button", name="Play")).to_be_visible()
     assert len(last) == len(strip(page))
+
+
+# Writes down what the player's button says from now on.
+FACES = """() => {
+  window.faces = [];
+  const button = document.querySelector("#generate-player button");
+  new MutationObserver(() => faces.push(button.textContent)).observe(button, { childList: true });
+}"""
+
+
+# Lets a trajectory's beginning through, and holds its frames back until `release` is called: pulled for the second
+# time, the stream knows that its first part has been read.
+HOLD = """() => {
+  const fetched = window.fetch;
+  window.fetch = async (path, options) => {
+    const response = await fetched(path, options);
+    if (!path.endsWith("v1/trajectory")) return response;
+    const text = await response.text();
+    const parts = [text.slice(0, text.indexOf("event: frame")), text.slice(text.indexOf("event: frame"))];
+    const body = new ReadableStream({
+      async pull(stream) {
+        if (parts.length === 1) await new Promise((go) => { window.release = go; });
+        if (parts.length) stream.enqueue(new TextEncoder().encode(parts.shift()));
+        else stream.close();
+      },
+    }, { highWaterMark: 0 });
+    return new Response(body, response);
+  };
+}"""
+
+
+@pytest.mark.parametrize("view", ["generate", "sphere", "compare"])
+def test_what_is_shown_can_be_pointed_at_until_the_next_is_there(new: Callable[..., Page], view: str) -> None:
+    """A new trajectory has begun, and its first frame is not there: under the pointer is still the last one."""
+    page = new(LINKS[view])
+    finished(page)
+    name = "compare-left-strip" if view == "compare" else f"{view}-strip"
+    text, cells = strip(page, name), page.locator(f"#{name} > span")
+    cells.nth(5).hover()
+    page.evaluate(HOLD)
+    page.locator(f"#view-{view} button.main").click()
+    page.wait_for_function("() => 'release' in window")
+    for i in (2, 5):
+        cells.nth(i).hover()
+        expect(cells.nth(i)).to_have_attribute("aria-label", re.compile(f"position {i + 1}: "))
+    page.locator(f"#{name}").focus()
+    page.keyboard.press("ArrowRight")
+    expect(cells.nth(6)).to_have_attribute("aria-label", re.compile("position 7: "))
+    assert strip(page, name) == text
+    if view != "compare":  # whose other side is held back, too
+        page.evaluate("release()")
+        finished(page)
+
+
+# The player's time passes only when `tick` is called, which is there while it plays.
+TICK = """
+window.setInterval = (tick) => { window.tick = tick; return 1; };
+window.clearInterval = () => { window.tick = () => null; };
+"""
+
+
+@pytest.mark.parametrize("view", ["generate", "sphere", "compare"])
+def test_what_plays_stops_when_the_reader_turns_away(new: Callable[..., Page], view: str) -> None:
+    def prepare(page: Page) -> None:
+        page.emulate_media(reduced_motion="no-preference")
+        page.add_init_script(TICK)
+
+    page = new(LINKS[view].partition("&at=")[0], prepare)
+    finished(page)
+    page.evaluate("tick()")
+    player = page.locator(f"#{view}-player")
+    expect(player.get_by_role("slider")).to_have_value("1")
+    expect(player.get_by_role("button")).to_have_text("Pause")
+    page.evaluate(FOLLOW, f"{view}?text=b")
+    page.evaluate("tick()")  # nothing is left of what it showed
 
 
 def test_a_position_tells_its_alternatives(show: Callable[[str], Page]) -> None:
@@ -265,6 +310,33 @@ def test_the_sphere_follows_a_position(show: Callable[[str], Page]) -> None:
     expect(page.get_by_role("alert").filter(has_text="There is no position 99")).to_be_visible()
 
 
+def test_a_short_way_can_be_walked_slowly(show: Callable[[str], Page]) -> None:
+    page = show("sphere?model=dna&steps=20&position=3")
+    finished(page)
+
+    def places() -> int:
+        frames = saved(page, "sphere", "JSON", json.loads)["frames"]
+        return len({tuple(frame["sphere"]["state"]) for frame in frames})
+
+    words, slowly = page.locator("#sphere-words"), page.get_by_role("button", name="Walk slowly")
+    expect(words).to_contain_text("Each position has 1 of the 20 steps to itself")
+    assert places() == 2
+    slowly.click()
+    finished(page)
+    expect(slowly).to_have_attribute("aria-pressed", "true")
+    expect(words).to_contain_text("Position 3 at time")
+    expect(words).not_to_contain_text("to itself")
+    expect(page).to_have_url(re.compile("window=1"))
+    assert places() == 21
+    slowly.click()
+    finished(page)
+    expect(words).to_contain_text("Each position has 1 of the 20 steps to itself")
+    expect(slowly).to_have_attribute("aria-pressed", "false")
+    page = show(LINKS["sphere"])
+    finished(page)
+    expect(slowly).to_be_hidden()
+
+
 def test_a_text_is_measured(show: Callable[[str], Page]) -> None:
     page = show("score?steps=4")
     page.get_by_label("Text to measure").fill("the history of")
@@ -279,6 +351,33 @@ def test_a_text_is_measured(show: Callable[[str], Page]) -> None:
     page.keyboard.press("ArrowRight")
     expect(page.locator("#score-inspector")).to_contain_text(re.compile(r"Position 2.*[\d.]+ bits"))
     expect(page.locator("#score-legend")).to_have_attribute("aria-label", re.compile("0 bits, the strongest is"))
+
+
+def test_a_rival_measures_a_text_as_a_whole(show: Callable[[str], Page]) -> None:
+    page = show("score?model=rival&text=the+history+of&steps=4&ran=1")
+    finished(page)
+    expect(page.locator("#score-words")).to_contain_text("for the text as a whole, not by position")
+    expect(page.locator("#score-strip")).to_be_hidden()
+    assert saved(page, "score", "PNG", picture).format == "PNG"
+
+
+def test_options_are_sent_and_classes_only_where_there_are_some(show: Callable[[str], Page]) -> None:
+    page = show("generate?model=dna&steps=3&window=0.5")
+    page.locator("#generate-form details").evaluate("details => { details.open = true; }")
+    page.locator("#generate-form [name=label]").select_option("helix")
+    page.get_by_label("Guidance").fill("2.5")
+    with page.expect_request("**/v1/trajectory") as asked:
+        page.locator("#generate-go").click()
+    body = asked.value.post_data_json
+    assert (body["window"], body["label"], body["guidance"]) == (0.5, "helix", 2.5)
+    finished(page)
+    expect(page).to_have_url(re.compile("label=helix"))
+    page = show("generate?steps=3&ran=1")
+    finished(page)
+    expect(page.locator("#generate-form [name=window]")).to_have_attribute("placeholder", "1")
+    expect(page.locator("#generate-form [name=label]")).to_be_hidden()
+    expect(page.get_by_label("Guidance")).to_be_hidden()
+    page.locator("#generate-form details").evaluate("details => { details.open = false; }")
 
 
 def test_two_walks_share_a_clock(show: Callable[[str], Page]) -> None:
@@ -418,6 +517,7 @@ def test_a_newer_wish_cancels_the_older(show: Callable[[str], Page]) -> None:
             page.keyboard.press(key)
     asked.value.response()
     expect(page.locator("#process-dimension")).to_have_text("50258")
+    expect(page.locator("#process-information")).to_have_attribute("aria-label", re.compile("not known"))
     assert saved(page, "process", "JSON", json.loads)["request"]["dimension"] == 50258
 
 

@@ -1,8 +1,9 @@
 """The campaign: `python tests/torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
 
 Runs are killed, starved, told to stop and robbed of a companion, and end with the very bytes of a run that nothing
-happened to; spoilt checkpoints are read by the thousand. What was tried and what was lost goes into a JSON file, and
-into one line on standard output. The exit code is 1 if anything was lost.
+happened to; meanwhile spoilt checkpoints and published models are read by the thousand; then the service is besieged.
+What was tried and what was lost goes into a JSON file, and into some lines on standard output. The exit code is 1 if
+anything was lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from typing import Any
 
 import faults
 import torch
-from fuzz import MEGABYTES, Outcome, fuzz
+from fuzz import Outcome, fuzz
+from siege import Siege, besiege
 from victim import ALONE, PAIR, Victim, different
 
 COLD = 10
@@ -133,7 +135,17 @@ class Campaign:
 
     def say(self) -> None:
         """Show the counts so far."""
-        print(f"{time.strftime('%H:%M:%S')} {dict(self.counts)}", file=sys.stderr, flush=True)
+        tell(str(dict(self.counts)))
+
+    def line(self) -> str:
+        """Return the counts for people."""
+        counts = self.counts
+        return (
+            f"runs: {counts['kills']} kills ({self.seen['inside the write']} inside a checkpoint's writing), "
+            f"{counts['restarts']} restarts, {counts['full disks']} full disks, {counts['file size limits']} file size "
+            f"limits, {counts['signals']} signals, {counts['kills of one of two']} kills of one of two; "
+            f"{counts['runs compared']} runs, {counts['bytes equal']:,} bytes equal; lost: {len(self.lost)}"
+        )
 
 
 def spoilt(place: Path, count: int, seed: int, answer: Any) -> None:
@@ -145,36 +157,43 @@ def spoilt(place: Path, count: int, seed: int, answer: Any) -> None:
         answer.put(fuzz(place, count, seed))
 
 
-def fuzzed(place: Path, count: int, seed: int, workers: int) -> Outcome:
-    """Return what came of the spoilt checkpoints; a reader that crashed or hung is a defect."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    shares = [count // workers + (number < count % workers) for number in range(workers)]
-    processes = [
-        context.Process(target=spoilt, args=(place / str(number), share, seed * workers + number, answer))
-        for number, share in enumerate(shares)
-    ]
-    for process in processes:
-        process.start()
-    outcomes: list[Outcome] = []
-    end = time.monotonic() + 300 + count
-    while len(outcomes) < workers and time.monotonic() < end:
-        working = any(process.is_alive() for process in processes)
-        try:
-            outcomes.append(answer.get(timeout=1))
-        except queue.Empty:
-            if not working:
-                break
-    for process in processes:
-        process.join(10)
-        process.kill()
-    silent = ["a reader died or hung"] * (workers - len(outcomes))
-    return sum(outcomes, Outcome(defects=silent))
+class Fuzzing:
+    """Processes that read spoilt files while other things go on."""
+
+    def __init__(self, place: Path, count: int, seed: int, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.answer = context.Queue()
+        shares = [count // workers + (number < count % workers) for number in range(workers)]
+        self.processes = [
+            context.Process(target=spoilt, args=(place / str(number), share, seed * workers + number, self.answer))
+            for number, share in enumerate(shares) if share
+        ]  # fmt: skip
+        for process in self.processes:
+            process.start()
+
+    def result(self, seconds: float) -> Outcome:
+        """Return what came of all of them; a reader that crashed or hung is a defect."""
+        outcomes: list[Outcome] = []
+        end = time.monotonic() + seconds
+        while len(outcomes) < len(self.processes) and time.monotonic() < end:
+            working = any(process.is_alive() for process in self.processes)
+            try:
+                outcomes.append(self.answer.get(timeout=1))
+            except queue.Empty:
+                if not working:
+                    break
+        for process in self.processes:
+            process.join(10)
+            process.kill()
+        silent = ["a reader died or hung"] * (len(self.processes) - len(outcomes))
+        return sum(outcomes, Outcome(defects=silent))
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, count in {"kills": 100, "signals": 10, "disks": 10, "companions": 3, "mutations": 10_000}.items():
+    counts = {"kills": 100, "signals": 10, "disks": 15, "companions": 3, "mutations": 10_000, "requests": 10_000,
+              "clients": 200, "seconds": 60}  # fmt: skip
+    for name, count in counts.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--steps", type=int, default=400, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0)
@@ -189,6 +208,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rdlm-torture-") as folder:
         place = Path(folder)
         os.environ["RDLM_CACHE"] = str(place / "cache")
+        fuzzing = Fuzzing(place / "fuzz", options.mutations, options.seed, options.workers)
         campaign = Campaign(place, options.seed, options.steps)
         for name in ("kills", "signals", "disks", "companions"):
             if count := getattr(options, name):
@@ -196,33 +216,35 @@ def main() -> int:
                     {"disks": campaign.full_disks}.get(name, getattr(campaign, name, None))(count)
                 except AssertionError as error:
                     campaign.lost.append(f"{name}: {error}")
-        outcome = Outcome()
-        if options.mutations:
-            outcome = fuzzed(place / "fuzz", options.mutations, options.seed, options.workers)
-    return report(campaign, outcome, options.out, time.monotonic() - begin)
+        print(campaign.line(), flush=True)
+        outcome = fuzzing.result(600 + options.mutations)
+        print(outcome.line(), flush=True)
+        siege = Siege()
+        if options.requests:
+            siege = besiege(place / "siege", options.requests, options.clients, options.seconds, options.seed, tell)
+            print("\n".join(siege.lines()), flush=True)
+    return report(campaign, outcome, siege, options.out, time.monotonic() - begin)
 
 
-def report(campaign: Campaign, outcome: Outcome, out: Path, seconds: float) -> int:
-    """Write the JSON file, print the line, and return the exit code."""
-    lost = campaign.lost + outcome.defects
-    lost += ["a payload was executed"] if outcome.executed else []
-    lost += [f"reading took {outcome.grown:.0f} MB"] if outcome.grown > MEGABYTES else []
+def tell(line: str) -> None:
+    """Show how far it is."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def report(campaign: Campaign, outcome: Outcome, siege: Siege, out: Path, seconds: float) -> int:
+    """Write the JSON file, print the last line, and return the exit code."""
+    lost = campaign.lost + outcome.lost + siege.defects
     found = {
         "command": shlex.join(["python", *sys.argv]), "python": platform.python_version(), "torch": torch.__version__,
         "seconds": round(seconds, 1), "lost": lost, **campaign.counts, "where the kills struck": dict(campaign.seen),
         "mutations": outcome.tried, "mutations refused": dict(outcome.refused), "mutations read": dict(outcome.read),
         "slowest reading (s)": round(outcome.slowest, 2), "memory grown (MB)": round(outcome.grown, 1),
+        "service": siege.summary(),
     }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=2) + "\n")
-    counts = campaign.counts
-    print(
-        f"torture: {counts['kills']} kills ({campaign.seen['inside the write']} inside a checkpoint's writing), "
-        f"{counts['restarts']} restarts, {counts['full disks'] + counts['file size limits']} disk-full events, "
-        f"{counts['signals']} signals, {counts['kills of one of two']} kills of one of two; "
-        f"{counts['runs compared']} runs, {counts['bytes equal']:,} bytes equal; "
-        f"{outcome.tried} mutations, {outcome.refused.total()} refused; lost: {len(lost)} ({out}, {seconds:.0f} s)"
-    )
+    print("\n".join(loss[:2000] for loss in lost[:30]), file=sys.stderr)
+    print(f"torture: lost: {len(lost)} ({out}, {seconds:.0f} s)")
     return 1 if lost else 0
 
 

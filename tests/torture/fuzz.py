@@ -1,4 +1,4 @@
-"""Spoilt checkpoints by the thousand, against everything that reads them: nothing may crash, hang, grow or run."""
+"""Spoilt checkpoints and published models by the thousand, and all that reads them: none may crash, hang or grow."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from mutation import SPOILS, STEP
+from mutation import CHECKPOINT, PUBLISHED, SPOILS, STEP, Shelf
 
 import rdlm
-from rdlm import cli
+from rdlm import cli, publication
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.method import build
 from rdlm.training.parallel import Team
 from rdlm.training.run import Run, load_corpus, training_batches
 
 SECONDS = 20.0
-"""The longest that one reading may take, on a machine that does other things too."""
+"""The longest that one reading may compute; it may wait, on a machine that does other things too, ten times as long."""
 
 MEGABYTES = 512
 """How much more memory all readings together may need at their peak."""
@@ -36,6 +37,10 @@ OPTIONS = {
     "process.levels": 4, "process.pairs": 4, "training.steps": 2, "training.batch": 2, "training.device": "cpu",
     "training.validation-sequences": 2, "training.validation-calls": 2, "training.warmup": 0,
 }  # fmt: skip
+
+
+LEFT_OUT = shutil.ignore_patterns("tensorboard", "report.html", "evaluation-*", "samples*")
+"""What a run's folder holds beside what is read."""
 
 
 @dataclass
@@ -55,11 +60,60 @@ class Outcome:
     def tried(self) -> int:
         return self.refused.total() + self.read.total()
 
+    @property
+    def lost(self) -> list[str]:
+        """Return all that went wrong."""
+        executed = ["a payload was executed"] if self.executed else []
+        return self.defects + executed + ([f"reading took {self.grown:.0f} MB"] if self.grown > MEGABYTES else [])
+
+    def line(self) -> str:
+        """Return it for people."""
+        return (
+            f"files: {self.tried} spoilt, {self.refused.total()} refused, {self.read.total()} harmless, slowest "
+            f"{self.slowest:.1f} s, {self.grown:.0f} MB grown; lost: {len(self.lost)}"
+        )
+
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
             self.refused + other.refused, self.read + other.read, self.defects + other.defects,
             max(self.slowest, other.slowest), max(self.grown, other.grown), self.executed or other.executed,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A folder that is whole, and what reads it."""
+
+    folder: Path
+    shelf: Shelf
+    again: Run | None = None
+    """A run that can be asked again and again to continue from a folder."""
+
+    def readers(self, run: Path, rng: random.Random) -> list[Callable[[], object]]:
+        """Return what reads a spoilt copy of the folder."""
+        if self.again is None:
+            return [lambda: rdlm.load(run), lambda: publication.evaluations(rdlm.load(run))]
+        loads = [lambda: rdlm.load(run), lambda: rdlm.load(run / STEP, averaged=False)]
+        return [rng.choice(loads), partial(resume, self.again, run, rng.random() < 0.5)]
+
+
+def resume(again: Run, run: Path, accept_changes: bool) -> None:
+    """Continue a run in another folder."""
+    again.folder = run
+    again.resume(accept_changes=accept_changes)
+
+
+def seeds_in(place: Path) -> list[Seed]:
+    """Return two small runs, over letters and over learnt subwords, and two models that were published from them."""
+    runs = seed_runs(place)
+    found = [Seed(run, CHECKPOINT, resumable(run)) for run in runs]
+    for run, dtype in zip(runs, ("float32", "float16"), strict=True):
+        quick = ("--calls", "2", "--evaluations", "8", "--sequences", "2", "--samples", "0", "--json")
+        assert cli.main(["evaluate", str(run), *quick]) == 0
+        published = place / f"published-{run.name}"
+        assert cli.main(["publish", str(run), str(published), "--dtype", dtype, "--json"]) == 0
+        found.append(Seed(published, PUBLISHED))
+    return found
 
 
 def seed_runs(place: Path) -> list[Path]:
@@ -85,21 +139,22 @@ def resumable(run: Path) -> Run:
 
 
 def fuzz(place: Path, count: int, seed: int = 0) -> Outcome:
-    """Return what came of `count` spoilt checkpoints."""
-    seeds = seed_runs(place / "seeds")
-    resumables = [resumable(run) for run in seeds]
+    """Return what came of `count` spoilt folders."""
+    seeds = seeds_in(place / "seeds")
     outcome, begin = Outcome(), 0.0
     names, weights = list(SPOILS), [weight for weight, _ in SPOILS.values()]
     for number in range(count):
         rng = random.Random(seed * 1_000_003 + number)
-        chosen = rng.randrange(len(seeds))
+        chosen = rng.choice(seeds)
         work, name = place / "work", rng.choices(names, weights)[0]
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(seeds[chosen], work / "run", ignore=shutil.ignore_patterns("tensorboard", "report.html"))
-        SPOILS[name][1](rng, work / "run")
-        label = f"{name} (seed {seed}, number {number})"
-        run_again(work / "run", resumables[chosen], rng, label, name, outcome)
+        shutil.copytree(chosen.folder, work / "run", ignore=LEFT_OUT)
+        SPOILS[name][1](rng, work / "run", chosen.shelf)
+        kind = f"{chosen.shelf.state}: {name}"
+        read_all(chosen.readers(work / "run", rng), f"{kind} (seed {seed}, number {number})", kind, outcome)
         outcome.executed |= (work / "canary").exists()
+        if number % 1000 == 999:
+            print(f"fuzz: {number + 1} of {count} spoilt, {len(outcome.defects)} defects", file=sys.stderr, flush=True)
         if number == min(100, count - 1):
             begin = _peak()  # after everything that is loaded once
     outcome.grown = _peak() - begin
@@ -107,17 +162,10 @@ def fuzz(place: Path, count: int, seed: int = 0) -> Outcome:
     return outcome
 
 
-def run_again(run: Path, again: Run, rng: random.Random, label: str, name: str, outcome: Outcome) -> None:
-    """Load the folder as a model, and continue the run in it."""
-    begin = time.monotonic()
-
-    def resume() -> Any:
-        again.folder = run
-        again.resume(accept_changes=rng.random() < 0.5)
-
-    loads = [lambda: rdlm.load(run), lambda: rdlm.load(run / STEP, averaged=False)]
-    good = 0
-    for read in (rng.choice(loads), resume):
+def read_all(readers: Sequence[Callable[[], object]], label: str, kind: str, outcome: Outcome) -> None:
+    """Read a spoilt folder in every way; refusals are what is wanted, and a whole reading is no harm."""
+    begin, good = time.monotonic(), 0
+    for read in readers:
         try:
             with limited(SECONDS):
                 read()
@@ -126,24 +174,27 @@ def run_again(run: Path, again: Run, rng: random.Random, label: str, name: str, 
             pass
         except BaseException:
             outcome.defects.append(f"{label}: {traceback.format_exc()}")
-    (outcome.read if good == 2 else outcome.refused)[name] += 1
+    (outcome.read if good == len(readers) else outcome.refused)[kind] += 1
     outcome.slowest = max(outcome.slowest, time.monotonic() - begin)
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer."""
+    """Raise TimeoutError in what computes for longer, or waits for ten times as long."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"still reading after {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    clocks = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
+    before = {number: signal.signal(number, late) for number in clocks}
+    for clock, limit in clocks.values():
+        signal.setitimer(clock, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (clock, _) in clocks.items():
+            signal.setitimer(clock, 0)
+            signal.signal(number, before[number])
 
 
 def _peak() -> float:

@@ -1,4 +1,4 @@
-"""Ways to spoil a run's folder: accidents, and what somebody would do who knows the format and signs his work."""
+"""Ways to spoil a run or a published model: accidents, and what somebody does who knows the format and signs it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,42 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Spoil = Callable[[random.Random, Path], None]
+
+@dataclass(frozen=True)
+class Shelf:
+    """How a kind of folder keeps its files."""
+
+    home: str
+    """Folder inside the spoilt one, where the files are."""
+    state: str
+    """The file that describes and signs the others."""
+    tensors: tuple[str, ...]
+    others: tuple[str, ...]
+    pointers: tuple[str, ...] = ()
+    """Files of the spoilt folder that point to the home."""
+
+    def at(self, run: Path) -> Path:
+        """Return the folder of the files."""
+        return run / self.home
+
+    def any_file(self, rng: random.Random, run: Path) -> Path:
+        """Return one of the files."""
+        return self.at(run) / rng.choice((*self.tensors, *self.others, self.state))
+
+
 STEP = "checkpoint-00000002"
 PARTS = ("network", "ema", "optimizer", "method")
-FILES = ("tokenizer.json", *(f"{part}.safetensors" for part in PARTS))
+CHECKPOINT = Shelf(
+    STEP, "state.json", tuple(f"{part}.safetensors" for part in PARTS), ("tokenizer.json",),
+    ("latest.json", "best.json"),
+)  # fmt: skip
+PUBLISHED = Shelf(".", "config.json", ("model.safetensors",), ("tokenizer.json", "evaluation.json"))
+
+Spoil = Callable[[random.Random, Path, Shelf], None]
 
 ODD: list[Any] = [
     None, True, -1, 0, 1, 2**31, 2**63, 10**30, -(2**63), 1e300, -0.5, 0.1, "", "x", "nan", "../../etc/passwd",
@@ -37,13 +66,14 @@ class Payload:
         return os.mkdir, (str(self.canary),)
 
 
-def sign(checkpoint: Path) -> None:
-    """Make all checksums and sizes of a checkpoint agree with what it holds, as far as it still is one."""
-    path = checkpoint / "state.json"
+def sign(run: Path, shelf: Shelf) -> None:
+    """Make all checksums and sizes agree with what the files hold, as far as they still are what they were."""
+    home = shelf.at(run)
+    path = home / shelf.state
     try:
         state = json.loads(path.read_text())
         for name in state["files"]:
-            content = (checkpoint / name).read_bytes() if (checkpoint / name).is_file() else b""
+            content = (home / name).read_bytes() if (home / name).is_file() else b""
             state["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         seal(path, state)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -51,19 +81,15 @@ def sign(checkpoint: Path) -> None:
 
 
 def seal(path: Path, state: dict[str, Any]) -> None:
-    """Write a state.json whose own checksum is right."""
+    """Write a description whose own checksum is right."""
     content = {key: value for key, value in state.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({**content, "sha256": digest}))
 
 
-def any_file(rng: random.Random, run: Path) -> Path:
-    return run / STEP / rng.choice((*FILES, "state.json"))
-
-
-def bytes_of(rng: random.Random, run: Path) -> None:
+def bytes_of(rng: random.Random, run: Path, shelf: Shelf) -> None:
     """Change some bytes of one file, in one of several ways."""
-    path = any_file(rng, run)
+    path = shelf.any_file(rng, run)
     content = bytearray(path.read_bytes())
     at = rng.randrange(len(content))
     match rng.randrange(6):
@@ -78,7 +104,7 @@ def bytes_of(rng: random.Random, run: Path) -> None:
         case 4:
             content[at : at + 64] = bytes(len(content[at : at + 64]))
         case _:
-            other = any_file(rng, run).read_bytes()
+            other = shelf.any_file(rng, run).read_bytes()
             content[at:at] = other[: rng.randrange(1, 400)]
     path.write_bytes(content)
 
@@ -86,9 +112,9 @@ def bytes_of(rng: random.Random, run: Path) -> None:
 def signed(spoil: Spoil) -> Spoil:
     """Return the same damage with all checksums made to agree."""
 
-    def both(rng: random.Random, run: Path) -> None:
-        spoil(rng, run)
-        sign(run / STEP)
+    def both(rng: random.Random, run: Path, shelf: Shelf) -> None:
+        spoil(rng, run, shelf)
+        sign(run, shelf)
 
     return both
 
@@ -119,11 +145,11 @@ def odd_json(rng: random.Random, value: Any) -> Any:
     return value
 
 
-def state(rng: random.Random, run: Path) -> None:
-    """Put something odd into state.json, and sign it."""
-    path = run / STEP / "state.json"
+def state(rng: random.Random, run: Path, shelf: Shelf) -> None:
+    """Put something odd into the description, and sign it."""
+    path = shelf.at(run) / shelf.state
     found = json.loads(path.read_text())
-    part = rng.choice(("config", "config", "corpus", "counters", "files", None))
+    part = rng.choice([key for key, value in found.items() if isinstance(value, dict)] + ["config", None])
     if part is None:
         found = odd_json(rng, found)
     else:
@@ -131,16 +157,16 @@ def state(rng: random.Random, run: Path) -> None:
     seal(path, found if isinstance(found, dict) else {"x": found})
 
 
-def tokenizer(rng: random.Random, run: Path) -> None:
-    """Put something odd into the tokenizer, and sign it."""
-    path = run / STEP / "tokenizer.json"
+def tokenizer(rng: random.Random, run: Path, shelf: Shelf) -> None:
+    """Put something odd into the tokenizer, or another file of JSON, and sign it."""
+    path = shelf.at(run) / rng.choice(shelf.others)
     path.write_text(json.dumps(odd_json(rng, json.loads(path.read_text()))))
-    sign(run / STEP)
+    sign(run, shelf)
 
 
-def json_text(rng: random.Random, run: Path) -> None:
+def json_text(rng: random.Random, run: Path, shelf: Shelf) -> None:
     """Replace a JSON file by a text that readers stumble over, and sign where that is possible."""
-    path = run / rng.choice((f"{STEP}/state.json", f"{STEP}/tokenizer.json", "latest.json", "best.json"))
+    path = run / rng.choice((f"{shelf.home}/{shelf.state}", f"{shelf.home}/{shelf.others[0]}", *shelf.pointers))
     whole = path.read_text().strip()
     texts = [
         "[" * 200_000, '{"a":' * 100_000, "[" * 900 + "]" * 900, '{"step": NaN}', '{"step": 1e999}', "9" * 5000,
@@ -149,12 +175,12 @@ def json_text(rng: random.Random, run: Path) -> None:
         MANY, '{"a":"' + "x" * (1 << 21) + '"}',
     ]  # fmt: skip
     path.write_text(rng.choice(texts))
-    sign(run / STEP)
+    sign(run, shelf)
 
 
-def header(rng: random.Random, run: Path) -> None:
+def header(rng: random.Random, run: Path, shelf: Shelf) -> None:
     """Put something odd into a file's list of tensors, and sign it."""
-    path = run / STEP / f"{rng.choice(PARTS)}.safetensors"
+    path = shelf.at(run) / rng.choice(shelf.tensors)
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     listed, body = json.loads(content[8 : 8 + size]), content[8 + size :]
@@ -164,31 +190,31 @@ def header(rng: random.Random, run: Path) -> None:
         case 1:
             content = struct.pack("<Q", rng.choice((0, 1, size + 1, 1 << 26, 1 << 40, 2**63, 2**64 - 1))) + content[8:]
             path.write_bytes(content)
-            return sign(run / STEP)
+            return sign(run, shelf)
         case 2:
             body = b"\xff" * len(body)  # not finite
         case 3:
             text = json.dumps(listed).encode()
             text = text[:-1] + b"," + text[1:] if len(listed) else text  # every name twice
             path.write_bytes(struct.pack("<Q", len(text)) + text + body)
-            return sign(run / STEP)
+            return sign(run, shelf)
         case 4:
             body += bytes(rng.randrange(1, 1 << 16))
         case _:
             listed = odd_json(rng, listed)
     text = json.dumps(listed).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
-    return sign(run / STEP)
+    return sign(run, shelf)
 
 
-def kind_of_file(rng: random.Random, run: Path) -> None:
+def kind_of_file(rng: random.Random, run: Path, shelf: Shelf) -> None:
     """Let a file be a link, a pipe, a folder, a hole of terabytes, a pickle, or another file."""
-    path = any_file(rng, run)
-    other = any_file(rng, run).read_bytes()
+    path = shelf.any_file(rng, run)
+    other = shelf.any_file(rng, run).read_bytes()
     way = rng.randrange(7)
     path.unlink()
     if way == 0:
-        path.symlink_to(rng.choice(("state.json", "network.safetensors", "/dev/zero", "/etc/passwd", path.name)))
+        path.symlink_to(rng.choice((shelf.state, shelf.tensors[0], "/dev/zero", "/etc/passwd", path.name)))
     elif way == 1:
         os.mkfifo(path)
     elif way == 2:
@@ -196,7 +222,7 @@ def kind_of_file(rng: random.Random, run: Path) -> None:
     elif way == 3:
         path.touch()
         os.truncate(path, rng.choice((1 << 21, 1 << 43)))
-        size_only(run / STEP, path)
+        size_only(shelf.at(run) / shelf.state, path)
     elif way == 4:
         import pickle  # to write one: nothing here reads it
 
@@ -204,21 +230,26 @@ def kind_of_file(rng: random.Random, run: Path) -> None:
     elif way == 5:
         path.write_bytes(other)
     if way in (4, 5) and rng.random() < 0.7:
-        sign(run / STEP)
+        sign(run, shelf)
 
 
-def size_only(checkpoint: Path, path: Path) -> None:
+def size_only(state: Path, path: Path) -> None:
     """Sign a file by its size alone: nobody hashes terabytes."""
-    if path.name in FILES:
-        found = json.loads((checkpoint / "state.json").read_text())
+    if path != state:
+        found = json.loads(state.read_text())
         found["files"][path.name]["bytes"] = path.stat().st_size
-        seal(checkpoint / "state.json", found)
+        seal(state, found)
 
 
-def name(rng: random.Random, run: Path) -> None:
-    """Rename the checkpoint, link to it, or let another folder pretend to be it."""
-    way, path = rng.randrange(3), run / STEP
-    if way == 0:
+def name(rng: random.Random, run: Path, shelf: Shelf) -> None:
+    """Rename the checkpoint, link to it, or let another folder pretend to be it; of a model, exchange two files."""
+    way, path = rng.randrange(3), shelf.at(run)
+    if shelf is PUBLISHED:
+        one, other = shelf.any_file(rng, run), shelf.any_file(rng, run)
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    elif way == 0:
         names = ("checkpoint-00000003", "checkpoint-2", "checkpoint-99999999", ".checkpoint.part")
         path.rename(run / rng.choice(names))
     elif way == 1:

@@ -2,8 +2,9 @@
 
     rdlm analyze steps RUN --scorer AUTOREGRESSIVE_RUN
 
-Rows have equally many network calls: a solver that calls twice per step takes half the steps. Temperatures other than 1
-serve one column alone, the perplexity at the entropy of data: without it a sampler that repeats itself looks good.
+Rows may have equally many network calls: a solver that calls twice per step takes half the steps. In windows there are
+fewer of them where nothing moves in a step. Temperatures other than 1 serve one column alone, the perplexity at the
+entropy of data: without it a sampler that repeats itself looks good.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rdlm.evaluation.bound import check_weights
 from rdlm.evaluation.sample import divergences, generative_perplexity, sample_entropy
 from rdlm.evaluation.scorer import Scorer
 from rdlm.figure import canvas
-from rdlm.generation import generate
+from rdlm.generation import Generation, generate
 from rdlm.language_model import LanguageModel
 from rdlm.likelihood import by_steps
 from rdlm.likelihood.data import Advance
@@ -53,8 +54,9 @@ class Setting:
     @property
     def steps(self) -> int:
         """Return the steps that so many network calls allow."""
-        per_step = SOLVERS[self.solver].calls
-        # All steps take `per_step` calls but, where all positions run together, the last, which takes one.
+        per_step = SOLVERS[self.solver].calls if self.width > 0 else 1
+        # All steps take `per_step` calls but those in which nothing but decoding happens: in windows of one step all
+        # of them, where all positions run together the last.
         return max(1, (self.calls + (per_step - 1) * (self.width == 1)) // per_step)
 
     @property
@@ -127,8 +129,11 @@ def measure(
         row |= bound(model, setting, data, table.evaluations, table.seed)
         looks = {}
         for temperature in sorted({1.0, *table.temperatures}):
-            looks[temperature] = _looks(model, samples(model, setting, table, temperature), data.ids, scorer)
+            made = samples(model, setting, table, temperature)
+            looks[temperature] = _looks(model, made.tokens, data.ids, scorer)
             advance(setting.calls)
+            if temperature == 1:
+                row["network_calls"] = made.network_calls
         row |= looks[1.0]
         if scorer is not None and len(looks) > 1:
             row["matched"] = matched(list(looks.values()), reference["entropy"])
@@ -137,13 +142,13 @@ def measure(
 
 def samples(
     model: LanguageModel, setting: Setting, table: Steps, temperature: float = 1.0
-) -> Int[Tensor, "n length"]:
+) -> Generation:
     """Return the samples of a setting."""
     window = setting.window
     return generate(
         model, num=table.samples, steps=setting.steps, solver=setting.solver, grid=setting.grid, seed=table.seed,
         window=window.width, order=window.order, temperature=temperature, batch=ROWS, rows=ROWS,
-    ).tokens  # fmt: skip
+    )  # fmt: skip
 
 
 def bound(
@@ -191,6 +196,7 @@ def matched(points: Sequence[Mapping[str, float]], entropy: float) -> float:
 def conventions(scorer: Scorer | None) -> dict[str, str]:
     """Return what the columns are."""
     found = {
+        "calls, network_calls": "those allowed, and those that a sample took: none where nothing of it moves",
         "bound": "bits per token, upper bound for these very samples' sampler on validation data; interval 95%",
         "unigram, bigram": "Jensen-Shannon divergence from validation data, bits; the row of data says where 0 is",
         "entropy": "nats per token: entropy of the token frequencies within a sample, mean over samples",

@@ -137,4 +137,4 @@ class Generate:
             for sample in generation.samples:
                 print(sample.text)
         if generation.invalid_codes:
-            print(f"rdlm: {generation.invalid_codes} codes spelled no token and were drawn anew", file=sys.stderr)
+            print(f"rdlm: {generation.invalid_codes} codes spelled no token and were chosen anew", file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from rdlm.language_model import LanguageModel
     from rdlm.serve.service import Limits
 
-DEFAULT_RUN = Path("runs/demo")
-
 
 @dataclass(frozen=True)
 class Serve:
@@ -28,8 +25,8 @@ class Serve:
     An address that other machines can reach needs a secret in the environment variable RDLM_TOKEN.
     """
 
-    run_folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = (DEFAULT_RUN,)
-    """Folders of runs or of checkpoints."""
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN [RUN ...]]")] = ()
+    """Folders of runs, checkpoints or published models, or user/name on the hub; if none, the model in the box."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
@@ -93,9 +90,7 @@ class Serve:
     def _models(self) -> list[LanguageModel]:
         import rdlm
 
-        if self.run_folders == (DEFAULT_RUN,) and not DEFAULT_RUN.exists():
-            raise InputError(f"there is no run in {DEFAULT_RUN}: name one, or make it with rdlm demo")
-        return [rdlm.load(folder) for folder in self.run_folders]
+        return [rdlm.load(run) for run in self.models or (None,)]
 
     def _announce(self, url: str, names: list[str]) -> None:
         from rdlm.report import print_json

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -13,11 +14,12 @@ from rdlm.likelihood import Posterior
 from rdlm.process.path import Path
 from rdlm.sampler.automaton import Restriction
 from rdlm.sampler.block import Stretch
+from rdlm.sampler.course import Outcome
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.rule import Rules
 from rdlm.sampler.solver import solver_of
 from rdlm.sampler.template import OPEN
-from rdlm.sampler.walk import Callback, Outcome, Walker
+from rdlm.sampler.walk import Callback, Walker
 
 if TYPE_CHECKING:
     from rdlm.sampler.plan import Plan
@@ -34,7 +36,7 @@ class Journey:
         self.chain = method.chain(path, request.steps, kernel, request.clock(), plan.grid)
         self.law = method.chain_law(self.chain) if self.chain.switch >= 0 else None
         self.token: Int[Tensor, "batch length"] = plan.template.known.repeat(noise.batch, 1)
-        self.invalid = 0
+        self.invalid, self.calls = 0, torch.zeros(noise.batch, dtype=torch.long)
         self._left = list(plan.windows)
 
     @property
@@ -45,7 +47,8 @@ class Journey:
     def walker(self, stretch: Stretch, posterior: Posterior, callback: Callback | None = None) -> Walker:
         """Return what walks a window."""
         return Walker(posterior, self.chain, self.solver, self.plan.model.rdlm.process.clock, self._rules(stretch),
-                      self.law, self.plan.clean, self.plan.codes, callback)  # fmt: skip
+                      self.law, self.plan.request.clean, self.plan.codes, callback,
+                      self.plan.model.config.model.self_condition)  # fmt: skip
 
     def known(self, stretch: Stretch) -> Int[Tensor, "batch positions"]:
         """Return the symbols of a window that are known, `OPEN` where they are not."""
@@ -58,6 +61,7 @@ class Journey:
         """Write down what a window's walk ended in, and turn to the next one."""
         self.token[:, stretch.begin : stretch.end] = self.plan.model.rdlm.spell(walked.token.cpu())
         self.invalid += walked.invalid
+        self.calls += walked.calls.cpu()
         del self._left[0]
 
     def run(self, posterior: Callable[[int, Stretch], Posterior], callback: Callback) -> None:

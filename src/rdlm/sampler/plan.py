@@ -17,6 +17,7 @@ from rdlm.randomness import generator_of
 from rdlm.sampler import curve
 from rdlm.sampler.automaton import Automaton, spellings
 from rdlm.sampler.block import Stretch, stretches
+from rdlm.sampler.course import Look, Outcome
 from rdlm.sampler.journey import Journey
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.predictor import Predictor
@@ -25,7 +26,7 @@ from rdlm.sampler.request import Request
 from rdlm.sampler.solver import solver_of
 from rdlm.sampler.template import OPEN, Template, framed, infilled, restricted
 from rdlm.sampler.trace import Trace
-from rdlm.sampler.walk import Callback, Outcome
+from rdlm.sampler.walk import Callback
 
 Progress = Callable[[int, int], object]
 """Called after each step with the steps done and the steps in all."""
@@ -72,33 +73,15 @@ class Plan:
         request, seeds = self.request, range(self.request.seed, self.request.seed + self.request.num)
         batches = [list(seeds[at : at + request.batch]) for at in range(0, len(seeds), request.batch)]
         report = _Report(progress, request.steps * len(self.windows) * len(batches))
-        parts, invalid = [], 0
-        for index, batch in enumerate(batches):
-            tokens, redrawn = self._batch(batch, report, trace if index == 0 else None)
-            parts.append(tokens)
-            invalid += redrawn
-        return Outcome(torch.cat(parts), invalid)
-
-    @property
-    def network_calls(self) -> int:
-        """Return how often one sample calls the network; the last step decodes, with one call."""
-        extra = solver_of(self.request.solver).calls - 1
-        moves = self.request.steps - (self.request.window == 1)
-        return (self.request.steps + extra * moves) * len(self.windows)
+        parts = [self._batch(batch, report, None if index else trace) for index, batch in enumerate(batches)]
+        tokens, calls = torch.cat([part.token for part in parts]), torch.cat([part.calls for part in parts])
+        return Outcome(tokens, sum(part.invalid for part in parts), calls)
 
     @property
     def claims_bound(self) -> bool:
         """Return whether the likelihood bound of the same chain holds for these samples."""
         free = len(self.windows) == 1 and not self.model.config.model.self_condition
         return free and not self.request.reshapes and solver_of(self.request.solver).bound is not None
-
-    @property
-    def clean(self) -> bool:
-        """Return whether known tokens stand finished from the beginning."""
-        if self.request.clean is not None:
-            return self.request.clean
-        objective = self.model.config.objective
-        return objective.prefix > 0 or objective.asynchronous > 0
 
     @property
     def device(self) -> torch.device:
@@ -118,22 +101,21 @@ class Plan:
             if chosen:
                 yield chosen, Journey(self, path, noise.subset(chosen))
 
-    def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> tuple[Tensor, int]:
-        """Return the tokens of some samples, and how many codes were drawn anew."""
+    def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> Outcome:
+        """Return the tokens of some samples, how many codes were chosen anew, and the network calls of each."""
         tokens, invalid = torch.zeros(len(seeds), self.template.length, dtype=torch.long), 0
+        calls = torch.zeros(len(seeds), dtype=torch.long)
         for chosen, journey in self.journeys(seeds):
             advance = report.part(len(chosen), len(seeds))
-            journey.run(self._predictor, _watch(advance, trace if chosen[0] == 0 else None))
-            tokens[chosen] = journey.token
+            journey.run(self._predictor, _watch(advance, self.request.steps, trace if chosen[0] == 0 else None))
+            tokens[chosen], calls[chosen] = journey.token, journey.calls
             invalid += journey.invalid
-        return tokens, invalid
+        return Outcome(tokens, invalid, calls)
 
     def _predictor(self, batch: int, stretch: Stretch) -> Predictor:
         condition, positions = self.condition, self.model.rdlm.process.codec.positions
         if condition is not None and condition.is_floating_point():
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
-        if condition is not None:
-            condition = condition.expand(batch, *condition.shape[1:])
         rows = self.request.rows or (1 if self.device.type == "cpu" else batch)
         return Predictor(self.model.rdlm, None if condition is None else condition.to(self.device),
                          self.request.guidance, self.request.temperature, rows)  # fmt: skip
@@ -145,20 +127,25 @@ class _Report:
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0.0
 
-    def part(self, some: int, of_all: int) -> Callable[[], object]:
+    def part(self, some: int, of_all: int) -> Callable[[int], object]:
         return partial(self._add, some / of_all)
 
-    def _add(self, amount: float) -> None:
-        self.done += amount
+    def _add(self, share: float, steps: int) -> None:
+        self.done += share * steps
         if self.progress is not None:
             self.progress(min(self.total, round(self.done)), self.total)
 
 
-def _watch(advance: Callable[[], object], trace: Trace | None) -> Callback:
-    def callback(step: int, state: Tensor, log_probability: Tensor) -> None:
-        advance()
-        if trace is not None:
-            trace.look(state[0], log_probability[0])
+def _watch(advance: Callable[[int], object], steps: int, trace: Trace | None) -> Callback:
+    """Return what counts the steps of one window after the other, and shows the first sample to a trace."""
+    behind = 0
+
+    def callback(look: Look) -> None:
+        nonlocal behind
+        advance(look.done - behind)
+        behind = look.done % steps
+        if trace is not None and int(look.row[0]) == 0:
+            trace.look(look.state[0], look.log_probability[0])
 
     return callback
 

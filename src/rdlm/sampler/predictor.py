@@ -30,11 +30,18 @@ def tempered(
     return torch.log_softmax(evidence + (law - evidence) / temperature, -1)
 
 
+def guided(
+    conditional: Float[Tensor, "batch positions v"], free: Float[Tensor, "batch positions v"], guidance: float
+) -> Float[Tensor, "batch positions v"]:
+    """Return the law with the condition weighed by the guidance, Eq. (45), from those with and without it."""
+    return torch.log_softmax(free + guidance * (conditional - free), -1)
+
+
 class Predictor:
     """`log p(token | states)` of a method's network, called for so many sequences at a time.
 
     A matrix product's rounding depends on the number of its rows. With `rows = 1` a sample depends on nothing but
-    its seed, whatever else is in the batch.
+    its seed, whatever else is in the batch. A condition of one row is that of all sequences.
     """
 
     def __init__(
@@ -63,17 +70,20 @@ class Predictor:
 
     def _rows(self, rows: slice, state: Tensor, noise: Tensor) -> Tensor:
         previous = None if self._previous is None else self._previous[rows]
-        if self.condition is None or self.guidance == 1:
-            condition = None if self.condition is None else self.condition[rows]
+        if self.condition is None:
+            return self._ask(state[rows], noise[rows], None, previous)
+        alike = len(self.condition) == 1
+        given = self.condition.expand(len(state), *self.condition.shape[1:]) if alike else self.condition
+        condition = given[rows]
+        if self.guidance == 1:
             return self._ask(state[rows], noise[rows], condition, previous)
-        condition = self.condition[rows]
         absent = torch.full_like(condition, float("nan") if condition.is_floating_point() else -1)
         twice = None if previous is None else torch.cat([previous, previous])
         both = self._ask(
             torch.cat([state[rows]] * 2), torch.cat([noise[rows]] * 2), torch.cat([condition, absent]), twice
         )
-        with_condition, without = both.chunk(2)
-        return torch.log_softmax(without + self.guidance * (with_condition - without), -1)
+        conditional, free = both.chunk(2)
+        return guided(conditional, free, self.guidance)
 
     def _ask(self, state: Tensor, noise: Tensor, condition: Tensor | None, previous: Tensor | None) -> Tensor:
         return self.method.denoiser(self.method.network, state, noise, condition, previous)

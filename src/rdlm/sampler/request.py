@@ -58,8 +58,9 @@ class Request:
     order: Order = "spread"
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
-    clean: bool | None = None
-    """Known tokens stand finished from the beginning; not given: where the model was trained with such contexts."""
+    clean: bool = True
+    """Known tokens stand finished from the beginning, and are heard from the first step; else, where all positions run
+    together, they follow their own bridges, as in training, and are heard too late."""
     batch: int = 16
     """Samples that are walked together."""
     rows: int | None = None

@@ -8,7 +8,7 @@ last top-k and top-p among what is left.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -53,8 +53,10 @@ class Rules:
         if law is not log_probability:
             law = torch.log_softmax(law, -1)
         if settled is not None:
-            certain = torch.full_like(law, -torch.inf).scatter_(-1, settled.clamp_min(0)[..., None], 0.0)
-            law = torch.where((settled >= 0)[..., None], certain, law)
+            row, place = (settled >= 0).nonzero(as_tuple=True)
+            law = law.clone() if law is log_probability else law
+            law[row, place] = -torch.inf  # few passes over all tokens: of the settled positions alone
+            law[row, place, settled[row, place]] = 0.0
         return law
 
     def marginals(self, law: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
@@ -74,14 +76,25 @@ class Rules:
             law = torch.log_softmax(law.masked_fill(late.scatter(-1, order, late), -torch.inf), -1)
         return law
 
-    def draw(
-        self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"], random: Noise
-    ) -> Int[Tensor, "batch positions"]:
-        """Return a token per position: drawn from the marginals, or jointly from the language."""
-        point = random.uniform(law.shape[:2], law.device)
+    def subset(self, row: Int[Tensor, " rows"]) -> Rules:
+        """Return the rules for some samples of the batch."""
         if self.language is None:
+            return self
+        return replace(self, language=replace(self.language, entry=self.language.entry[row]))
+
+    def draw(
+        self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"], random: Noise,
+        moving: Bool[Tensor, "batch positions"],
+    ) -> Int[Tensor, "batch positions"]:  # fmt: skip
+        """Return a token per position that moves: drawn from the marginals, or jointly from the language."""
+        point = random.uniform(law.shape[:2], law.device)  # for all, so that it does not matter which ones move
+        if self.language is not None:
+            return self.language.draw(law, point, self.cut)
+        if bool(moving.all()):
             return pick_token(marginals, point)
-        return self.language.draw(law, point, self.cut)
+        drawn = torch.zeros(moving.shape, dtype=torch.long, device=law.device)
+        drawn[moving] = pick_token(marginals[moving], point[moving])
+        return drawn
 
     def decide(
         self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"]
@@ -90,10 +103,11 @@ class Rules:
         if self.language is None:
             return marginals.argmax(-1)
         point = torch.zeros(law.shape[:2], dtype=torch.float64)
-        return self.language.draw(law, point, _likeliest)
+        return self.language.draw(law, point, likeliest)
 
 
-def _likeliest(law: Tensor) -> Tensor:
+def likeliest(law: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    """Return the law that has the likeliest token for certain."""
     return torch.full_like(law, -torch.inf).scatter_(-1, law.argmax(-1, keepdim=True), 0.0)
 
 

@@ -48,7 +48,7 @@ class Step:
     """Each position's own step; rest and decode included, where the result is not used."""
     log_probability: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
-    """A token per position, drawn from the log-probabilities."""
+    """A token per position that moves, drawn from the log-probabilities."""
     random: Noise
     predict: Predict
 

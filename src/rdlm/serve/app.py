@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
@@ -48,6 +48,8 @@ async def body_of(request: Request, form: type[Form]) -> Form:
                     raise too_large
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {PATIENCE:g} s") from None
+    except ClientDisconnect:
+        raise Left from None
     return await asyncio.to_thread(read, bytes(raw), form)
 
 
@@ -77,7 +79,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         """List the served models."""
         return answer({"object": "list", "data": [host.card for host in service.hosts.values()]})
 
-    @app.get("/v1/models/{name}", response_class=Response)
+    @app.get("/v1/models/{name:path}", response_class=Response)
     async def model(name: str) -> Response:
         """Describe one served model."""
         return answer(service.host(name).card)

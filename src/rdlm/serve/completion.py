@@ -83,8 +83,9 @@ class Completion:
             for number in range(self.count):
                 request = replace(order.request, seed=order.request.seed + number, gap="_")
                 with self.host.interruptible(self.ticket):
-                    made = generate(self.host.model, request).samples[0]
-                self.ticket.post(Finished(place * self.count + number, made.tokens))
+                    made = generate(self.host.model, request)
+                finished = Finished(place * self.count + number, made.samples[0].tokens, made.network_calls)
+                self.ticket.post(finished)
 
     async def _pieces(self) -> AsyncIterator[tuple[int, str, bool]]:
         """Yield the number of a choice, a piece of its text, and whether it is the last."""
@@ -160,7 +161,7 @@ class Completion:
 
     def _own(self) -> dict[str, object]:
         request = self.orders[0].request
-        calls = self.plans[0].network_calls if self.samples else None
+        calls = max(sample.calls for sample in self.samples) if self.samples else None
         bound = all(plan.claims_bound for plan in self.plans) if self.samples else self.host.model.method.claims_bound
         return {"seed": request.seed, "steps": request.steps, "solver": request.solver, "grid": request.grid,
                 "network_calls": calls, "claims_bound": bound}  # fmt: skip

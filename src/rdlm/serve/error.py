@@ -79,5 +79,11 @@ def closing() -> Refusal:
     return Refusal(503, "the service is shutting down; try again later", code="closing", headers={"Retry-After": "5"})
 
 
+def crowded() -> Refusal:
+    """Return the refusal of a request that comes over one connection too many."""
+    headers = {"Retry-After": "5", "Connection": "close"}
+    return Refusal(503, "too many connections are open; try again later", code="overloaded", headers=headers)
+
+
 class Left(Exception):
     """The client has gone: nobody is there to be answered."""

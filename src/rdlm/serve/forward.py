@@ -21,7 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,6 +43,14 @@ class Query(NamedTuple):
     noise: Float[Tensor, "rows positions"]
     previous: Float[Tensor, "rows length f"] | None = None
     """The last answer, for networks that see it."""
+    condition: Int[Tensor, " rows"] | None = None
+    """Classes, -1 for a row without one; none for a network that knows no classes."""
+
+    def part(self, rows: slice) -> Query:
+        """Return some of the rows."""
+        previous = None if self.previous is None else self.previous[rows]
+        condition = None if self.condition is None else self.condition[rows]
+        return Query(self.state[rows], self.noise[rows], previous, condition)
 
 
 class Forward:
@@ -89,9 +97,9 @@ class Forward:
         memory = self.method.config.model.self_condition
         state, noise = torch.cat([one.state for one in queries]), torch.cat([one.noise for one in queries])
         previous = torch.cat([self._memory(one) for one in queries]) if memory else None
-        cuts = self._pieces(len(state))
-        memories = [None] * cuts if previous is None else previous.tensor_split(cuts)
-        return list(map(Query, state.tensor_split(cuts), noise.tensor_split(cuts), memories))
+        whole = Query(state, noise, previous, conditions([(one.condition, len(one.state)) for one in queries]))
+        places = torch.arange(len(state)).tensor_split(self._pieces(len(state)))
+        return [whole.part(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
 
     def _memory(self, query: Query) -> Tensor:
         """Return the last answer, or zeros where there is none: to the network that is the same."""
@@ -129,13 +137,16 @@ class Forward:
         return self._exact[key]
 
     def _one_by_one(self, query: Query) -> Tensor:
-        parts = range(len(query.state))
-        memory = query.previous
-        rows = [Query(query.state[i : i + 1], query.noise[i : i + 1], None if memory is None else memory[i : i + 1])
-                for i in parts]  # fmt: skip
-        return torch.cat([self._ask(row) for row in rows])
+        return torch.cat([self._ask(query.part(slice(i, i + 1))) for i in range(len(query.state))])
 
     def _ask(self, query: Query) -> Tensor:
         with torch.no_grad():
             method = self.method
-            return method.denoiser(method.network, query.state, query.noise, None, query.previous)
+            return method.denoiser(method.network, query.state, query.noise, query.condition, query.previous)
+
+
+def conditions(parts: Sequence[tuple[Tensor | None, int]]) -> Int[Tensor, " rows"] | None:
+    """Return the classes of so many rows each, -1 for those without; None where no row has one."""
+    if all(condition is None for condition, _ in parts):
+        return None
+    return torch.cat([torch.full((rows,), -1) if condition is None else condition for condition, rows in parts])

@@ -49,6 +49,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _host(address: str) -> str:
+    """Return the name of a host in an address; of what is no address, nothing."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
 class Guard:
     """An ASGI application around another one."""
 
@@ -86,12 +94,10 @@ class Guard:
     def _admit(self, scope: Scope) -> None:
         """Refuse a request that comes from the wrong place or without the token."""
         headers = Headers(scope=scope)
-        if self._token is None:
-            name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-            if not is_loopback(name):
-                raise Refusal(403, "this address is served under a loopback name only, such as 127.0.0.1")
+        if self._token is None and not is_loopback(_host(f"//{headers.get('host', '')}")):
+            raise Refusal(403, "this address is served under a loopback name only, such as 127.0.0.1")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise Refusal(403, "requests from other web pages are not answered")
         if self._token is not None and scope["path"].startswith("/v1/"):
             given = headers.get("authorization", "").removeprefix("Bearer ")

@@ -12,6 +12,7 @@ from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 from rdlm.language_model import LanguageModel
 from rdlm.method.rdlm import Rdlm
+from rdlm.process.window import Window
 from rdlm.serve.engine import Engine
 from rdlm.serve.ticket import Ticket
 
@@ -43,6 +44,11 @@ class Host:
             raise InputError(f"{self.name} is a model of the method {self.model.config.method!r}; this needs 'rdlm'")
         return self.engine
 
+    @property
+    def window(self) -> Window:
+        """Return the window in which positions run unless another one is asked for; a rival's refuse any other."""
+        return self.model.method.window if isinstance(self.model.method, Rdlm) else Window()
+
     @cached_property
     def gap(self) -> str:
         """Return the mark of an open token in an infill."""
@@ -59,11 +65,11 @@ class Host:
             "method": model.config.method, "kind": model.kind, "length": model.length, "vocabulary": words,
             "steps": self.steps, "gap": self.gap, "protocol": model.about["protocol"],
             "parameters": sum(p.numel() for p in model.method.network.parameters()),
-            "solver": None, "grid": None, "window": None, "order": None, "image": model.about.get("image"),
+            "solver": None, "grid": None, "window": None, "order": None, "image": model.about["image"],
+            "classes": model.about["classes"],
         }  # fmt: skip
         if isinstance(model.method, Rdlm):
-            window = model.method.window
-            own |= {"solver": "mixture", "grid": "time", "window": window.width, "order": window.order}
+            own |= {"solver": "mixture", "grid": "time", "window": self.window.width, "order": self.window.order}
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
 
     @contextmanager
@@ -82,4 +88,4 @@ class Host:
     @property
     def _created(self) -> int:
         folder = self.model.folder
-        return 0 if folder is None else int((folder / "state.json").stat().st_mtime)
+        return 0 if folder is None else int((folder / "tokenizer.json").stat().st_mtime)

@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from rdlm.method.rdlm import Rdlm
+from rdlm.sampler.course import Outcome, Walk
 from rdlm.sampler.plan import Plan
-from rdlm.sampler.predictor import tempered
-from rdlm.sampler.walk import Outcome, Walk, Walker
-from rdlm.serve.error import Refusal
-from rdlm.serve.forward import Query
+from rdlm.sampler.predictor import guided, tempered
+from rdlm.sampler.walk import Walker
+from rdlm.serve.forward import Query, conditions
 from rdlm.serve.ticket import Finished, Progress, Ticket
 
 Watch = Callable[[int, Tensor, Tensor, Tensor], object]
 """Told the step, the states, the law and which positions were finished, of one sample, before each move."""
-
-NO_TOKEN = "with these options some digits spelled no token; leave out top_p, and take the solver 'mixture'"
 
 
 class Sample:
@@ -28,8 +26,10 @@ class Sample:
         self.plan, self.seed, self.ticket, self.index, self.watch = plan, seed, ticket, index, watch
         ((_, self.journey),) = plan.journeys([seed])
         self.previous: Tensor | None = None
-        self.step = 0
         self.dropped = False
+        self.calls = 0
+        """How often the network has been asked for this sample."""
+        self._behind = 0
         self._told = 0
         self._enter()
 
@@ -42,35 +42,44 @@ class Sample:
         self.walk = walker.begin(self.journey.known(stretch), self.journey.noise)
 
     @property
+    def step(self) -> int:
+        """Return how many common steps the sample has behind it, those included in which nothing of it moves."""
+        return self._behind + int(self.walk.step)
+
+    @property
+    def stops(self) -> list[int]:
+        """Return the common steps that the sample will take in its window."""
+        return self.journey.walker(self.stretch, _unasked).stops(self.walk)
+
+    @property
     def key(self) -> tuple[object, ...]:
         """Return what samples must have in common to take a step together."""
         request, chain = self.plan.request, self.journey.chain
-        here = self.step % chain.calls
         # Where all positions run together the last step draws less than the others.
-        decoding = chain.lanes is None and here == chain.calls - 1
+        decoding = chain.lanes is None and int(self.walk.step) == chain.calls - 1
         # An arc tangent, which heun's transport takes, rounds the last numbers of an array in another way.
         alone = id(self) if request.solver == "heun" else None
         return (
             self.walk.known.shape[1], self.journey.path, request.steps, request.solver, request.grid, request.window,
-            request.order, request.temperature, request.top_p, request.greedy, decoding, alone,
+            request.order, request.guidance, request.temperature, request.top_p, request.greedy, decoding, alone,
         )  # fmt: skip
 
     def moved(self, walk: Walk, finished: Tensor) -> bool:
         """Take over the walk after a step; return whether the sample is whole."""
-        self.walk, self.step = walk, self.step + 1
-        done = self.step % self.journey.chain.calls == 0
+        self.calls += int(walk.calls - self.walk.calls)
+        self.walk = walk
+        done = int(walk.step) == self.journey.chain.calls
         if done:
-            self.journey.settle(self.stretch, Outcome(walk.token, walk.invalid))
+            self.journey.settle(self.stretch, Outcome(walk.token, walk.invalid, walk.calls[:, 0]))
             done = self.journey.window is None
             if not done:
+                self._behind += self.journey.chain.calls
                 self._enter()
             finished = torch.zeros_like(finished)
         if self.ticket.wants_progress and not done:
             self.ticket.post(Progress(self.index, self.step, self._settled(finished)))
-        if done and bool((self.journey.token < 0).any()):
-            self.ticket.fail(Refusal(400, NO_TOKEN))
-        elif done:
-            self.ticket.post(Finished(self.index, tuple(self.journey.token[0].tolist())))
+        if done:
+            self.ticket.post(Finished(self.index, tuple(self.journey.token[0].tolist()), self.calls))
         return done
 
     def _settled(self, finished: Tensor) -> tuple[int, ...]:
@@ -98,9 +107,12 @@ class Group:
         self.previous = None if not known else torch.cat(
             [torch.zeros_like(known[0]) if sample.previous is None else sample.previous for sample in samples]
         )  # fmt: skip
+        self._condition = conditions([(sample.plan.condition, 1) for sample in samples])
         first = samples[0]
+        self._request = first.plan.request
         self.walker: Walker = first.journey.walker(first.stretch, self._second_look)
-        self.query = Query(*self.walker.query(self.walk), self.previous)
+        self._seen = self.walker.query(self.walk)
+        self.query = self._question(*self._seen)
 
     @property
     def _method(self) -> Rdlm:
@@ -111,7 +123,7 @@ class Group:
         before = self.walk
         watched = [sample.watch is not None for sample in self.samples]
         finished = self.walker.finished(before) if any(watched) else None
-        self.walk, law = self.walker.advance(before, self._heard(answer, self.query.state, self.query.noise))
+        self.walk, law = self.walker.advance(before, self._heard(answer, *self._seen))
         for row, sample in enumerate(self.samples):
             if sample.watch is not None and finished is not None:
                 sample.watch(sample.step, before.state[row], law[row], finished[row])
@@ -124,13 +136,25 @@ class Group:
 
     def _second_look(self, state: Tensor, noise: Tensor) -> Tensor:
         """Return the model's answer where a solver asks twice in a step."""
-        return self._heard(self._ask(Query(state, noise, self.previous)), state, noise)
+        return self._heard(self._ask(self._question(state, noise)), state, noise)
+
+    def _question(self, state: Tensor, noise: Tensor) -> Query:
+        """Return what the network is asked; a guided law needs its answer with the classes and without them."""
+        query = Query(state, noise, self.previous, self._condition)
+        if self._request.guidance == 1 or self._condition is None:
+            return query
+        twice = None if self.previous is None else torch.cat([self.previous] * 2)
+        both = torch.cat([self._condition, torch.full_like(self._condition, -1)])
+        return Query(torch.cat([state] * 2), torch.cat([noise] * 2), twice, both)
 
     def _heard(self, answer: Tensor, state: Tensor, noise: Tensor) -> Tensor:
-        """Return the network's answer as the predictor gives it: remembered and tempered."""
+        """Return the network's answer as the predictor gives it: guided, remembered and tempered."""
+        if len(answer) > len(state):
+            conditional, free = answer.chunk(2)
+            answer = guided(conditional, free, self._request.guidance)
         if self._method.config.model.self_condition:
             self.previous = self._method.denoiser.previous(answer)
-        temperature = self.samples[0].plan.request.temperature
+        temperature = self._request.temperature
         return answer if temperature == 1 else tempered(self._method, answer, state, noise, temperature)
 
 

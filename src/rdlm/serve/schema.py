@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rdlm.process.window import Order
 from rdlm.serve.error import Refusal
 
 LONGEST_TEXT = 32_768
@@ -15,11 +16,13 @@ MOST_TEXTS = 16
 MOST_STEPS = 1024
 MOST_TOKENS = 4096
 MOST_FRAMES = 256
+MOST_GUIDANCE = 100
 
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+Label = Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 SolverName = Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"]
 GridName = Literal["time", "log", "information"]
@@ -40,6 +43,14 @@ class Sampling(Body):
     steps: Steps | None = Field(None, description="Steps of the walk; the service's default if not given.")
     solver: SolverName | None = Field(None, description="What a step does; mixture if not given.")
     grid: GridName | None = Field(None, description="Where the steps are; uniform in time if not given.")
+    window: float | None = Field(
+        None, gt=0, le=1, description="Part of the walk in which one position runs; 1: all together. The model's own."
+    )
+    order: Order | None = Field(None, description="Order in which positions begin to run; the model's own.")
+    label: Label | None = Field(None, description="Class to sample, by name or number, of a model that has classes.")
+    guidance: float | None = Field(
+        None, ge=0, le=MOST_GUIDANCE, description="Weight of the class: 0 ignores it, 1 as trained, more exaggerates."
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="Below 1 likely tokens become likelier; 0: greedy.")
     top_p: float | None = Field(None, ge=0, le=1, description="Draw from the likeliest tokens with this probability.")
     seed: Seed | None = Field(None, description="The same seed gives the same sample, whatever else is being served.")

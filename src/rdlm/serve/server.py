@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rdlm.errors import InputError
+from rdlm.serve.connection import Connection
 from rdlm.serve.guard import is_loopback
 
 GRACE = 4.0
@@ -57,9 +58,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, on_exit: Callable[[float], object]) -> None:
         super().__init__(uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, server_header=False, http="h11", ws="none",
+            app, lifespan="off", log_config=None, log_level="error", access_log=False, server_header=False, ws="none",
             timeout_graceful_shutdown=int(GRACE) + 2, timeout_keep_alive=15, h11_max_incomplete_event_size=1 << 15,
-            limit_concurrency=2048,
+            http=Connection,
         ))  # fmt: skip
         self.on_exit = on_exit
         self.interrupted = False

@@ -27,6 +27,8 @@ class Finished:
 
     index: int
     tokens: tuple[int, ...]
+    calls: int
+    """How often the network was asked for it."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from torch import Tensor
 
+from rdlm.codec import Codec
 from rdlm.errors import InputError
 from rdlm.language_model import LanguageModel
 from rdlm.sampler.plan import Plan
@@ -30,6 +31,8 @@ from rdlm.serve.ticket import Finished, Ticket
 
 SHOWN = 3
 """Alternatives of a position, and tokens of a sphere."""
+WIDEST_TRAIL = 4096
+"""Coordinates of a state up to which all states of the followed position are kept to the end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +52,7 @@ class Frame:
 class Film:
     """Takes the frames of one sample in the engine's thread, and writes them down in the request's."""
 
-    def __init__(self, plan: Plan, ticket: Ticket, position: int | None, frames: int) -> None:
+    def __init__(self, plan: Plan, ticket: Ticket, position: int | None) -> None:
         self.plan, self.ticket = plan, ticket
         known = plan.template.known != OPEN
         self.known: list[bool] = known.tolist()
@@ -57,9 +60,14 @@ class Film:
         if position is not None and position >= length:
             raise InputError(f"position {position} is outside a sample of {length} tokens")
         self.position = int((~known).long().argmax()) if position is None else position
-        steps = plan.request.steps
-        self.steps = set(torch.linspace(0, steps - 1, min(frames, steps)).round().long().tolist())
+        self.steps: set[int] = set()
         self._axes: list[int] = []
+        self._trail: list[Tensor] = []
+
+    def choose(self, stops: Sequence[int], frames: int) -> None:
+        """Have at most so many frames taken, evenly spread over the steps that the sample will take."""
+        chosen = torch.linspace(0, len(stops) - 1, min(frames, len(stops))).round().long().tolist()
+        self.steps = {stops[at] for at in chosen}
 
     def __call__(
         self, step: int, state: Float[Tensor, "positions *spheres d"], law: Float[Tensor, "positions v"],
@@ -71,27 +79,38 @@ class Film:
         best = law.topk(min(SHOWN, law.shape[-1]), dim=-1)
         entropy = -(law.exp() * law.clamp_min(-200)).sum(-1) / math.log(2)
         place = self.position * self.plan.model.rdlm.symbols_per_token
-        axes, point = self._sphere(state[place], law[place])
-        self.ticket.post(Frame(step, best.indices, best.values.exp(), entropy, settled, axes, point))
+        whole = state.ndim == 3
+        # Of tokens that are split into digits it is the first digit's sphere.
+        coordinates = state[place, 0] if whole else state[place]
+        self._choose_axes(self._codec.marginals(law[place].exp())[0] if whole else law[place].exp())
+        if len(coordinates) <= WIDEST_TRAIL:
+            self._trail.append(coordinates.clone())
+        point = _point(coordinates, self._axes)
+        self.ticket.post(Frame(step, best.indices, best.values.exp(), entropy, settled, list(self._axes), point))
 
-    def _sphere(self, state: Tensor, law: Tensor) -> tuple[list[int], list[float]]:
-        """Return three tokens, kept from frame to frame unless the likeliest is none of them, and where the state is.
+    @property
+    def _codec(self) -> Codec:
+        return self.plan.model.rdlm.process.codec
 
-        Of tokens that are split into digits it is the first digit's sphere.
-        """
-        codec = self.plan.model.rdlm.process.codec
-        whole = state.ndim == 2
-        coordinates = state[0] if whole else state
-        chance = codec.marginals(law.exp())[0] if whole else law.exp()
+    def _choose_axes(self, chance: Float[Tensor, " b"]) -> None:
+        """Have three tokens as axes, kept from frame to frame unless the likeliest is none of them."""
         order = chance.argsort(descending=True).tolist()
         if not self._axes:
             self._axes = order[:SHOWN]
         elif order[0] not in self._axes:
             self._axes[min(range(len(self._axes)), key=lambda i: float(chance[self._axes[i]]))] = order[0]
-        on = [float(coordinates[axis]) for axis in self._axes]
-        on += [0.0] * (SHOWN - len(on)) + [float(coordinates[-1])]
-        rest = math.sqrt(max(0.0, 1 - sum(value * value for value in on)))
-        return list(self._axes), [round(value, 5) for value in (*on, rest)]
+
+    def trail(self, tokens: Sequence[int]) -> dict[str, object] | None:
+        """Return all states of the followed position on the axes that only the end could choose, its token's first.
+
+        None where they were not kept.
+        """
+        if not self._trail:
+            return None
+        own = int(self._codec.encode(torch.tensor([tokens[self.position]])).flatten()[0])
+        axes = [own, *(axis for axis in self._axes if axis != own)][:SHOWN]
+        return {"position": self.position, "tokens": [self._axis(axis) for axis in axes],
+                "states": [_point(coordinates, axes) for coordinates in self._trail]}  # fmt: skip
 
     def written(self, frame: Frame) -> dict[str, object]:
         """Return a frame for machines; a token of several digits is as likely as all of them together."""
@@ -116,13 +135,21 @@ class Film:
         return words_of(self.plan.model, self.plan.model.rdlm.spell(torch.tensor([symbols]))[0].tolist())[0]
 
     def _axis(self, axis: int) -> str:
-        split = self.plan.model.rdlm.process.codec.digits > 1
+        split = self._codec.digits > 1
         return f"digit {axis}" if split else self.plan.model.tokenizer.decode([axis])
 
 
 def words_of(model: LanguageModel, ids: list[int]) -> list[str]:
     """Return each token's text; digits that spell none show as U+FFFD."""
     return ["\ufffd" if i < 0 else model.tokenizer.decode([i]) for i in ids]
+
+
+def _point(coordinates: Float[Tensor, " d"], axes: Sequence[int]) -> list[float]:
+    """Return where a state is: its coordinates on three axes, on the mask, and the length of the rest."""
+    on = [float(coordinates[axis]) for axis in axes]
+    on += [0.0] * (SHOWN - len(on)) + [float(coordinates[-1])]
+    rest = math.sqrt(max(0.0, 1 - sum(value * value for value in on)))
+    return [round(value, 5) for value in (*on, rest)]
 
 
 def _rounded(values: Tensor) -> list[float]:
@@ -149,8 +176,10 @@ async def follow(service: Service, host: Host, body: TrajectoryBody, request: Re
 
     def prepare() -> tuple[Film, Sample]:
         plan = plan_of(host, body)
-        film = Film(plan, ticket, body.position, body.frames)
-        return film, Sample(plan, plan.request.seed, ticket, watch=film)
+        film = Film(plan, ticket, body.position)
+        sample = Sample(plan, plan.request.seed, ticket, watch=film)
+        film.choose(sample.stops, body.frames)
+        return film, sample
 
     film, sample = await asyncio.to_thread(prepare)
     engine.submit([sample])
@@ -176,7 +205,8 @@ async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[o
         ids = list(event.tokens)
         words = words_of(plan.model, ids)
         yield data({"text": plan.model.tokenizer.decode(ids), "tokens": words, "seed": asked.seed,
-                    "network_calls": plan.network_calls, "claims_bound": plan.claims_bound}, "done")  # fmt: skip
+                    "network_calls": event.calls, "claims_bound": plan.claims_bound,
+                    "sphere": await asyncio.to_thread(film.trail, ids)}, "done")  # fmt: skip
     except Exception as reason:
         yield data(error.of(reason).body(), "error")
     finally:

@@ -3,7 +3,8 @@
 import { Problem } from "./api.js";
 import { offer } from "./export.js";
 import { byId, make } from "./dom.js";
-import { changed, choices, clearProblem, fill, showProblem, values } from "./fields.js";
+import { Errand } from "./errand.js";
+import { changed, choices, fill, onEnter, values } from "./fields.js";
 import { words } from "./inspector.js";
 import { cellOf, paintFrame, sheet } from "./picture.js";
 import { Pixels } from "./pixels.js";
@@ -28,22 +29,18 @@ export class Compare {
   name = "compare";
   form = byId("compare-form");
   walks = null;
-  #stop = null;
 
   constructor(app) {
     this.app = app;
+    this.errand = new Errand(app, this);
     this.#controls();
     this.timeline = new Timeline(byId("compare-player"), (at) => `time ${(at / MOMENTS).toFixed(2)}`);
     this.timeline.addEventListener("show", () => this.draw());
     this.strips = Object.fromEntries(SIDES.map((side) =>
-      [side, new Strip(byId(`compare-${side}-strip`), `Sample on the ${side}`, (i) => words(this.#frame(side), i))]));
+      [side, new Strip(byId(`compare-${side}-strip`), `Sample on the ${side}`)]));
     this.pixels = Object.fromEntries(SIDES.map((side) => [side, new Pixels(byId(`compare-${side}-image`))]));
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
-    this.form.elements.text.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.run();
-    });
+    onEnter(this.form.elements.text, () => this.run());
     offer(byId("compare-exports"), "compare", {
       picture: (at, scale) => this.picture(at, scale), data: () => this.data(), count: () => MOMENTS + 1,
     });
@@ -55,7 +52,8 @@ export class Compare {
         field(side, "Model", "model", make("select")),
         field(side, "Steps", "steps", numeric({ min: 1, max: 1024, value: side === "left" ? "" : 8 })),
         field(side, "Temperature", "temperature", numeric({ min: 0, max: 2, step: 0.05, value: 1 })),
-        field(side, "Solver", "solver", make("select")), field(side, "Grid", "grid", make("select"))));
+        field(side, "Solver", "solver", make("select")), field(side, "Grid", "grid", make("select")),
+        field(side, "Window", "window", numeric({ min: 0, max: 1, step: 0.05 }))));
     }
   }
 
@@ -76,9 +74,15 @@ export class Compare {
 
   apply(settings) {
     fill(this.form, settings);
-    this.#stop?.abort();
+    this.errand.cancel();
     this.walks = null;
+    this.timeline.reset(0);
+    for (const side of SIDES) {
+      this.strips[side].clear();
+      this.pixels[side].clear();
+    }
     byId("compare-result").hidden = true;
+    byId("compare-status").textContent = "";
     if (settings.ran) this.run(settings.at);
   }
 
@@ -91,38 +95,29 @@ export class Compare {
 
   #wish(side, model) {
     const all = values(this.form);
-    const names = ["steps", "temperature", "solver", "grid"];
+    const names = ["steps", "temperature", "solver", "grid", "window"];
     const own = Object.fromEntries(names.map((name) => [name, all[`${side}_${name}`]]));
     return wish({ ...own, text: all.text, length: all.length, seed: all.seed }, model);
   }
 
   async run(at) {
-    this.#stop?.abort();
-    const stop = (this.#stop = new AbortController());
-    clearProblem(this.form);
-    this.app.busy(this, true);
     this.asked = JSON.stringify(changed(this.form));
     const walks = { left: new Trajectory(), right: new Trajectory() };
-    try {
-      await Promise.all(SIDES.map((side) => this.#walk(side, walks, stop, at)));
+    const finished = await this.errand.run(this.form, async (signal) => {
+      await Promise.all(SIDES.map((side) => this.#walk(side, walks, signal, at)));
       this.timeline.end();
       if (at !== undefined) this.timeline.show(Number(at));
       byId("compare-status").textContent = SIDES.map((side) => this.#report(side)).join(" ");
       this.app.remember();
-    } catch (failure) {
-      if (failure.name === "AbortError") return;
-      stop.abort();
-      showProblem(this.form, failure);
-    } finally {
-      if (stop === this.#stop) this.app.busy(this, false);
-    }
+    });
+    if (!finished && this.walks === walks) this.timeline.end();
   }
 
-  async #walk(side, walks, stop, at) {
+  async #walk(side, walks, signal, at) {
     const walk = walks[side];
     try {
       walk.model = await this.app.model(this.form.elements[`${side}_model`].value);
-      await walk.run(this.#wish(side, walk.model), stop.signal, () => this.#arrived(walks, at));
+      await walk.run(this.#wish(side, walk.model), signal, () => this.#arrived(walks, at));
     } catch (failure) {
       const own = failure.param && this.form.elements[`${side}_${failure.param}`];
       if (!(failure instanceof Problem) || !own) throw failure;
@@ -170,7 +165,7 @@ export class Compare {
       byId(`compare-${side}-strip`).hidden = image;
       byId(`compare-${side}-image`).hidden = !image;
       if (image) this.pixels[side].show(frame, model);
-      else this.strips[side].show(frame.tokens.length, cellOf(frame, model));
+      else this.strips[side].show(frame.tokens.length, cellOf(frame, model), (i) => words(frame, i));
     }
     showPlot(byId("compare-plot"), this.#spec(this.timeline.at));
     this.app.remember();

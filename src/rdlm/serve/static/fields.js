@@ -35,9 +35,19 @@ export function number(text) {
   return Number.isFinite(value) ? value : text;
 }
 
+// A field in which a key begins: Enter alone, or with Control where a text has lines of its own.
+export function onEnter(field, begin, { control = false } = {}) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (control && !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    begin();
+  });
+}
+
 export function choices(select, options, chosen) {
   select.replaceChildren(...options.map((value) => {
-    const option = make("option", { value }, value);
+    const option = make("option", { value }, value || "any");
     option.defaultSelected = value === chosen;
     return option;
   }));

@@ -2,7 +2,8 @@
 
 import { offer } from "./export.js";
 import { byId } from "./dom.js";
-import { changed, clearProblem, fill, showProblem, values } from "./fields.js";
+import { Errand } from "./errand.js";
+import { changed, fill, onEnter, values } from "./fields.js";
 import { inspect, words } from "./inspector.js";
 import { cellOf, paintFrame, sheet } from "./picture.js";
 import { Pixels } from "./pixels.js";
@@ -16,15 +17,15 @@ const WIDTH = 760;
 export class Generate extends EventTarget {
   name = "generate";
   form = byId("generate-form");
-  trajectory = null;
+  trajectory = null; // what is shown: from its first frame on, so that there is always one to look at
   position = null; // the position that the sphere follows; null: the first open one
-  #stop = null;
 
   constructor(app) {
     super();
     this.app = app;
+    this.errand = new Errand(app, this);
     this.timeline = new Timeline(byId("generate-player"), (at) => this.trajectory.describe(at));
-    this.strip = new Strip(byId("generate-strip"), "Sample, one option for each position", (i) => words(this.frame, i));
+    this.strip = new Strip(byId("generate-strip"), "Sample, one option for each position");
     this.timeline.addEventListener("show", () => this.draw());
     this.strip.addEventListener("inspect", () => this.#inspect());
     this.strip.addEventListener("pick", ({ detail }) => this.#choose(detail));
@@ -32,11 +33,7 @@ export class Generate extends EventTarget {
     this.pixels.addEventListener("inspect", () => this.#inspect());
     this.form.addEventListener("input", () => { this.position = null; });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
-    this.form.elements.text.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.run();
-    });
+    onEnter(this.form.elements.text, () => this.run());
     byId("generate-again").addEventListener("click", () => {
       this.form.elements.seed.value = Math.floor(Math.random() * 2 ** 31);
       this.run();
@@ -65,9 +62,14 @@ export class Generate extends EventTarget {
 
   // No result belongs to the form as it stands.
   forget() {
-    this.#stop?.abort();
+    this.errand.cancel();
     this.trajectory = this.position = null;
+    this.timeline.reset(0);
+    this.strip.clear();
+    this.pixels.clear();
     byId("generate-result").hidden = true;
+    byId("generate-status").textContent = "";
+    this.dispatchEvent(new Event("forget"));
   }
 
   data() {
@@ -77,35 +79,26 @@ export class Generate extends EventTarget {
 
   // Asks for the trajectory of the form; `at` is where to look once it is there, else it is played.
   async run({ at, form = this.form } = {}) {
-    this.#stop?.abort();
-    const stop = (this.#stop = new AbortController());
-    clearProblem(form);
-    this.app.busy(this, true);
-    const trajectory = new Trajectory();
     this.asked = JSON.stringify(changed(this.form));
-    try {
-      const model = await this.app.model();
-      trajectory.model = model;
-      const body = { ...wish(values(this.form), model), position: this.position ?? undefined };
-      await trajectory.run(body, stop.signal, (event) => this.#arrived(trajectory, event, at));
+    const trajectory = new Trajectory();
+    const finished = await this.errand.run(form, async (signal) => {
+      trajectory.model = await this.app.model();
+      const body = { ...wish(values(this.form), trajectory.model), position: this.position ?? undefined };
+      await trajectory.run(body, signal, (event) => this.#arrived(trajectory, event, at));
       byId("generate-status").textContent = this.#report();
-    } catch (failure) {
-      if (failure.name === "AbortError") return;
-      this.timeline.end();
-      showProblem(form, failure);
-    } finally {
-      if (stop === this.#stop) this.app.busy(this, false);
-    }
+    });
+    if (finished || this.trajectory !== trajectory) return;
+    this.timeline.end();
+    this.dispatchEvent(new Event("cut"));
   }
 
   #arrived(trajectory, event, at) {
-    if (event === "start") {
+    if (this.trajectory !== trajectory) {
       this.trajectory = trajectory;
       byId("generate-result").hidden = false;
       byId("generate-status").textContent = "";
       this.timeline.reset(trajectory.start.frames);
       this.dispatchEvent(new Event("start"));
-      return;
     }
     this.timeline.grow(trajectory.frames.length);
     if (event === "frame" && trajectory.frames.length === 1 && at === undefined) this.timeline.play();
@@ -126,19 +119,18 @@ export class Generate extends EventTarget {
   }
 
   draw() {
+    if (!this.trajectory) return;
     const frame = this.frame;
-    if (!frame) return;
     const image = this.model.rdlm.kind === "image";
     byId("generate-strip").hidden = image;
     byId("generate-image").hidden = !image;
     byId("generate-scale").className = `scale ${this.model.rdlm.kind}`;
     if (image) this.pixels.show(frame, this.model);
-    else this.strip.show(frame.tokens.length, cellOf(frame, this.model));
+    else this.strip.show(frame.tokens.length, cellOf(frame, this.model), (i) => words(frame, i));
     this.strip.select(this.position ?? this.trajectory.position);
     this.#inspect();
     this.#plots();
     this.app.remember();
-    this.dispatchEvent(new Event("draw"));
   }
 
   #inspect() {
@@ -153,7 +145,7 @@ export class Generate extends EventTarget {
 
   #specs(at = this.timeline.at) {
     const { times: x, frames } = this.trajectory;
-    const shared = { ...TIME, yRange: [0], cursor: frames[at]?.time };
+    const shared = { ...TIME, yRange: [0], cursor: frames[at].time };
     const entropy = { x, y: this.trajectory.entropies(), colour: "--first" };
     const information = { x, y: frames.map((frame) => frame.information), colour: "--second" };
     return [
@@ -163,7 +155,6 @@ export class Generate extends EventTarget {
   }
 
   #plots() {
-    if (!this.trajectory?.frames.length) return;
     const [entropy, information] = this.#specs();
     showPlot(byId("generate-entropy"), entropy);
     showPlot(byId("generate-information"), information);

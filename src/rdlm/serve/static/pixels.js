@@ -15,6 +15,7 @@ export class Pixels extends EventTarget {
     this.canvas = canvas;
     canvas.tabIndex = 0;
     canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
+      if (!this.#frame) return;
       const { size } = this.#layout();
       this.#look(Math.floor(offsetX / size), Math.floor(offsetY / size));
     });
@@ -23,6 +24,7 @@ export class Pixels extends EventTarget {
 
   show(frame, model) {
     [this.#frame, this.#model] = [frame, model];
+    if (this.active >= frame.tokens.length) this.active = -1;
     const { clientWidth: width, clientHeight: height } = this.canvas;
     if (!width) return;
     const pen = penOf(this.canvas);
@@ -34,6 +36,12 @@ export class Pixels extends EventTarget {
     pen.strokeStyle = css("--cursor");
     pen.lineWidth = 2;
     pen.strokeRect(x * size, y * size, size, size);
+  }
+
+  // Nothing is left to point at.
+  clear() {
+    this.active = -1;
+    this.#frame = null;
   }
 
   #layout() {

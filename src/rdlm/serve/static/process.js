@@ -3,7 +3,8 @@
 import { ask } from "./api.js";
 import { offer } from "./export.js";
 import { byId, debounce, fixed } from "./dom.js";
-import { changed, clearProblem, fill, showProblem, values } from "./fields.js";
+import { Errand } from "./errand.js";
+import { changed, fill, values } from "./fields.js";
 import { sheet } from "./picture.js";
 import { paintPlot, showPlot, TIME } from "./plot.js";
 
@@ -23,10 +24,10 @@ export class Process {
   name = "process";
   form = byId("process-form");
   answer = null;
-  #stop = null;
 
   constructor(app) {
     this.app = app;
+    this.errand = new Errand(app, this);
     const later = debounce(() => this.run(), 40);
     this.form.addEventListener("input", () => { this.#label(); later(); });
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -57,21 +58,16 @@ export class Process {
     this.form.elements.dimension.setAttribute("aria-valuetext", String(dimension));
   }
 
-  // A newer wish cancels the one under way.
   async run() {
-    this.#stop?.abort();
-    this.#stop = new AbortController();
-    clearProblem(this.form);
-    const wish = this.wish;
-    try {
-      const answer = await ask(`v1/process?${new URLSearchParams(wish)}`, { signal: this.#stop.signal });
+    await this.errand.run(this.form, async (signal) => {
+      const wish = this.wish;
+      const answer = await ask(`v1/process?${new URLSearchParams(wish)}`, { signal });
       this.answer = { request: wish, ...answer };
+      byId("process-exports").hidden = false;
       byId("process-note").textContent = answer.note ?? "";
       this.draw();
       this.app.remember();
-    } catch (failure) {
-      if (failure.name !== "AbortError") showProblem(this.form, failure);
-    }
+    });
   }
 
   #specs() {

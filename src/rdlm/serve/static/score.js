@@ -4,7 +4,8 @@ import { ask } from "./api.js";
 import { css, heat } from "./colour.js";
 import { offer } from "./export.js";
 import { byId, fixed, glyph, make, spoken } from "./dom.js";
-import { changed, clearProblem, fill, number, showProblem, values } from "./fields.js";
+import { Errand } from "./errand.js";
+import { changed, fill, number, onEnter, values } from "./fields.js";
 import { paintStrip, sheet } from "./picture.js";
 import { paintPlot, penOf, showPlot } from "./plot.js";
 import { Strip } from "./strip.js";
@@ -32,18 +33,14 @@ export class Score {
   name = "score";
   form = byId("score-form");
   answer = null;
-  #stop = null;
 
   constructor(app) {
     this.app = app;
-    this.strip = new Strip(byId("score-strip"), "Text, one option for each position", (i) => this.#words(i));
+    this.errand = new Errand(app, this);
+    this.strip = new Strip(byId("score-strip"), "Text, one option for each position");
     this.strip.addEventListener("inspect", ({ detail }) => this.#inspect(detail));
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
-    this.form.elements.text.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
-      event.preventDefault();
-      this.run();
-    });
+    onEnter(this.form.elements.text, () => this.run(), { control: true });
     offer(byId("score-exports"), "score", { picture: (_, scale) => this.picture(scale), data: () => this.answer });
   }
 
@@ -57,31 +54,25 @@ export class Score {
 
   apply(settings) {
     fill(this.form, settings);
-    this.#stop?.abort();
+    this.errand.cancel();
     this.answer = null;
+    this.strip.clear();
     byId("score-result").hidden = true;
+    byId("score-words").textContent = "";
     if (settings.ran) this.run();
   }
 
   async run() {
-    this.#stop?.abort();
-    const stop = (this.#stop = new AbortController());
-    clearProblem(this.form);
-    this.app.busy(this, true);
     this.asked = JSON.stringify(changed(this.form));
-    try {
+    await this.errand.run(this.form, async (signal) => {
       const model = await this.app.model();
       const { text, steps } = values(this.form);
       const body = { model: model.id, input: text, steps: number(steps) };
-      this.answer = await ask("v1/score", { body, signal: stop.signal });
+      this.answer = await ask("v1/score", { body, signal });
       byId("score-result").hidden = false;
       this.draw();
       this.app.remember();
-    } catch (failure) {
-      if (failure.name !== "AbortError") showProblem(this.form, failure);
-    } finally {
-      if (stop === this.#stop) this.app.busy(this, false);
-    }
+    });
   }
 
   // The finding as a sentence: a bound says what it bounds.
@@ -92,7 +83,8 @@ export class Score {
     const interval = `95% interval ${low} to ${high}`;
     const kind = bound ? `a true bound for the sampler with ${this.answer.steps} steps` : "an estimate, not a bound";
     const value = `${bound ? "At most" : "About"} ${bits.toFixed(2)} bits per character`;
-    return `${value}, ${interval}; ${kind}, over ${chars} characters.`;
+    const whole = this.row.positions.length ? "" : " This method tells it for the text as a whole, not by position.";
+    return `${value}, ${interval}; ${kind}, over ${chars} characters.${whole}`;
   }
 
   #cell(i) {
@@ -119,7 +111,8 @@ export class Score {
   draw() {
     if (!this.answer) return;
     byId("score-words").textContent = this.sentence();
-    this.strip.show(this.row.tokens.length, (i) => this.#cell(i));
+    byId("score-positions").hidden = !this.row.positions.length;
+    this.strip.show(this.row.positions.length, (i) => this.#cell(i), (i) => this.#words(i));
     this.#inspect(this.strip.active);
     const legend = byId("score-legend");
     if (legend.clientWidth) paintLegend(penOf(legend), { left: 0, top: 0, width: legend.clientWidth }, this.most);
@@ -140,7 +133,7 @@ export class Score {
 
   picture(scale = 2) {
     const box = { left: 20, top: 70, width: WIDTH - 40 };
-    const { length } = this.row.tokens;
+    const { length } = this.row.positions;
     let high = 0;
     sheet(WIDTH, 10, (pen) => { high = paintStrip(pen, box, length, (i) => this.#cell(i)); }, 1);
     return sheet(WIDTH, high + 310, (pen) => {

@@ -1,7 +1,7 @@
 // Sphere: the way of one position of the sample, on a sphere that can be turned.
 
 import { offer } from "./export.js";
-import { byId, calm, percent, spoken } from "./dom.js";
+import { byId, calm, spoken } from "./dom.js";
 import { changed, fill, showProblem } from "./fields.js";
 import { paintGlobe } from "./globe.js";
 import { words } from "./inspector.js";
@@ -12,6 +12,7 @@ import { Strip } from "./strip.js";
 import { Timeline } from "./timeline.js";
 
 const TURN = 0.0025; // radians per frame of the screen
+const FEW = 12; // steps of a position that make no more than a jump
 
 export class Sphere {
   name = "sphere";
@@ -25,14 +26,17 @@ export class Sphere {
     this.generate = generate;
     this.canvas = byId("sphere-globe");
     this.timeline = new Timeline(byId("sphere-player"), (at) => generate.trajectory.describe(at));
-    this.strip = new Strip(byId("sphere-strip"), "Sample; Enter follows a position", (i) => words(this.frame, i));
+    this.strip = new Strip(byId("sphere-strip"), "Sample; Enter follows a position");
     this.timeline.addEventListener("show", () => this.draw());
     this.strip.addEventListener("pick", ({ detail }) => this.#stay(detail));
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#stay(Number(this.form.elements.position.value) - 1);
     });
-    for (const event of ["start", "frame", "done"]) generate.addEventListener(event, () => this.#arrived(event));
+    generate.addEventListener("forget", () => this.#forget());
+    generate.addEventListener("start", () => this.timeline.reset(generate.trajectory.start.frames));
+    generate.addEventListener("cut", () => this.timeline.end());
+    for (const event of ["frame", "done"]) generate.addEventListener(event, () => this.#arrived(event));
     this.#handles();
     offer(byId("sphere-exports"), "sphere", {
       picture: (at, scale) => this.picture(at, scale), data: () => generate.data(),
@@ -90,11 +94,33 @@ export class Sphere {
     this.follow(position);
   }
 
+  // Where a position has few steps of its own there is little to see: all positions may run all the time instead.
+  #offerToSlowDown() {
+    const { trajectory, form, model } = this.generate;
+    const slow = form.elements.window.value === "1";
+    const button = byId("sphere-slow");
+    button.hidden = model.rdlm.window === 1 || !(slow || trajectory.lane < FEW);
+    button.setAttribute("aria-pressed", String(slow));
+  }
+
+  #changePace() {
+    const { window } = this.generate.form.elements;
+    window.value = window.value === "1" ? "" : "1";
+    this.at = undefined;
+    this.follow(this.generate.trajectory.position);
+  }
+
+  #forget() {
+    this.timeline.reset(0);
+    this.strip.clear();
+    byId("sphere-result").hidden = true;
+  }
+
   #arrived(event) {
-    const { frames, start, position } = this.generate.trajectory;
-    if (event === "start") this.timeline.reset(start.frames);
-    if (!this.shown || !frames.length) return;
+    if (!this.shown) return;
+    const { frames, position } = this.generate.trajectory;
     this.form.elements.position.value = position + 1;
+    this.#offerToSlowDown();
     byId("sphere-result").hidden = false;
     this.timeline.grow(frames.length);
     if (event === "frame" && frames.length === 1 && this.at === undefined) this.timeline.play();
@@ -106,10 +132,15 @@ export class Sphere {
     this.draw();
   }
 
-  // The tokens of the last frame name the corners, the sample's own first; what an earlier frame had elsewhere counts
-  // as the rest.
+  // Once the sample is whole the service has told all states on the corners between which it ended. Until then, and of
+  // very large alphabets, the last frame's tokens name the corners, and what an earlier frame had elsewhere counts as
+  // the rest. The sample's own token comes first.
   #scene(at) {
-    const { frames, start } = this.generate.trajectory;
+    const { frames, start, done } = this.generate.trajectory;
+    if (done?.sphere) {
+      const { tokens, states } = done.sphere;
+      return { tokens, mask: start.mask, trail: [...states, [1, 0, 0, 0, 0]].slice(0, at + 1), mean: start.path };
+    }
     const end = frames.at(-1);
     const own = end.tokens[end.sphere.position];
     const corners = [...end.sphere.tokens].sort((a, b) => (b === own) - (a === own));
@@ -136,10 +167,10 @@ export class Sphere {
   }
 
   draw() {
+    if (!this.shown || !this.generate.trajectory) return;
     const frame = this.frame;
-    if (!this.shown || !frame?.sphere) return;
     this.#globe();
-    this.strip.show(frame.tokens.length, cellOf(frame, this.generate.model));
+    this.strip.show(frame.tokens.length, cellOf(frame, this.generate.model), (i) => words(frame, i));
     this.strip.select(frame.sphere.position);
     showPlot(byId("sphere-plot"), this.#spec(this.timeline.at));
     byId("sphere-words").textContent = this.#words();
@@ -148,28 +179,30 @@ export class Sphere {
 
   #shares() {
     const { sphere, time } = this.frame;
-    const share = sphere.state.map((c) => Math.round(100 * c * c));
-    const on = sphere.tokens.map((token, k) => `${share[k]}% on “${spoken(token)}”`).join(", ");
-    const mask = this.generate.trajectory.start.mask ? `, ${share[3]}% on the mask` : "";
+    const scene = this.#scene(this.timeline.at);
+    const share = scene.trail.at(-1).map((c) => Math.round(100 * c * c));
+    const on = scene.tokens.map((token, k) => `${share[k]}% on “${spoken(token)}”`).join(", ");
+    const mask = scene.mask ? `, ${share[3]}% on the mask` : "";
     return `Position ${sphere.position + 1} at time ${time.toFixed(2)}: ${on}${mask}, ${share[4]}% on other tokens.`;
   }
 
   #words() {
-    const { window } = this.generate.model.rdlm;
-    const short = window < 0.5
-      ? ` This model gives each position ${percent(window)} of the time: its way is short, its mean on its own clock.`
+    const { lane, start } = this.generate.trajectory;
+    const short = lane < start.steps
+      ? ` Each position has ${lane} of the ${start.steps} steps to itself; the mean is drawn on a position's own clock.`
       : "";
     return `${this.#shares()} These are squared coordinates. The solid line is its way, dotted lines are the mean ways `
       + `to the tokens; the deeper inside the ball, the more lies on other tokens.${short}`;
   }
 
   #globe() {
-    if (!this.shown || !this.frame?.sphere || !this.canvas.clientWidth) return;
+    if (!this.shown || !this.generate.trajectory || !this.canvas.clientWidth) return;
     const box = { left: 0, top: 0, width: this.canvas.clientWidth, height: this.canvas.clientHeight };
     const pen = penOf(this.canvas);
-    paintGlobe(pen, box, this.view, this.#scene(this.timeline.at));
-    const { tokens, position } = this.frame.sphere;
-    const where = `position ${position + 1} between the vertices ${tokens.map(spoken).join(", ")}`;
+    const scene = this.#scene(this.timeline.at);
+    paintGlobe(pen, box, this.view, scene);
+    const { tokens } = scene;
+    const where = `position ${this.frame.sphere.position + 1} between the vertices ${tokens.map(spoken).join(", ")}`;
     this.canvas.setAttribute("aria-label", `The state of ${where}; arrow keys turn the sphere`);
   }
 
@@ -189,6 +222,7 @@ export class Sphere {
   }
 
   #handles() {
+    byId("sphere-slow").addEventListener("click", () => this.#changePace());
     const button = byId("sphere-turn");
     const press = () => button.setAttribute("aria-pressed", String(this.turning));
     press();

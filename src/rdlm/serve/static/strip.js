@@ -5,12 +5,11 @@ import { glyph, make, spoken } from "./dom.js";
 export class Strip extends EventTarget {
   #cells = [];
   #active = -1;
+  #words = null;
 
-  // `describe(i)` tells in words what stands at a position.
-  constructor(root, label, describe) {
+  constructor(root, label) {
     super();
     this.root = root;
-    this.describe = describe;
     this.root.setAttribute("role", "listbox");
     this.root.setAttribute("aria-label", label);
     this.root.tabIndex = 0;
@@ -20,8 +19,10 @@ export class Strip extends EventTarget {
     root.addEventListener("click", (event) => this.#at(event, (i) => this.#pick(i)));
   }
 
-  // `cell(i)` returns {text, fill, ink, known}; cells are made once and changed in place.
-  show(count, cell) {
+  // `cell(i)` returns {text, fill, ink, known}, `words(i)` tells what stands there: of what is shown here and now,
+  // whatever else its owner has in hand by the time that somebody points at it. Cells are made once and changed in place.
+  show(count, cell, words) {
+    this.#words = words;
     if (this.#cells.length !== count) this.#build(count);
     for (let i = 0; i < count; i++) {
       const { text, fill, ink, known } = cell(i);
@@ -56,6 +57,9 @@ export class Strip extends EventTarget {
 
   get active() { return this.#active; }
 
+  // Nothing is left to point at.
+  clear() { this.#build(0); }
+
   #build(count) {
     this.#active = -1;
     this.root.removeAttribute("aria-activedescendant");
@@ -65,7 +69,7 @@ export class Strip extends EventTarget {
   }
 
   #name(i) {
-    this.#cells[i].setAttribute("aria-label", this.describe(i));
+    this.#cells[i].setAttribute("aria-label", this.#words(i));
   }
 
   #at(event, action) {

@@ -14,10 +14,11 @@ export function wish(values, model) {
   const length = number(values.length);
   const body = {
     model: model.id, seed: number(values.seed), steps: number(values.steps), frames: FRAMES,
-    solver: values.solver || undefined, grid: values.grid || undefined,
+    solver: values.solver || undefined, grid: values.grid || undefined, window: number(values.window),
     temperature: number(values.temperature), top_p: number(values.top_p),
   };
   if (body.top_p === 1) delete body.top_p;
+  if (values.label) Object.assign(body, { label: values.label, guidance: number(values.guidance) });
   if (text.includes(gap) && kind !== "image") {
     // Gaps are single tokens: only where tokens are characters can the page count what is missing at the end.
     const pad = isCharacters(model) && length ? Math.max(length - [...text].length, 0) : 0;
@@ -31,15 +32,17 @@ export class Trajectory {
   frames = [];
   done = null;
   body = null;
+  model = null;
 
-  // Fills itself from the stream; `onChange` is called after every event.
+  // Fills itself from the stream; `onChange` is called after every frame and at the end, so that there is a frame.
   async run(body, signal, onChange) {
     this.body = body;
     for await (const { event, data } of events("v1/trajectory", { body, signal })) {
+      signal.throwIfAborted(); // what was on its way when the reader turned to something else
       if (event === "start") this.start = data;
       else if (event === "frame") this.frames.push(data);
       else if (event === "done") this.#finish(data);
-      onChange(event);
+      if (this.frames.length) onChange(event);
     }
   }
 
@@ -73,6 +76,11 @@ export class Trajectory {
       const open = entropy.filter((_, i) => !known[i]);
       return open.length ? open.reduce((sum, bits) => sum + bits, 0) / open.length : 0;
     });
+  }
+
+  // How many steps each position has to itself.
+  get lane() {
+    return Math.max(1, Math.round((this.body.window ?? this.model.rdlm.window) * this.start.steps));
   }
 
   // The position whose sphere is followed.

@@ -1,0 +1,80 @@
+"""What is on its way: samples between two steps, what is seen of them in a step, and where they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rdlm.sampler.noise import Noise
+
+
+class Outcome(NamedTuple):
+    """Where a walk ended."""
+
+    token: Int[Tensor, "batch positions"]
+    invalid: int
+    """Codes that were chosen anew because their digits spelled no token."""
+    calls: Int[Tensor, " batch"]
+    """How often the network was asked for each sample."""
+
+
+class Look(NamedTuple):
+    """What a callback is shown after each step: of the samples that took part in it, what they moved by."""
+
+    row: Int[Tensor, " rows"]
+    """Their places in the batch."""
+    step: Int[Tensor, " rows"]
+    """The common step that each of them took."""
+    state: Float[Tensor, "rows positions *spheres d"]
+    """Their states before it."""
+    log_probability: Float[Tensor, "rows positions v"]
+    done: int
+    """Common steps that all samples have behind them now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Samples on their way, each at a step of its own; what a walker does to a row depends on that row alone."""
+
+    step: Int[Tensor, "batch 1"]
+    calls: Int[Tensor, "batch 1"]
+    """How often the network has been asked for each sample."""
+    known: Int[Tensor, "batch positions"]
+    offsets: Int[Tensor, "batch positions"]
+    state: Float[Tensor, "batch positions *spheres d"]
+    token: Int[Tensor, "batch positions"]
+    random: Noise
+    invalid: int = 0
+
+    @property
+    def _rows(self) -> dict[str, Tensor]:
+        return {"step": self.step, "calls": self.calls, "known": self.known, "offsets": self.offsets,
+                "state": self.state, "token": self.token}  # fmt: skip
+
+    @staticmethod
+    def join(walks: Sequence[Walk]) -> Walk:
+        """Return the rows of several walks as one."""
+        if len(walks) == 1:
+            return walks[0]
+        parts = [one._rows for one in walks]
+        rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        generators = [generator for one in walks for generator in one.random.generators]
+        return Walk(**rows, random=Noise(generators, len(rows["step"])), invalid=sum(one.invalid for one in walks))
+
+    def split(self) -> list[Walk]:
+        """Return each row as a walk of its own; each must have its own generator, and codes are no longer counted."""
+        rows = {name: tensor.split(1) for name, tensor in self._rows.items()}
+        return [
+            Walk(**{name: parts[i] for name, parts in rows.items()}, random=self.random.subset([i]))
+            for i in range(len(self.step))
+        ]
+
+    def subset(self, chosen: Sequence[int]) -> Walk:
+        """Return some of the rows, each of which has its own generator."""
+        rows = {name: tensor[list(chosen)] for name, tensor in self._rows.items()}
+        return Walk(**rows, random=self.random.subset(chosen), invalid=self.invalid)

@@ -1,0 +1,43 @@
+"""A little of the siege that `make torture` does: abuse, misuse, silent lines and a crowd, at a real service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from abuse import ABUSES
+from siege import besiege, failures
+from wire import Answer, faults
+
+SAID = b'{"error":{"message":"m","type":"t","param":null,"code":null}}'
+LATE = b'{"error":{"message":"m","type":"t","param":null,"code":"deadline_exceeded"}}'
+AGAIN = {"retry-after": "5"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [
+        (Answer(200, {}, b"{}"), 0), (Answer(400, {}, SAID), 0), (Answer(429, AGAIN, SAID), 0),
+        (Answer(503, AGAIN, SAID), 0), (Answer(504, {}, LATE), 0),
+        (Answer(500, {}, SAID), 1), (Answer(503, {}, SAID), 1), (Answer(429, {}, SAID), 1), (Answer(504, {}, SAID), 1),
+        (Answer(404, {}, b"Not Found"), 1), (Answer(200, {}, b'Traceback'), 1), (Answer(200, {"server": "x"}, b""), 1),
+        (Answer(200, {}, b"our secret"), 1), (Answer(200, {}, b'data: {"code":"internal_error"}'), 1),
+        (Answer(200, {"access-control-allow-origin": "*"}, b"{}"), 1),
+    ],
+)  # fmt: skip
+def test_the_judge_knows_a_bad_answer(answer: Answer, count: int) -> None:
+    assert len(list(faults(answer, ["our secret"], bodiless=False))) == count
+
+
+def test_the_log_is_read() -> None:
+    log = "rdlm: ERROR: a step failed\nTraceback (most recent call last):\n  x\nZeroDivisionError\nrdlm: serving\n"
+    assert len(failures(log)) == 1 and failures("rdlm: serving walks\n") == []
+
+
+def test_a_siege_changes_nothing(tmp_path: Path) -> None:
+    siege = besiege(tmp_path / "siege", requests=200, clients=30, seconds=2)
+    assert siege.defects == []
+    assert siege.tally.tried.keys() >= ABUSES.keys() | {"described, positive", "described, negative"}
+    assert siege.tally.tried.total() >= 200 and siege.tally.answered["200"] > 20 and siege.tally.answered["400"] > 50
+    assert siege.crowd is not None and siege.crowd.sent == siege.crowd.answered.total() >= 30
+    assert siege.crowd.answered[200] > 10 and siege.crowd.repeated > 10

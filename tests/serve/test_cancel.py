@@ -1,0 +1,103 @@
+"""A client leaves: whatever it had asked for, the network is asked at most once more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import save
+from torch import Tensor
+
+import rdlm
+from rdlm.serve.app import create
+from rdlm.serve.forward import Query
+from rdlm.serve.service import Limits, Service
+
+
+class Gate:
+    """Stands before a model's network and lets one call pass at a time; `calls` counts those that came as far."""
+
+    def __init__(self, service: Service) -> None:
+        self.calls = 0
+        self._open = threading.Semaphore(0)
+        (host,) = service.hosts.values()
+        if host.engine is None:
+            host.model.method.network.register_forward_pre_hook(self._wait)
+            return
+        real = host.engine.forward._run
+
+        def run(chunks: Sequence[Query]) -> list[Tensor]:
+            self._wait()
+            return real(chunks)
+
+        host.engine.forward._run = run  # type: ignore[method-assign]
+
+    def _wait(self, *_: object) -> None:
+        self._open.acquire()
+        self.calls += 1
+
+    async def passed(self, count: int, request: asyncio.Task[None]) -> None:
+        """Let so many calls pass, and wait until they have."""
+        for _ in range(count):
+            self._open.release()
+        while self.calls < count:
+            assert not request.done()
+            await asyncio.sleep(0.002)
+
+    def open(self) -> None:
+        for _ in range(10_000):
+            self._open.release()
+
+
+async def ask(service: Service, gate: Gate, path: str, body: dict[str, Any]) -> int:
+    """Ask, leave after two calls of the network, and return how many calls there were after that."""
+    left = asyncio.Event()
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert message.get("status", 200) in (200, 499), message
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST", "path": path,
+             "headers": headers, "query_string": b"", "root_path": "", "http_version": "1.1"}  # fmt: skip
+    request = asyncio.create_task(create(service)(scope, receive, send))
+    await gate.passed(2, request)
+    left.set()
+    await request
+    before = gate.calls
+    gate.open()
+    (host,) = service.hosts.values()
+    while service._jobs or (host.engine is not None and host.engine.live):
+        await asyncio.sleep(0.002)
+    return gate.calls - before
+
+
+CASES = [
+    ("rdlm", "/v1/completions", {"prompt": "a", "n": 3}), ("rdlm", "/v1/completions", {"prompt": "a", "stream": True}),
+    ("rdlm", "/v1/completions", {"prompt": "a", "max_tokens": 100, "stop": "never"}),
+    ("rdlm", "/v1/trajectory", {"prompt": "a"}), ("rdlm", "/v1/score", {"input": "abc " * 40}),
+    ("masked", "/v1/completions", {"n": 3}), ("masked", "/v1/completions", {"stream": True}),
+    ("masked", "/v1/score", {"input": "abc " * 40}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CASES)
+def test_who_leaves_costs_at_most_one_call(tmp_path: Path, method: str, path: str, body: dict[str, Any]) -> None:
+    service = Service([rdlm.load(save(tmp_path / "run", method=method))], Limits(steps=40))
+    gate = Gate(service)
+    try:
+        assert asyncio.run(asyncio.wait_for(ask(service, gate, path, body), 60)) <= 1
+    finally:
+        gate.open()
+        service.close()

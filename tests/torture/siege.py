@@ -1,0 +1,194 @@
+"""The service under siege: abused, misused by its own description, and crowded; then it must be as it was before.
+
+`python tests/torture/siege.py --requests 600 --seconds 5` does this alone, without the rest of the campaign.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+
+from abuse import abuse
+from crowd import Crowd, crowd
+from description import misuse
+from running import Served, save, serving
+from wire import Tally, Target
+
+TOKEN = secrets.token_hex(16)
+"""Made anew each time: what stands in a source may be drawn by a fuzzer, and quoted back to it."""
+CREW = 8
+"""Clients that send hand-made abuses at the same time."""
+ROUND = 2000
+"""Requests between two signs of progress."""
+TOLERANCE = 48.0
+"""Megabytes by which the service may have grown when all is over, beyond what it took after it was warmed up."""
+SILENT = 300
+"""Lines on which nothing, or half a head, is ever sent, while others are served."""
+LIMITS = ("--steps", "4", "--queue", "32", "--threads", "1")
+
+
+@dataclass
+class Siege:
+    """What came of it all."""
+
+    tally: Tally = field(default_factory=Tally)
+    crowd: Crowd | None = None
+    level: float = 0.0
+    """Megabytes of the service after it was warmed up, and"""
+    after: float = 0.0
+    """when all was over."""
+    seconds: float = 0.0
+    defects: list[str] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests were sent in all."""
+        return self.tally.tried.total() + (0 if self.crowd is None else self.crowd.sent)
+
+    def summary(self) -> dict[str, object]:
+        """Return what was tried and what came of it, for machines."""
+        found: dict[str, object] = {
+            "abuses": dict(self.tally.tried), "answers": dict(self.tally.answered), "megabytes before": self.level,
+            "megabytes after": self.after, "seconds": round(self.seconds, 1), "defects": len(self.defects),
+        }  # fmt: skip
+        if self.crowd is not None:
+            times = {code: self.crowd.percentiles(code) for code in self.crowd.answered}
+            found |= {"crowd": dict(self.crowd.answered), "crowd, milliseconds": times, "crowd sent": self.crowd.sent}
+        return found
+
+    def lines(self) -> list[str]:
+        """Return what was tried and what came of it, for people."""
+        kinds = ", ".join(f"{name} {count}" for name, count in self.tally.tried.most_common())
+        codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.tally.answered.items()))
+        found = [f"service: {self.tally.tried.total()} abuses ({kinds}); answers {codes}"]
+        found += [] if self.crowd is None else [self.crowd.line()]
+        memory = f"{SILENT} silent lines beside them, {self.level:.0f} MB before and {self.after:.0f} MB after"
+        lost = f"lost: {len(self.defects)} ({self.seconds:.0f} s)"
+        return [*found, f"service: {self.requests} requests, {memory}; {lost}"]
+
+
+class Fortress:
+    """A service with a token, two small models, and a log that is read at the end."""
+
+    def __init__(self, served: Served, place: Path, seed: int) -> None:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        self.served, self.target, self.seed = served, Target(host, int(port), TOKEN), seed
+        self.secrets = (TOKEN, str(place), str(Path(__file__).parents[2]), sys.prefix)
+
+    @property
+    def megabytes(self) -> float:
+        """Return the memory of the service that is in use now."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.served.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def abused(self, count: int, seed: int) -> Tally:
+        """Return what came of so many requests, sent by several clients at once: hand-made abuses and drawn ones."""
+        drawn = count * 2 // 5
+        with ThreadPoolExecutor(CREW + 1) as crew:
+            parts = [crew.submit(misuse, self.target, drawn, seed, self.secrets)]
+            share = -(-(count - drawn) // CREW)
+            for number in range(CREW):
+                parts.append(crew.submit(abuse, self.target, share, CREW * seed + number, self.secrets))
+            return sum((part.result() for part in parts), Tally())
+
+    @contextmanager
+    def silent(self, count: int) -> Iterator[None]:
+        """Hold lines open on which nothing comes, or half a head, or a stream is asked for and never read."""
+        half = self.target.head("POST", "/v1/completions", "Content-Type: application/json")[:-7]
+        unread = self.target.post("/v1/trajectory", b'{"prompt": "a", "steps": 4}')
+        with contextlib.ExitStack() as stack:
+            for number in range(count):
+                line = stack.enter_context(socket.create_connection((self.target.host, self.target.port), timeout=60))
+                line.sendall((b"", half, b"GET", unread if number % 40 == 3 else b"")[number % 4])
+            yield
+
+    def quiet(self, level: float) -> float:
+        """Return the memory once nothing is under way any more: after some seconds, or as soon as it is back."""
+        for _ in range(40):
+            gauges = [self.served.counted(name) for name in ("rdlm_live_samples", "rdlm_waiting_samples")]
+            if gauges == [0, 0] and self.megabytes <= level:
+                break
+            time.sleep(0.25)
+        return self.megabytes
+
+    def broken(self) -> list[str]:
+        """Return what shows that the service is no longer what it was: dead, not ready, or still at work."""
+        found = [] if self.served.process.poll() is None else ["the process has ended"]
+        if not found:
+            found += [] if self.served.get("/readyz").status_code == 200 else ["the service is not ready"]
+            found += ["samples are left over"] if self.served.counted("rdlm_live_samples") else []
+        return found
+
+
+def silence(line: str) -> None:
+    """Say nothing."""
+
+
+def besiege(
+    place: Path, requests: int, clients: int, seconds: float, seed: int = 0, say: Callable[[str], object] = silence
+) -> Siege:
+    """Return what came of so many requests, and of so many clients at once for so many seconds."""
+    begin, siege, log = time.monotonic(), Siege(), place / "messages.txt"
+    place.mkdir(parents=True, exist_ok=True)
+    runs = [str(save(place / "walks")), str(save(place / "rival", method="masked"))]
+    written = stamps(place)
+    with log.open("w") as messages, serving(*runs, *LIMITS, messages=messages, RDLM_TOKEN=TOKEN) as served:
+        fortress = Fortress(served, place, seed)
+        say("service: warmed up by a tenth of it")
+        siege.tally += fortress.abused(requests // 10, seed=seed)
+        siege.defects += crowd(fortress.target, clients, seconds / 10).defects
+        siege.level = fortress.quiet(0)
+        with fortress.silent(min(SILENT, requests)):
+            while (left := requests - siege.tally.tried.total()) > 0:
+                siege.tally += fortress.abused(min(left, ROUND), seed=seed + siege.tally.tried.total())
+                say(f"service: {siege.tally.tried.total()} abuses, {len(siege.tally.defects)} defects")
+        siege.crowd = crowd(fortress.target, clients, seconds, fortress.secrets)
+        say(siege.crowd.line())
+        siege.after = fortress.quiet(siege.level)
+        siege.defects += fortress.broken()
+    siege.defects += siege.tally.defects + siege.crowd.defects + failures(log.read_text(errors="replace"))
+    siege.defects += [f"{path} was written" for path, _ in stamps(place) ^ written if path.name != log.name]
+    if siege.after > siege.level + TOLERANCE:
+        siege.defects.append(f"the service has grown from {siege.level:.0f} to {siege.after:.0f} MB")
+    siege.seconds = time.monotonic() - begin
+    return siege
+
+
+def stamps(place: Path) -> set[tuple[Path, int]]:
+    """Return all files below a folder, and when they were written."""
+    return {(path, path.stat().st_mtime_ns) for path in place.rglob("*") if path.is_file()}
+
+
+def failures(log: str) -> list[str]:
+    """Return what the service's own log tells of defects."""
+    return [f"the log: {part[:1500]}" for part in re.findall(r"(?s)Traceback.*?(?=\nrdlm: |\Z)", log)][:5]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, count in {"requests": 10_000, "clients": 200, "seconds": 60, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rdlm-siege-") as place:
+        siege = besiege(Path(place), options.requests, options.clients, options.seconds, options.seed,
+                        lambda line: print(line, file=sys.stderr, flush=True))  # fmt: skip
+    print("\n".join([*siege.defects[:50], *siege.lines()]))
+    return 1 if siege.defects else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
