@@ -45,6 +45,8 @@ CONFIG, WEIGHTS, TOKENIZER, CARD = "config.json", "model.safetensors", "tokenize
 OPTIONAL = ("curve.json", record.NAME)
 FILES = (CONFIG, WEIGHTS, TOKENIZER, *OPTIONAL, CARD)
 
+AGAIN = "publish or download the model again"
+
 Dtype = Literal["float32", "float16", "bfloat16"]
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -209,7 +211,10 @@ def verify(path: Path) -> dict[str, Any]:
     if not isinstance(files, dict) or not {WEIGHTS, TOKENIZER} <= set(files) <= {WEIGHTS, TOKENIZER, *OPTIONAL}:
         _refuse(path / CONFIG, "its list of files is not that of a published model")
     for name, entry in files.items():
-        checkpoint.check_size(path / name, entry)
+        try:
+            checkpoint.check_size(path / name, entry)
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{error}; {AGAIN}") from None
         if sha256_of(path / name) != entry.get("sha256"):
             _refuse(path / name, "its checksum differs")
     return state
@@ -223,4 +228,4 @@ def read_weights(path: Path, state: Mapping[str, Any], template: checkpoint.Tens
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:
-    raise DamagedFileError(f"{path} is damaged: {reason}; publish or download the model again")
+    raise DamagedFileError(f"{path} is damaged: {reason}; {AGAIN}")

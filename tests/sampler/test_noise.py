@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from rdlm.randomness import generator_of
-from rdlm.sampler import piece
 from rdlm.sampler.noise import Noise, pick_token
 
 
@@ -35,14 +33,6 @@ def test_normals_are_normal() -> None:
     noise = Noise([generator_of("sample", i) for i in range(8)], 8)
     drawn = noise.normal(torch.empty(8, 4000))
     assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
-
-
-def test_a_large_vocabulary_is_searched_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    law = torch.log_softmax(torch.randn(3, 5, 700, generator=torch.Generator().manual_seed(0)), -1)
-    point = torch.rand(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    whole = pick_token(law, point)
-    monkeypatch.setattr(piece, "CACHED", 1500)
-    assert torch.equal(pick_token(law, point), whole)
 
 
 @settings(max_examples=25)

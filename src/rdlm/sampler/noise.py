@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.sampler.piece import rows_of
-
 BLOCK = 128
 """Tokens of a block when a large vocabulary is searched."""
 
@@ -38,33 +36,20 @@ def _pick_in_blocks(log_probability: Tensor, point: Tensor) -> Tensor:
 
     Only the sums are in float64, which is where digits would be lost: 20 times faster than float64 throughout.
     """
-    tokens = log_probability.shape[-1]
-    part = _block_sums(log_probability).double()
+    law = log_probability.exp()
+    tokens = law.shape[-1]
+    whole = tokens - tokens % BLOCK
+    parts = law[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1), law[..., whole:].sum(-1, keepdim=True)
+    part = torch.cat(parts, -1).double()
     mass = part.cumsum(-1)
     target = point * mass[..., -1]
     block = _inverse(mass, target)[..., None]
-    index = block * BLOCK + torch.arange(BLOCK, device=log_probability.device)
-    law = log_probability.gather(-1, index.clamp_max(tokens - 1)).exp_()
-    inner = law.masked_fill_(index >= tokens, 0.0).double().cumsum_(-1)
+    index = block * BLOCK + torch.arange(BLOCK, device=law.device)
+    inner = law.gather(-1, index.clamp_max(tokens - 1)).masked_fill_(index >= tokens, 0.0).double().cumsum_(-1)
     rest = target - (mass.gather(-1, block) - part.gather(-1, block)).squeeze(-1)
     # The block's own sum in float64 differs in the last digits from the one that chose it.
     last = torch.nextafter(inner[..., -1], torch.zeros_like(rest))
     return block.squeeze(-1) * BLOCK + _inverse(inner, torch.minimum(rest.clamp_min(0), last))
-
-
-def _block_sums(log_probability: Float[Tensor, "... v"]) -> Float[Tensor, "... blocks"]:
-    """Return the probability of each block of tokens; the last one may be short."""
-    rows = log_probability.flatten(0, -2)  # [..., v] -> [n, v]
-    tokens = rows.shape[-1]
-    whole = tokens - tokens % BLOCK
-    size = min(len(rows), rows_of(rows, tokens))
-    law, sums = rows.new_empty(size, tokens), rows.new_empty(len(rows), -(-tokens // BLOCK))
-    for some, into in zip(rows.split(size), sums.split(size), strict=True):
-        chance = torch.exp(some, out=law[: len(some)])
-        torch.sum(chance[:, :whole].unflatten(-1, (-1, BLOCK)), -1, out=into[:, : whole // BLOCK])
-        if whole < tokens:
-            torch.sum(chance[:, whole:], -1, out=into[:, -1])
-    return sums.view(*log_probability.shape[:-1], -1)
 
 
 def _inverse(mass: Float[Tensor, "... v"], target: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
