@@ -281,7 +281,7 @@ def test_dropout_is_off_while_sampling() -> None:
         ({"solver": "rk4"}, "unknown solver"),
         ({"grid": "tme"}, "unknown grid 'tme': did you mean 'time'"),
         ({"grid": "information"}, "needs a measured curve"),
-        ({"temperature": -1.0}, "temperature must be positive"),
+        ({"temperature": -1.0}, "temperature must be at least 0.001"),
         ({"block": 17, "length": 40}, "a block must have 1 to 16 tokens"),
         ({"length": 40, "trace": True}, "a trace shows one window"),
     ],

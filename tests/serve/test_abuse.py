@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from abuse import ABUSES
+from running import Served
 from siege import besiege, failures
 from wire import Answer, faults
 
@@ -32,6 +34,17 @@ def test_the_judge_knows_a_bad_answer(answer: Answer, count: int) -> None:
 def test_the_log_is_read() -> None:
     log = "rdlm: ERROR: a step failed\nTraceback (most recent call last):\n  x\nZeroDivisionError\nrdlm: serving\n"
     assert len(failures(log)) == 1 and failures("rdlm: serving walks\n") == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/trajectory"])
+def test_a_temperature_at_the_end_of_numbers_is_zero(served: Served, path: str) -> None:
+    coldest = served.post(path, {"prompt": "a", "seed": 1, "temperature": 5e-324})
+    frozen = served.post(path, {"prompt": "a", "seed": 1, "temperature": 0})
+    assert coldest.status_code == 200 and "internal_error" not in coldest.text
+    name = "text" if path.endswith("completions") else "certainty"
+    assert coldest.text.count(f'"{name}":') == frozen.text.count(f'"{name}":') > 0
+    without = re.compile(r'"(?:id|created)":[^,]*')
+    assert without.sub("", coldest.text) == without.sub("", frozen.text)
 
 
 def test_a_siege_changes_nothing(tmp_path: Path) -> None:

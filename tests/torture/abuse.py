@@ -68,7 +68,7 @@ def refused_if_broken(target: Target, path: str, raw: bytes) -> list[Answer]:
 def address(rng: random.Random, target: Target) -> list[Answer]:
     """Addresses that lead out of the page's files, or nowhere, or are no addresses."""
     up = rng.choice(("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "..\\", "....//", "%252e%252e%252f", ".%00./"))
-    inside = rng.choice(("etc/passwd", "app.py", "pyproject.toml", "proc/self/environ", "src/rdlm/serve/app.py"))
+    inside = rng.choice(("etc/passwd", "app.py", "pyproject.toml", "proc/self/environ", "serve/app.py"))
     path = rng.choice((
         f"/static/{up * rng.randrange(1, 9)}{inside}", f"/{up * rng.randrange(1, 9)}{inside}", f"/static//{inside}",
         f"/v1/models/{up}{inside}", "/static/%00", "/static/index.html%00.js", "/v1/models/" + "a" * 5000, "//",

@@ -41,4 +41,6 @@ def valid(rng: random.Random, path: str) -> dict[str, Any]:
     if path == "/v1/score":
         return {"input": text, "steps": rng.randrange(1, 5)}
     body: dict[str, Any] = {"prompt": text, "steps": rng.randrange(1, 5), "seed": rng.randrange(100)}
+    if rng.random() < 0.3:
+        body |= {"model": "classed", "label": rng.choice(("cat", "dog", 0, 1)), "guidance": rng.choice((0, 1, 2.5))}
     return body | ({"max_tokens": rng.randrange(1, 8)} if path == "/v1/completions" else {"frames": 3})

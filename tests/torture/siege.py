@@ -81,7 +81,7 @@ class Siege:
 
 
 class Fortress:
-    """A service with a token, two small models, and a log that is read at the end."""
+    """A service with a token, some small models, and a log that is read at the end."""
 
     def __init__(self, served: Served, place: Path, seed: int) -> None:
         host, _, port = served.url.removeprefix("http://").rpartition(":")
@@ -145,6 +145,7 @@ def besiege(
     begin, siege, log = time.monotonic(), Siege(), place / "messages.txt"
     place.mkdir(parents=True, exist_ok=True)
     runs = [str(save(place / "walks")), str(save(place / "rival", method="masked"))]
+    runs.append(str(save(place / "classed", corpus={"classes": ["cat", "dog"]})))
     written = stamps(place)
     with log.open("w") as messages, serving(*runs, *LIMITS, messages=messages, RDLM_TOKEN=TOKEN) as served:
         fortress = Fortress(served, place, seed)
@@ -155,7 +156,8 @@ def besiege(
         with fortress.silent(min(SILENT, requests)):
             while (left := requests - siege.tally.tried.total()) > 0:
                 siege.tally += fortress.abused(min(left, ROUND), seed=seed + siege.tally.tried.total())
-                say(f"service: {siege.tally.tried.total()} abuses, {len(siege.tally.defects)} defects")
+                count, defects = siege.tally.tried.total(), len(siege.tally.defects)
+                say(f"service: {count} abuses, {fortress.megabytes:.0f} MB, {defects} defects")
         siege.crowd = crowd(fortress.target, clients, seconds, fortress.secrets)
         say(siege.crowd.line())
         siege.after = fortress.quiet(siege.level)

@@ -9,6 +9,9 @@ from rdlm.errors import InputError
 from rdlm.process.window import Order, Window
 from rdlm.sampler.rule import Rules, Wish
 
+COLDEST = 0.001
+"""The lowest temperature: a law that is divided by much less leaves the range of numbers."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -76,8 +79,9 @@ class Request:
             raise InputError(f"length must be at least 1, got {self.length}")
         if self.rows is not None and self.rows < 1:
             raise InputError(f"rows must be at least 1, got {self.rows}")
-        if not self.temperature > 0:
-            raise InputError(f"temperature must be positive, got {self.temperature:g}; greedy decodes the likeliest")
+        if not self.temperature >= COLDEST:
+            words = f"temperature must be at least {COLDEST:g}, got {self.temperature:g}"
+            raise InputError(f"{words}; greedy decodes the likeliest")
         if self.infill is not None and (self.prompt or self.suffix):
             raise InputError("an infill is a whole sequence: write prompt and suffix into it")
 

@@ -12,7 +12,7 @@ from rdlm.serve.host import Host
 from rdlm.serve.schema import CompletionBody, Sampling
 
 COLDEST = 0.01
-"""The temperature that 0 stands for, beside decoding the likeliest token."""
+"""The temperature that 0 and all below this stand for, beside decoding the likeliest token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Order:
 
 def sampling(host: Host, body: Sampling, seed: int) -> Request:
     """Return the settings that all requests for samples share."""
-    cold = body.temperature == 0
+    cold = body.temperature is not None and body.temperature < COLDEST
     temperature = COLDEST if cold else 1.0 if body.temperature is None else body.temperature
     top_p = None if body.top_p in (None, 1.0) else max(body.top_p or 0.0, 1e-9)
     request = Request(
