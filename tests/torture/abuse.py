@@ -79,7 +79,8 @@ def address(rng: random.Random, target: Target) -> list[Answer]:
         f"/v1/process?start={rng.choice(('masked', 'uniform', '', 'x' * 40, '%00', '%ff'))}&schedule=linear",
         f"/v1/process?schedule={rng.choice(('geometric', 'cosine', '../x', '__init__', ''))}&schedule=linear",
     ))  # fmt: skip
-    found = target.ask(target.head(rng.choice(("GET", "GET", "HEAD", "POST")), path))
+    verb = rng.choice(("GET", "GET", "HEAD", "POST"))
+    found = target.ask(target.head(verb, path), method=verb)
     if any(b"[project]" in one.body or b"import annotations" in one.body for one in found):
         raise AssertionError(f"{path} gave a file away")
     return found

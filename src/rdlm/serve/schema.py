@@ -16,6 +16,8 @@ MOST_TEXTS = 16
 MOST_STEPS = 1024
 MOST_TOKENS = 4096
 MOST_FRAMES = 256
+MOST_FIELDS = 1024
+"""Fields of any object in a body."""
 MOST_GUIDANCE = 100
 
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -106,7 +108,7 @@ Form = TypeVar("Form", bound=Body)
 def read(raw: bytes, form: type[Form]) -> Form:
     """Return a body's content, checked; whatever is wrong with it is a refusal that names the field."""
     try:
-        content = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        content = json.loads(raw.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_few)
     except UnicodeDecodeError:
         raise Refusal(400, "the body is not UTF-8") from None
     except RecursionError:
@@ -119,6 +121,13 @@ def read(raw: bytes, form: type[Form]) -> Form:
         return form.model_validate(content)
     except ValidationError as mistakes:
         raise _refusal(mistakes) from None
+
+
+def _few(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; one mistake for each of a hundred thousand fields would take tens of megabytes to describe."""
+    if len(pairs) > MOST_FIELDS:
+        raise Refusal(400, f"an object in the body has {len(pairs)} fields; at most {MOST_FIELDS} are read")
+    return dict(pairs)
 
 
 def _no_constant(name: str) -> None:
