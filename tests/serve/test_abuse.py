@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from abuse import ABUSES
 from running import Served
 from siege import besiege, failures
 from wire import Answer, faults
+
+from rdlm.serve.error import Refusal
+from rdlm.serve.schema import CompletionBody, read
 
 SAID = b'{"error":{"message":"m","type":"t","param":null,"code":null}}'
 LATE = b'{"error":{"message":"m","type":"t","param":null,"code":"deadline_exceeded"}}'
@@ -45,6 +49,20 @@ def test_a_temperature_at_the_end_of_numbers_is_zero(served: Served, path: str) 
     assert coldest.text.count(f'"{name}":') == frozen.text.count(f'"{name}":') > 0
     without = re.compile(r'"(?:id|created)":[^,]*')
     assert without.sub("", coldest.text) == without.sub("", frozen.text)
+
+
+@pytest.mark.parametrize("header", [{"Host": "["}, {"Host": "[::1"}, {"Origin": "http://["}, {"Origin": "x"}])
+def test_what_is_no_address_is_a_foreign_one(served: Served, header: dict[str, str]) -> None:
+    answer = served.get("/v1/models", headers=header)
+    assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize("place", ["%s", '{"logit_bias": %s}', '{"stream_options": %s}'])
+def test_an_object_of_many_fields_is_not_described_field_by_field(place: str) -> None:
+    raw = place % json.dumps({str(number): "x" for number in range(50_000)})
+    with pytest.raises(Refusal) as caught:
+        read(raw.encode(), CompletionBody)
+    assert caught.value.status == 400 and "50000 fields; at most 1024" in caught.value.message
 
 
 def test_a_siege_changes_nothing(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def framing(rng: random.Random, target: Target) -> list[Answer]:
     ))  # fmt: skip
     with target.line() as line:
         line.sendall(raw)
-        line.settimeout(2.0)  # what promised more than it sent is waited for; the promise is broken here
+        line.settimeout(1.0)  # what promised more than it sent is waited for; the promise is broken here
         try:
             return list(answers(line, 1, "POST"))
         except TimeoutError:

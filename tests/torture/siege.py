@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import secrets
 import socket
@@ -116,13 +117,13 @@ class Fortress:
                 line.sendall((b"", half, b"GET", unread if number % 40 == 3 else b"")[number % 4])
             yield
 
-    def quiet(self, level: float) -> float:
-        """Return the memory once nothing is under way any more: after some seconds, or as soon as it is back."""
+    def quiet(self, most: float = math.inf) -> float:
+        """Return the memory once nothing is under way any more; where it is too much, after some seconds."""
         for _ in range(40):
-            gauges = [self.served.counted(name) for name in ("rdlm_live_samples", "rdlm_waiting_samples")]
-            if gauges == [0, 0] and self.megabytes <= level:
-                break
             time.sleep(0.25)
+            gauges = [self.served.counted(name) for name in ("rdlm_live_samples", "rdlm_waiting_samples")]
+            if gauges == [0, 0] and self.megabytes <= most:
+                break
         return self.megabytes
 
     def broken(self) -> list[str]:
@@ -152,7 +153,7 @@ def besiege(
         say("service: warmed up by a tenth of it")
         siege.tally += fortress.abused(requests // 10, seed=seed)
         siege.defects += crowd(fortress.target, clients, seconds / 10).defects
-        siege.level = fortress.quiet(0)
+        siege.level = fortress.quiet()
         with fortress.silent(min(SILENT, requests)):
             while (left := requests - siege.tally.tried.total()) > 0:
                 siege.tally += fortress.abused(min(left, ROUND), seed=seed + siege.tally.tried.total())
@@ -160,7 +161,7 @@ def besiege(
                 say(f"service: {count} abuses, {fortress.megabytes:.0f} MB, {defects} defects")
         siege.crowd = crowd(fortress.target, clients, seconds, fortress.secrets)
         say(siege.crowd.line())
-        siege.after = fortress.quiet(siege.level)
+        siege.after = fortress.quiet(siege.level + TOLERANCE)
         siege.defects += fortress.broken()
     siege.defects += siege.tally.defects + siege.crowd.defects + failures(log.read_text(errors="replace"))
     siege.defects += [f"{path} was written" for path, _ in stamps(place) ^ written if path.name != log.name]
