@@ -174,6 +174,8 @@ class TrainingConfig:
     """Sequences per step, over all processes and accumulated parts."""
     accumulate: int = 1
     """Parts of a batch whose gradients one process adds up."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW for all parameters, or Muon for the matrices of the blocks and AdamW for the others."""
     rate: float = 3e-4
     """Learning rate after the warm-up."""
     warmup: int = 100
@@ -183,7 +185,7 @@ class TrainingConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
     weight_decay: float = 0.0
-    """AdamW's weight decay."""
+    """The optimiser's weight decay."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.9999

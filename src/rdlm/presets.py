@@ -30,10 +30,10 @@ from rdlm.model.config import (
 )
 
 SMALL = TrainingConfig(
-    steps=5000, batch=32, rate=1e-3, warmup=200, decay="cosine", ema=0.999,
+    steps=5000, batch=32, optimizer="muon", rate=2e-3, warmup=200, decay="cosine", ema=0.999,
     save_every=250, validate_every=250, validation_sequences=256,
 )  # fmt: skip
-"""Two cores and some minutes to an hour: a high rate that falls, and an average that forgets soon."""
+"""Two cores and some minutes to an hour: Muon at a high rate that falls, and an average that forgets soon."""
 
 PAPER = TrainingConfig(
     steps=1_000_000, batch=512, warmup=2500, precision="bfloat16",
@@ -62,7 +62,7 @@ def demo() -> RunConfig:
         model=TransformerConfig(width=128, layers=4, heads=4, time_scale=10.0),
         objective=ONE_BY_ONE,
         training=replace(
-            SMALL, steps=4000, warmup=100, rate=2e-3, decay="constant", ema=0.995, save_every=500, validate_every=500
+            SMALL, steps=4000, warmup=100, decay="constant", ema=0.995, save_every=500, validate_every=500
         ),
     )
 

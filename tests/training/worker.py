@@ -17,9 +17,9 @@ from rdlm.training.parallel import team
 PLACE = Path(sys.argv[1])
 
 
-def run(name: str, parallel: str, trouble: object = None) -> None:
+def run(name: str, parallel: str, trouble: object = None, **training: object) -> None:
     build = partial(Toy, trouble=trouble) if trouble else Toy
-    train(toy_config(parallel=parallel), PLACE / name, build, load=toy_corpus)
+    train(toy_config(parallel=parallel, **training), PLACE / name, build, load=toy_corpus)
 
 
 def crash(draw: Draw) -> float:
@@ -37,5 +37,7 @@ with team("cpu"):  # one meeting for all runs
         with pytest.raises(RuntimeError, match="struck"):
             run("fsdp-resumed", "fsdp", crash)
     run("fsdp-resumed", "fsdp")
+    run("ddp-muon", "ddp", optimizer="muon")
+    run("fsdp-muon", "fsdp", optimizer="muon")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
     run("ddp-killed", "ddp", failing(8, PLACE / "mark"))

@@ -45,6 +45,7 @@ SYNCHRONOUS: dict[str, Change] = {
     "time embedding: scale 1": {"model": {"time_scale": 1.0}},
     "time embedding: scale 1000": {"model": {"time_scale": 1000.0}},
     "tied matrices": {"model": {"tie": True}},
+    "optimizer: muon": {"training": {"optimizer": "muon"}},
 }
 """Changes to the model with one clock."""
 
@@ -54,6 +55,7 @@ WINDOWS: dict[str, Change] = {
     "windows: all narrow": {"objective": {"narrow": 1.0}},
     "windows: width 0.25": {"process": {"window": 0.25}, "objective": {"narrow": 0.0}},
     "windows: random order": {"process": {"order": "random"}},
+    "windows: 90% narrow, optimizer: muon": {"training": {"optimizer": "muon"}},
     "windows: left to right": {"process": {"order": "left_to_right"}, "objective": {"order": "left_to_right"}},
 }
 """Changes to the model in windows."""

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, the norm of the gradient, and its state by parameter name."""
+"""AdamW, or Muon and AdamW, with their learning rate, the norm of the gradient, and their state by parameter name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rdlm.config import TrainingConfig
+from rdlm.training.muon import Muon, hidden
 from rdlm.training.parallel import assign, whole
 
 FINAL = 0.1
 """Share of the learning rate that a cosine ends with."""
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",)}
+"""What each remembers of a parameter's gradients; AdamW counts its steps, too."""
 
 
 def rate(config: TrainingConfig, step: int) -> float:
@@ -28,16 +30,22 @@ def rate(config: TrainingConfig, step: int) -> float:
 
 
 class Optimizer:
-    """AdamW over a network's parameters, by their names."""
+    """AdamW over a network's parameters, by their names, or over those that Muon leaves to it."""
 
     def __init__(self, network: nn.Module, config: TrainingConfig) -> None:
         self.config = config
         self.parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.matrices = hidden(network) & set(self.parameters) if config.optimizer == "muon" else set()
+        others = [p for name, p in self.parameters.items() if name not in self.matrices]
         # One kernel for all of a parameter's update; mps has none.
-        fused = all(p.device.type in ("cpu", "cuda") for p in self.parameters.values())
+        fused = all(p.device.type in ("cpu", "cuda") for p in others)
         self.adamw = torch.optim.AdamW(
-            self.parameters.values(), lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=fused
+            others, lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=fused
         )
+        self.parts: dict[str, torch.optim.Optimizer] = {"adamw": self.adamw}
+        if self.matrices:
+            matrices = [p for name, p in self.parameters.items() if name in self.matrices]
+            self.parts["muon"] = Muon(matrices, config.rate, config.weight_decay)
 
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient, over all shards."""
@@ -47,13 +55,15 @@ class Optimizer:
     def update(self, step: int, norm: Tensor) -> None:
         """Take a step at its learning rate along the gradient, clipped by its `norm`."""
         clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
-        for group in self.adamw.param_groups:
-            group["lr"] = rate(self.config, step)
-        self.adamw.step()
+        for part in self.parts.values():
+            for group in part.param_groups:
+                group["lr"] = rate(self.config, step)
+            part.step()
 
     def clear(self) -> None:
         """Forget the gradient."""
-        self.adamw.zero_grad(set_to_none=True)
+        for part in self.parts.values():
+            part.zero_grad(set_to_none=True)
 
     def broken(self) -> list[str]:
         """Return the names of parameters whose gradient, or this process's part of it, is not finite."""
@@ -69,7 +79,7 @@ class Optimizer:
         """Return the moments and step counts by parameter name, whole; nothing before the first update."""
         kept = {}
         for name, parameter in self.parameters.items():
-            for key, value in self.adamw.state.get(parameter, {}).items():
+            for key, value in self.parts[self._part(name)].state.get(parameter, {}).items():
                 kept[f"{name}.{key}"] = whole(value)
         return kept
 
@@ -79,21 +89,29 @@ class Optimizer:
             return {}
         kept: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
-            kept[f"{name}.step"] = torch.empty((), device="meta")
-            for key in MOMENTS:
+            if self._part(name) == "adamw":
+                kept[f"{name}.step"] = torch.empty((), device="meta")
+            for key in MOMENTS[self._part(name)]:
                 kept[f"{name}.{key}"] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         return kept
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` returned."""
-        self.adamw.state.clear()
+        for part in self.parts.values():
+            part.state.clear()
         if not state:
             return
         for name, parameter in self.parameters.items():
-            # The step count stays where the optimizer would have put it: with its parameter if the update is fused.
-            place = parameter.device if self.adamw.defaults["fused"] else torch.device("cpu")
-            own = {"step": state[f"{name}.step"].to(place, copy=True)}
-            for key in MOMENTS:
+            own: dict[str, Tensor] = {}
+            if self._part(name) == "adamw":
+                # The step count stays where the optimizer would have put it: with its parameter if the update is fused.
+                place = parameter.device if self.adamw.defaults["fused"] else torch.device("cpu")
+                own["step"] = state[f"{name}.step"].to(place, copy=True)
+            for key in MOMENTS[self._part(name)]:
                 own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 assign(own[key], state[f"{name}.{key}"])
-            self.adamw.state[parameter] = own
+            self.parts[self._part(name)].state[parameter] = own
+
+    def _part(self, name: str) -> str:
+        """Return who updates a parameter."""
+        return "muon" if name in self.matrices else "adamw"

@@ -142,15 +142,18 @@ def whole(tensor: Tensor) -> Tensor:
     return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
 
 
+def like(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return a whole `value` sharded as a tensor is, if it is."""
+    if not isinstance(tensor, DTensor):
+        return value
+    # Every member has the value already: nothing needs to be sent.
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
 @torch.no_grad()
 def assign(tensor: Tensor, value: Tensor) -> None:
     """Copy a whole `value` into a tensor that may be sharded."""
-    if isinstance(tensor, DTensor):
-        # Every member has the value already: nothing needs to be sent.
-        value = distribute_tensor(
-            value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None
-        )
-    tensor.copy_(value)
+    tensor.copy_(like(tensor, value))
 
 
 @contextmanager
