@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rdlm import cli
+from rdlm.analysis.memo import Memo, Row, Work
 from rdlm.analysis.steps import Setting, Steps, bound, matched, measure, plot, samples
 from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig
 from rdlm.data.batch import Batch
@@ -74,6 +77,24 @@ def test_every_row_has_what_is_known_of_it(model: LanguageModel, tmp_path: Path)
     pytest.importorskip("matplotlib")
     plot(rows, tmp_path / "steps.png")
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_that_was_stopped_goes_on(model: LanguageModel, tmp_path: Path) -> None:
+    table = Steps((2,), ("mixture", "heun"), ("log",), (0.0,), ("spread",), (0.5,), samples=2, evaluations=8)
+    path, made = tmp_path / "table" / "rows.jsonl", []
+
+    def counted(key: object, work: Work) -> Row:
+        return Memo(path)(key, lambda: (made.append(key), work())[1])
+
+    first = list(islice(measure(model, even(8), None, table, keep=counted), 2))
+    with path.open("a") as file:
+        file.write('{"of": "torn')
+    rows = list(measure(model, even(8), None, table, keep=counted))
+    assert rows[:2] == first and len(made) == 3 == len(rows) - 1
+    assert rows == list(measure(model, even(8), None, table))
+    list(measure(model, even(8), Uniform(), table, keep=counted))
+    list(measure(model, even(8), None, replace(table, seed=1), keep=counted))
+    assert len(made) == 9  # another judge, another seed: other rows
 
 
 def test_an_untrained_network_has_the_bound_of_its_prior(model: LanguageModel) -> None:

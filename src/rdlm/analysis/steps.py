@@ -10,17 +10,20 @@ entropy of data: without it a sampler that repeats itself looks good.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from rdlm.analysis.memo import Row, Work, afresh
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.evaluation.bound import check_weights
+from rdlm.evaluation.record import fingerprint
 from rdlm.evaluation.sample import divergences, generative_perplexity, sample_entropy
 from rdlm.evaluation.scorer import Scorer
 from rdlm.figure import canvas
@@ -115,29 +118,46 @@ def grids_of(model: LanguageModel) -> tuple[str, ...]:
 
 
 def measure(
-    model: LanguageModel, data: Batch, scorer: Scorer | None, table: Steps, advance: Advance = lambda count: None
-) -> Iterator[dict[str, object]]:
-    """Yield the row of the data, as many sequences as there are samples, and then one for each setting."""
+    model: LanguageModel, data: Batch, scorer: Scorer | None, table: Steps, advance: Advance = lambda count: None,
+    keep: Callable[[object, Work], Row] = afresh,
+) -> Iterator[Row]:  # fmt: skip
+    """Yield the row of the data, as many sequences as there are samples, and then one for each setting.
+
+    `keep` may know a row already, by all that it follows from.
+    """
     check_weights(model.rdlm.network)
+    temperatures = sorted({1.0, *table.temperatures})
+    of = (
+        fingerprint(model.rdlm.network), scorer and scorer.name, data.ids.tolist(), table.samples, temperatures,
+        table.evaluations, table.seed,
+    )  # fmt: skip
     reference = _looks(model, data.ids[len(data.ids) // 2 :][: table.samples], data.ids, scorer)
     yield {"solver": "data", **reference}
     for setting in table.settings():
-        row: dict[str, object] = {
-            "calls": setting.calls, "steps": setting.steps, "solver": setting.solver, "grid": setting.grid,
-            "clock": setting.clock,
-        }  # fmt: skip
-        row |= bound(model, setting, data, table.evaluations, table.seed)
-        looks = {}
-        for temperature in sorted({1.0, *table.temperatures}):
-            made = samples(model, setting, table, temperature)
-            looks[temperature] = _looks(model, made.tokens, data.ids, scorer)
-            advance(setting.calls)
-            if temperature == 1:
-                row["network_calls"] = made.network_calls
-        row |= looks[1.0]
-        if scorer is not None and len(looks) > 1:
-            row["matched"] = matched(list(looks.values()), reference["entropy"])
-        yield row
+        work = partial(_row, model, setting, data, scorer, table, reference["entropy"])
+        yield keep((of, setting, grid_of(model, setting.grid)), work)
+        advance(setting.calls * len(temperatures))
+
+
+def _row(
+    model: LanguageModel, setting: Setting, data: Batch, scorer: Scorer | None, table: Steps, entropy: float
+) -> Row:
+    """Return what is measured of a setting; `entropy` is that of the data."""
+    row: Row = {
+        "calls": setting.calls, "steps": setting.steps, "solver": setting.solver, "grid": setting.grid,
+        "clock": setting.clock,
+    }  # fmt: skip
+    row |= bound(model, setting, data, table.evaluations, table.seed)
+    looks = {}
+    for temperature in sorted({1.0, *table.temperatures}):
+        made = samples(model, setting, table, temperature)
+        looks[temperature] = _looks(model, made.tokens, data.ids, scorer)
+        if temperature == 1:
+            row["network_calls"] = made.network_calls
+    row |= looks[1.0]
+    if scorer is not None and len(looks) > 1:
+        row["matched"] = matched(list(looks.values()), entropy)
+    return row
 
 
 def samples(

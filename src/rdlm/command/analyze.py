@@ -43,7 +43,8 @@ class Analyze:
     start, law, times, features, windows; an hour. transition: discrepancies of the laws from the simulation;
     3 minutes. radial: how bridges close in on their tokens; 1 minute. speed: a training step by law; 1 minute.
     frontier: generative perplexity against entropy of a RUN's samples, by temperature, steps and solver; 2 minutes.
-    steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour.
+    steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour, and the
+    same command goes on with a table that was stopped.
     """
 
     name: Annotated[Name, tyro.conf.Positional]
@@ -151,6 +152,7 @@ class Analyze:
         """Return the table over network calls and what its columns are; the picture is drawn."""
         import rdlm
         from rdlm.analysis import steps
+        from rdlm.analysis.memo import Memo
         from rdlm.evaluation.scorer import scorer_of
         from rdlm.progress import bar
         from rdlm.training.run import load_corpus
@@ -167,7 +169,7 @@ class Analyze:
             wanted = replace(wanted, temperatures=tuple(_numbers("temperatures", self.temperatures)))
         data = held_out(load_corpus(model.config), model.length, max(512, 2 * self.samples), self.seed)
         with bar(wanted.cost, "steps", "call") as progress:
-            rows = list(steps.measure(model, data, scorer, wanted, progress.update))
+            rows = list(steps.measure(model, data, scorer, wanted, progress.update, Memo(out / "rows.jsonl")))
         steps.plot(rows, out / "steps.png")
         return rows, steps.conventions(scorer)
 
