@@ -18,7 +18,9 @@ from rdlm.language_model import LanguageModel
 from rdlm.method import METHODS
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
+from rdlm.sampler.plan import Plan
 from rdlm.sampler.predictor import Predictor
+from rdlm.sampler.request import Request
 from rdlm.sampler.solver import SOLVERS
 
 LENGTH = 16
@@ -78,6 +80,16 @@ def test_every_process_keeps_seeds_and_prompts(options: dict[str, Any], window: 
     assert all(re.fullmatch("abc.{5}z", sample.text) for sample in whole.samples)
     assert generate(model, num=6, batch=4, **wanted).samples == whole.samples
     assert generate(model, num=3, seed=3, **wanted).samples == whole.samples[3:]
+
+
+def test_window_and_order_are_the_models_own_where_they_are_not_given() -> None:
+    model = tiny(window=0.25, order="left_to_right")
+    own = Plan.of(model, Request()).request
+    assert (own.window, own.order) == (0.25, "left_to_right")
+    other = Plan.of(model, Request(order="random")).request
+    assert (other.window, other.order) == (0.25, "random")
+    wider = Plan.of(model, Request(window=0.5)).request
+    assert (wider.window, wider.order) == (0.5, "left_to_right")
 
 
 def test_a_thousand_infills_keep_every_known_token(model: LanguageModel) -> None:

@@ -59,8 +59,8 @@ class Generate:
     """Take the likeliest token in the last step."""
     window: float | None = None
     """Part of the walk in which one position runs; 1: all of them run together. The model's own if not given."""
-    order: Literal["random", "spread", "left_to_right"] = "spread"
-    """Order in which positions run in windows."""
+    order: Literal["random", "spread", "left_to_right"] | None = None
+    """Order in which positions run in windows; the model's own if not given."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     seed: int = 0

@@ -49,8 +49,8 @@ class Plan:
     def of(model: LanguageModel, request: Request) -> Plan:
         """Return the plan of a request; everything that can be wrong with it is found here."""
         method, tokenizer = model.rdlm, model.tokenizer
-        if request.window is None:
-            request = replace(request, window=method.window.width, order=method.window.order)
+        own, width = method.window, request.window
+        request = replace(request, window=own.width if width is None else width, order=request.order or own.order)
         template = _template(model, request)
         # A window in which all is known has nothing to walk for.
         parts = stretches(template.length, model.length, request.block)

@@ -58,7 +58,8 @@ class Request:
     """Decode the likeliest token in the last step instead of drawing one."""
     window: float | None = None
     """Part of the walk in which one position runs; 1: all run together; None: as the model was made for."""
-    order: Order = "spread"
+    order: Order | None = None
+    """Order in which positions begin to run; None: the model's own."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool = True
@@ -87,7 +88,7 @@ class Request:
 
     def clock(self) -> Window:
         """Return the window in which positions run; all together where none is named."""
-        return Window(1.0 if self.window is None else self.window, self.order)
+        return Window(1.0 if self.window is None else self.window, self.order or "spread")
 
     def rules(self) -> Rules:
         """Return the rules that hold at every position alike."""

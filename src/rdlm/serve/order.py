@@ -31,14 +31,12 @@ def sampling(host: Host, body: Sampling, seed: int) -> Request:
     cold = body.temperature is not None and body.temperature < COLDEST
     temperature = COLDEST if cold else 1.0 if body.temperature is None else body.temperature
     top_p = None if body.top_p in (None, 1.0) else max(body.top_p or 0.0, 1e-9)
-    request = Request(
+    return Request(
         steps=body.steps or host.steps, solver=body.solver or "mixture", grid=body.grid or "time", seed=seed,
         infill=body.infill, gap=host.gap, temperature=temperature, greedy=cold, top_p=top_p,
         label=None if body.label is None else str(body.label), guidance=1.0 if body.guidance is None else body.guidance,
+        window=body.window, order=body.order,
     )  # fmt: skip
-    if body.window is None and body.order is None:
-        return request
-    return replace(request, window=body.window or host.window.width, order=body.order or host.window.order)
 
 
 def seed_of(body: Sampling) -> int:
