@@ -13,6 +13,7 @@ from rdlm import cli
 from rdlm.analysis import changes, objectives, speed, splitting
 from rdlm.analysis.trial import Budget, trial
 from rdlm.config import DataConfig, ObjectiveConfig, ProcessConfig, RunConfig, TrainingConfig
+from rdlm.errors import InputError
 from rdlm.model.config import TransformerConfig
 
 TINY = RunConfig(
@@ -70,6 +71,17 @@ def test_changes_are_a_table_and_a_picture(tiny: RunConfig, tmp_path: Path, monk
     assert cli.main(["analyze", "changes", "--steps", "3", "--out", str(tmp_path)]) == 0
     assert len(json.loads((tmp_path / "changes.json").read_text())["rows"]) == 2
     assert (tmp_path / "changes.png").exists()
+    assert cli.main(["analyze", "changes", "--steps", "3", "--out", str(tmp_path), "--only", "windows; as it"]) == 0
+    assert cli.main(["analyze", "changes", "--only", "window; no such"]) == 2
+    assert cli.main(["analyze", "radial", "--only", "windows"]) == 2
+
+
+def test_changes_are_chosen_by_how_they_begin() -> None:
+    names = ["noise: half", "noise: double", "windows: all"]
+    assert changes.chosen(names, []) == names
+    assert changes.chosen(names, ["windows", "noise: h"]) == ["noise: half", "windows: all"]
+    with pytest.raises(InputError, match=r"begins with 'nose'; there are: noise: half; "):
+        changes.chosen(names, ["noise", "nose"])
 
 
 def test_speed_is_measured_against_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

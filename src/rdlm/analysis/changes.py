@@ -7,13 +7,14 @@ speeches, a minute or two for each change on one core. Paper scale: its text8 ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rdlm.analysis.trial import Budget, plot_trials, trial
 from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig
+from rdlm.errors import InputError
 from rdlm.model.config import TransformerConfig
 from rdlm.presets import NARROW, ONE_BY_ONE, preset
 
@@ -86,15 +87,26 @@ def variants(base: RunConfig) -> dict[str, RunConfig]:
     return synchronous | {name: changed(windowed, change) for name, change in WINDOWS.items()}
 
 
-def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0) -> list[dict[str, object]]:
-    """Return a row for each change, and draw them; `steps` overrides the budget of training."""
+def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """Return the names that begin with one of `only`, all if there is none; a beginning of no name is an error."""
+    names = list(names)
+    for start in only:
+        if not any(name.startswith(start) for name in names):
+            raise InputError(f"no change begins with {start!r}; there are: {'; '.join(names)}")
+    return [name for name in names if not only or name.startswith(tuple(only))]
+
+
+def run(
+    out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0, only: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """Return a row for each change, or for `only` some, and draw them; `steps` overrides the budget of training."""
     paper = preset("text8")
     base = replace(small(), data=paper.data, model=paper.model, training=paper.training) if paper_scale else small()
     base = replace(base, training=replace(base.training, seed=seed, steps=steps or base.training.steps))
     budget = Budget(256, 512, 4096) if paper_scale else Budget(64, 512, 1024)
-    rows = []
-    for name, config in variants(base).items():
+    rows, configs = [], variants(base)
+    for name in chosen(configs, only):
         folder = name.replace(": ", "-").replace(", ", "-").replace("'", "").replace(" ", "-").replace("%", "")
-        rows.append(trial(name, config, out / folder, budget))
+        rows.append(trial(name, configs[name], out / folder, budget))
     plot_trials(rows, "One change at a time", out / "changes.png")
     return rows

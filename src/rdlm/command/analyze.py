@@ -55,6 +55,8 @@ class Analyze:
     """The paper's sizes: networks and budgets that want accelerators, more samples elsewhere."""
     steps: int | None = None
     """Training steps of each run, for objectives, splitting and changes."""
+    only: str | None = None
+    """Beginnings of the names of changes, separated by semicolons, such as 'noise; windows: all'; all if not given."""
     scorer: str | None = None
     """Judge of the samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
     temperatures: str | None = None
@@ -100,6 +102,8 @@ class Analyze:
     def _check(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.name not in ("objectives", "splitting", "changes")):
             raise InputError("--steps is a number of training steps, for objectives, splitting and changes alone")
+        if self.only is not None and self.name != "changes":
+            raise InputError(f"--only chooses among changes, not for {self.name}")
         if self.name == "frontier" and (self.model is None or self.scorer is None):
             raise InputError("a frontier is that of a run, judged by a scorer: rdlm analyze frontier RUN --scorer RUN")
         if self.name == "steps" and self.model is None:
@@ -116,7 +120,8 @@ class Analyze:
         elif self.name == "splitting":
             rows = splitting.run(out, self.paper_scale, self.steps, self.seed)
         elif self.name == "changes":
-            rows = changes.run(out, self.paper_scale, self.steps, self.seed)
+            only = [start.strip() for start in (self.only or "").split(";") if start.strip()]
+            rows = changes.run(out, self.paper_scale, self.steps, self.seed, only)
         elif self.name == "speed":
             rows = speed.run(out, self.paper_scale, seed=self.seed)
         elif self.name == "radial":
