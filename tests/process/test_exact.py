@@ -18,7 +18,7 @@ from rdlm.process.chain import draw_token_step
 from rdlm.process.clock import Geometric
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.law.exact import ExactLaw, place, tabulate
-from rdlm.process.law.pair import pair_step
+from rdlm.process.law.pair import all_but_one, pair_step
 from rdlm.process.start import Start, masked, uniform
 
 S = Geometric().total
@@ -108,6 +108,18 @@ def test_pair_step_is_the_projected_step_of_the_full_chain(start: Start, kind: B
         assert stats.ks_2samp(one.numpy(), other.numpy()).pvalue > SIGNIFICANT
 
 
+@pytest.mark.parametrize("degrees", [1, 2, 25, 30519])
+def test_part_of_all_coordinates_but_one_has_its_beta_law(degrees: int) -> None:
+    part = all_but_one(torch.empty(20_000, dtype=torch.float64), degrees, torch.Generator().manual_seed(7))
+    assert stats.kstest(part.numpy(), stats.beta(degrees / 2, 0.5).cdf).pvalue > SIGNIFICANT
+    single = all_but_one(torch.empty(200_000), degrees, torch.Generator().manual_seed(8))
+    assert 0 <= float(single.min()) and float(single.max()) <= 1  # NaN fails both
+
+
+def test_without_another_coordinate_nothing_is_left() -> None:
+    assert all_but_one(torch.ones(3), 0).tolist() == [0, 0, 0]
+
+
 @pytest.fixture(scope="module")
 def law() -> ExactLaw:
     return tabulate(Bridge(uniform(3), S), uniform_in_time(Geometric(), 12), 20_000, torch.Generator().manual_seed(3))
@@ -119,7 +131,7 @@ def test_level_0_is_the_start_and_the_last_level_the_vertex(law: ExactLaw) -> No
     torch.testing.assert_close(first, law.bridge.start.point().expand(2, 2, 4), rtol=0, atol=2e-7)
     last = law.draw_at_level(token, torch.full_like(token, 12))
     torch.testing.assert_close(last, torch.eye(4)[token], rtol=0, atol=1e-7)
-    for noise, level in ((S, first), (0.0, last)):
+    for noise, level in ((S, first), (S * (1 + 1e-6), first), (0.0, last), (-1e-9, last)):  # rounding oversteps both
         torch.testing.assert_close(law.draw(token, noise), level, rtol=0, atol=2e-7)
 
 

@@ -15,12 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
 from rdlm.process.chain import Chain
 from rdlm.process.grid import Grid
 from rdlm.process.law.exact import place
-from rdlm.process.law.pair import pair_step, place_step
+from rdlm.process.law.pair import pair_step
 from rdlm.process.law.simulated import SimulatedLaw
 
 
@@ -93,25 +92,13 @@ def walk_pairs(
     heading = torch.ones_like(radius)
     noise, gain, variance = grid.noise.tolist(), grid.gain.tolist(), grid.variance.tolist()
     for step, count in enumerate(going):  # those that go furthest come first
-        radius[:count], heading[:count] = _walk_on(
+        radius[:count], heading[:count] = pair_step(
             bridge, radius[:count], heading[:count], noise[step], gain[step], variance[step], generator
         )
     place_of = order.argsort()
     radius, heading = radius[place_of], heading[place_of]
     radius = torch.where(flat < grid.steps, radius, 0.0)
     return radius.view(level.shape), heading.view(level.shape)
-
-
-def _walk_on(
-    bridge: Bridge, radius: Tensor, heading: Tensor, noise: float, gain: float, variance: float,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the pair after one step, Eq. (21), in float32: the angle of two coordinates keeps its digits."""
-    normals = torch.randn(2, len(radius), generator=generator, device=radius.device)
-    drift = gain * bridge.pull(radius, noise)
-    place = place_step(bridge, radius, heading, drift, variance, (normals[0], normals[1]), generator)
-    sine = torch.hypot(place.on_start, place.across)
-    return torch.atan2(sine, place.on_token), place.on_start / special.positive_or_one(sine)
 
 
 def _place(

@@ -31,7 +31,7 @@ from rdlm.process.law.simulated import SimulatedLaw
 from rdlm.process.projected import Coupling
 from rdlm.storage import cache_dir, write_atomic
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised whenever the same parameters would give another table: files of another format are never read."""
 
 _log = logging.getLogger(__name__)
@@ -44,12 +44,10 @@ def cached_exact(bridge: Bridge, grid: Grid, pairs: int, seed: int = 0) -> Exact
     """Return the exact law of Eq. (20) with the table of that seed, from disk or built now."""
 
     def make() -> Tables:
-        law = tabulate(bridge, grid, pairs, torch.Generator().manual_seed(seed))
-        return {"radius": law.radius, "heading": law.heading}
+        return {"table": tabulate(bridge, grid, pairs, torch.Generator().manual_seed(seed)).table}
 
     parameters = _parameters("exact", bridge, grid, pairs=pairs, seed=seed)
-    tables = cached(parameters, make)
-    return ExactLaw(bridge, grid, tables["radius"], tables["heading"])
+    return ExactLaw(bridge, grid, **cached(parameters, make))
 
 
 def cached_normal(

@@ -19,7 +19,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid
-from rdlm.process.law.pair import Place, pair_step, place_step
+from rdlm.process.law.pair import Place, Wobble, all_but_one, place_step
 from rdlm.process.start import Start
 
 FEW_DIMENSIONS: Final = 8
@@ -30,64 +30,62 @@ FEW_DIMENSIONS: Final = 8
 class ExactLaw:
     """Draws of `X` given its token, Eq. (20), for the chain of `bridge` on `grid`.
 
-    `radius` and `heading` are [M, pairs]: the pair's draws at levels 0 to M-1 (level M is the vertex).
+    `table` is [M + 1, pairs, 3]: draws of the pair at every level, each with the pull that it feels there, so that a
+    position finds all it needs in one place. The last level is the vertex: zeros.
     """
 
     bridge: Bridge
     grid: Grid
-    radius: Tensor
-    heading: Tensor
+    table: Tensor
+
+    @property
+    def radius(self) -> Float[Tensor, "levels pairs"]:
+        """Return the draws of `r` at levels 0 to M-1."""
+        return self.table[:-1, :, 0]
+
+    @property
+    def heading(self) -> Float[Tensor, "levels pairs"]:
+        """Return the draws of `c` at levels 0 to M-1."""
+        return self.table[:-1, :, 1]
 
     def draw_at_level(
         self, token: Int[Tensor, "..."], level: Int[Tensor, "..."], generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states at grid levels (0 to M; M is the vertex itself), Eq. (20)."""
-        level = level.expand(token.shape)
-        row = self._row(token, level, generator)
-        radius = self.radius.take(row).masked_fill_(level == self.grid.steps, 0.0)
-        return place(self.bridge, token, radius, self.heading.take(row), generator)
+        radius, heading, _ = self._pairs(level.expand(token.shape), generator)
+        return place(self.bridge, token, radius, heading, generator)
 
     def draw(
         self, token: Int[Tensor, "..."], noise: Float[Tensor, "..."] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states with any amount of noise still to come, between levels too, Eq. (20)."""
-        wanted = torch.as_tensor(noise, device=token.device).to(self.radius.dtype).expand(token.shape)
+        wanted = torch.as_tensor(noise, device=token.device).to(self.table.dtype).expand(token.shape).clamp_min(0)
         rising, inverse = self._levels
         # The last level with at least the wanted noise; beyond the last one there is only the vertex.
-        level = (self.grid.steps - torch.searchsorted(rising, wanted.contiguous())).clamp_(0, self.grid.steps)
-        vertex = level == self.grid.steps
-        # Eq. (18) for a step that ends at the wanted noise; none is left to take at the vertex.
-        gain = (1 - wanted * inverse.take(level)).clamp_(0, 1).masked_fill_(vertex, 0.0)
-        row = self._row(token, level, generator)
-        radius, heading = self.radius.take(row).masked_fill_(vertex, 0.0), self.heading.take(row)
-        drift = self._pulls.take(row).mul_(gain)
-        # What `free` has in the plane of token and start is two normals of their own: the noise of the pair's step.
-        free = Free.draw(self.bridge.start, token, radius.dtype, generator)
-        normals = free.on_token, free.on_start
-        place = place_step(self.bridge, radius, heading, drift, wanted * gain, normals, generator)
-        return free.at(place)
+        level = (self.grid.steps - torch.searchsorted(rising, wanted.contiguous())).clamp_min_(0)
+        gain = (1 - wanted * inverse.take(level)).clamp_min_(0)  # Eq. (18) for a step that ends at the wanted noise
+        radius, heading, pull = self._pairs(level, generator)
+        # The direction's own numbers serve as the noise of the pair's step, too.
+        free = Free.draw(self.bridge.start, token, wanted.dtype, generator)
+        return free.at(place_step(radius, heading, gain * pull, wanted * gain, free.wobble(generator)))
 
     @cached_property
     def _levels(self) -> tuple[Tensor, Tensor]:
         """Return the noise of the levels from the last to the first, and its inverse from the first to the last."""
         noise = self.grid.noise
         inverse = torch.where(noise > 0, 1 / noise, 0.0)
-        return noise.flip(0).to(self.radius.dtype), inverse.to(self.radius.dtype)
+        return noise.flip(0).to(self.table.dtype), inverse.to(self.table.dtype)
 
-    @cached_property
-    def _pulls(self) -> Tensor:
-        """Return the pull at every pair of the table: its series takes longer than all the rest of a draw."""
-        return self.bridge.pull(self.radius, self.grid.noise[:-1, None].to(self.radius.dtype))
-
-    def _row(self, token: Tensor, level: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return places in the table: a random pair of each level, of the last one for the vertex."""
-        pairs = self.radius.shape[1]
-        choice = torch.randint(pairs, token.shape, generator=generator, device=token.device)
-        return torch.add(choice, level.clamp_max(self.grid.steps - 1), alpha=pairs)
+    def _pairs(self, level: Tensor, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Return radius, heading and pull of a random pair of each level."""
+        pairs = self.table.shape[1]
+        row = torch.randint(pairs, level.shape, generator=generator, device=level.device).add_(level, alpha=pairs)
+        found = self.table.flatten(0, 1).index_select(0, row.flatten())  # [M + 1, pairs, 3] -> [n, 3]
+        return found.view(*level.shape, 3).unbind(-1)
 
     def to(self, device: torch.device | str) -> ExactLaw:
         """Return the law with its table on `device`."""
-        return ExactLaw(self.bridge, self.grid.to(device), self.radius.to(device), self.heading.to(device))
+        return ExactLaw(self.bridge, self.grid.to(device), self.table.to(device))
 
 
 def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator | None = None) -> ExactLaw:
@@ -98,13 +96,14 @@ def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator 
         raise InputError(f"the grid's total noise {grid.total:g} is not the bridge's, {bridge.total:g}")
     radius = torch.full((pairs,), bridge.start.angle, dtype=torch.float64)
     heading = torch.ones(pairs, dtype=torch.float64)
-    table = torch.empty(2, grid.steps, pairs, dtype=torch.float32)
+    table = torch.zeros(grid.steps + 1, pairs, 3)
     levels = zip(grid.noise.tolist(), grid.gain.tolist(), grid.variance.tolist(), strict=False)
     for step, (noise, gain, variance) in enumerate(levels):
-        table[0, step], table[1, step] = radius, heading
-        if step + 1 < grid.steps:
-            radius, heading = pair_step(bridge, radius, heading, noise, gain, variance, generator)
-    return ExactLaw(bridge, grid, table[0], table[1])
+        pull = bridge.pull(radius, noise)
+        table[step] = torch.stack([radius, heading, pull], -1)
+        wobble = Wobble.draw(bridge.dimension, radius, generator)
+        radius, heading = place_step(radius, heading, gain * pull, variance, wobble).pair()
+    return ExactLaw(bridge, grid, table)
 
 
 def place(
@@ -132,6 +131,8 @@ class Free:
     normal: Float[Tensor, "... d"]
     on_token: Float[Tensor, "..."]
     on_start: Float[Tensor, "..."]
+    rest: Float[Tensor, "..."]
+    """Squared length of what is left."""
 
     @staticmethod
     def draw(
@@ -141,21 +142,29 @@ class Free:
         shape = (*token.shape, start.dimension)
         normal = torch.randn(shape, generator=generator, dtype=dtype, device=token.device)
         cosine, sine = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
-        on_token, on_mask = normal.gather(-1, token[..., None])[..., 0], normal[..., -1]
-        on_start = start.mask_coordinate * on_mask
-        if cosine > 0:
-            on_start = on_start + cosine * (normal.sum(-1) - on_mask - on_token)
-        return Free(start, token, normal, on_token, on_start / sine)  # w = (x0 - cos0 e_k) / sin0
+        on_token, on_start = normal.gather(-1, token[..., None])[..., 0], normal[..., -1]
+        if cosine > 0:  # w = (x0 - cos0 e_k) / sin0; the mask's vertex itself where the start is there
+            others = normal.sum(-1) - on_start - on_token
+            on_start = (start.mask_coordinate * on_start + cosine * others) / sine
+        square = torch.linalg.vector_norm(normal, dim=-1).square()  # without a second tensor of this size
+        rest = square - on_token.square() - on_start.square()
+        rest = torch.maximum(rest, square * torch.finfo(dtype).eps)  # below it there is only rounding
+        return Free(start, token, normal, on_token, on_start, rest)
+
+    def wobble(self, generator: torch.Generator | None = None) -> Wobble:
+        """Return the noise of a pair's step, Eq. (21), made of the same numbers: independent of the direction `xi`.
+
+        What is left of `g` has `d - 2` coordinates, and the step wants the squared length of `d - 3`.
+        """
+        part = all_but_one(self.rest, self.start.dimension - 3, generator)
+        return Wobble(self.on_token, self.on_start, self.rest * part)
 
     def at(self, place: Place) -> Float[Tensor, "... d"]:
         """Return the states at these places, in the memory of `g`."""
         start, state = self.start, self.normal
         if start.dimension < FEW_DIMENSIONS:
             return self._explicitly(place)
-        square = torch.linalg.vecdot(state, state)
-        rest = square - self.on_token.square() - self.on_start.square()
-        rest = torch.maximum(rest, square * torch.finfo(state.dtype).eps)  # below it there is only rounding
-        spread = place.across * rest.rsqrt()
+        spread = place.across * self.rest.rsqrt()
         # x = spread (g - g_k e_k - g_w w) + on_token e_k + on_start w, with w in terms of the start.
         cosine, sine = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
         from_start = (place.on_start - spread * self.on_start) / sine
@@ -163,7 +172,7 @@ class Free:
         state.mul_(spread[..., None])
         if cosine > 0:
             state.add_((from_start * cosine)[..., None])
-        state[..., -1] += from_start * (start.mask_coordinate - cosine)
+        state[..., -1].add_(from_start, alpha=start.mask_coordinate - cosine)
         return state.scatter_add_(-1, self.token[..., None], from_token[..., None])
 
     def _explicitly(self, place: Place) -> Float[Tensor, "... d"]:

@@ -17,12 +17,30 @@ from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
 
 
+class Wobble(NamedTuple):
+    """The noise of a step as the pair sees it: away from the token, sideways, and the squared length of the rest."""
+
+    outward: Tensor
+    sideways: Tensor
+    rest: Tensor
+
+    @staticmethod
+    def draw(dimension: int, like: Tensor, generator: torch.Generator | None = None) -> Wobble:
+        """Return two normal numbers and a chi-square one of `d - 3` degrees for each of `like`, Eq. (21)."""
+        return Wobble(_normal(like, generator), _normal(like, generator), _chi_square(like, dimension - 3, generator))
+
+
 class Place(NamedTuple):
     """Where a state is, seen from its token: its coordinates on `e_k` and on `w`, and the length of the rest."""
 
     on_token: Tensor
     on_start: Tensor
     across: Tensor
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Return `(r, c)`; the angle of two coordinates keeps the digits that a cosine has lost."""
+        sine = torch.hypot(self.on_start, self.across)
+        return torch.atan2(sine, self.on_token), self.on_start / special.positive_or_one(sine)
 
 
 def pair_step(
@@ -35,30 +53,18 @@ def pair_step(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the pair `(r, c)` after one step of the d-dimensional chain, exactly, Eq. (21)."""
-    normals = _normal(radius, generator), _normal(radius, generator)
-    place = place_step(bridge, radius, heading, gain * bridge.pull(radius, noise), variance, normals, generator)
-    new_radius = torch.acos(place.on_token.clamp(-1, 1))
-    new_heading = place.on_start / special.positive_or_one(torch.sin(new_radius))
-    return new_radius, new_heading.clamp(-1, 1)
+    wobble = Wobble.draw(bridge.dimension, radius, generator)
+    return place_step(radius, heading, gain * bridge.pull(radius, noise), variance, wobble).pair()
 
 
 def place_step(
-    bridge: Bridge,
-    radius: Tensor,
-    heading: Tensor,
-    drift: Tensor,
-    variance: Tensor | float,
-    normals: tuple[Tensor, Tensor],
-    generator: torch.Generator | None = None,
+    radius: Tensor, heading: Tensor, drift: Tensor, variance: Tensor | float, wobble: Wobble
 ) -> Place:
-    """Return where the pair's step leads, Eq. (21), without an angle: no digits of a small one are lost in float32.
-
-    `drift` is the gain times the pull; `normals` are the step's noise away from the token and sideways.
-    """
+    """Return where the pair's step leads, Eq. (21); `drift` is the gain times the pull."""
     scale = torch.as_tensor(variance, dtype=radius.dtype, device=radius.device).sqrt()
-    outward = scale * normals[0] - drift
-    sideways = scale * normals[1]
-    rest = scale.square() * _chi_square(radius, bridge.dimension - 3, generator)
+    outward = scale * wobble.outward - drift
+    sideways = scale * wobble.sideways
+    rest = variance * wobble.rest
     length = torch.sqrt(rest + outward.square() + sideways.square())
     sine, cosine, shrink, keep = torch.sin(radius), torch.cos(radius), torch.sinc(length / math.pi), torch.cos(length)
     around = torch.sqrt((1 - heading.square()).clamp_min(0))
@@ -75,9 +81,21 @@ def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
-def _chi_square(like: Tensor, degrees: int, generator: torch.Generator | None) -> Tensor | float:
-    """Return chi-square draws; none are needed without degrees of freedom (d = 3)."""
+def _chi_square(like: Tensor, degrees: int, generator: torch.Generator | None) -> Tensor:
+    """Return chi-square draws; without degrees of freedom (d = 3) they are 0."""
     if degrees == 0:
-        return 0.0
+        return torch.zeros_like(like)
     shape = torch.full_like(like, degrees / 2)
     return 2 * torch._standard_gamma(shape, generator=generator)
+
+
+def all_but_one(like: Tensor, degrees: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return what part of a normal vector's squared length all but one of its `degrees + 1` coordinates have, Eq. (48).
+
+    It is independent of the length and of the direction, and 0 where there is no other coordinate (d = 3).
+    """
+    if degrees == 0:
+        return torch.zeros_like(like)
+    uniform = torch.rand(2, *like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    others = uniform[0].pow(2 / degrees)
+    return others / (others + (1 - others) * torch.cos(math.pi * uniform[1]).square())
