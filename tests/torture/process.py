@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import torch.utils.tensorboard
+import tensorboard.summary.writer.record_writer
 import tyro
 
 import rdlm.command.train
@@ -24,7 +24,7 @@ import rdlm.method
 import rdlm.training.loop
 from rdlm import cli
 
-PRELOADED = (torch.utils.tensorboard, tyro, rdlm.command.train, rdlm.method, rdlm.training.loop)
+PRELOADED = (tensorboard.summary.writer.record_writer, tyro, rdlm.command.train, rdlm.method, rdlm.training.loop)
 """What a forked process need not import again."""
 
 

@@ -6,15 +6,13 @@ After a resume the lines beyond the checkpoint's step are cut off, since they wi
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from rdlm.training.board import board
 
 NAME = "record.jsonl"
 
@@ -32,9 +30,8 @@ class Record:
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self._file.flush()
         if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+            numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+            self._board.write(kind, step, numbers)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
@@ -47,15 +44,6 @@ class Record:
         self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def board(folder: Path, step: int) -> SummaryWriter | None:
-    """Return TensorBoard's writer, which hides what an interrupted run wrote after `step`; None without it."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
