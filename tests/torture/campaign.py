@@ -17,6 +17,7 @@ import platform
 import queue
 import random
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -105,13 +106,15 @@ class Campaign:
                 print("a small disk cannot be mounted here: only file sizes were limited", file=sys.stderr)
                 return
             victim = victim.moved(disk / "full")
-            for _ in range(count):
-                faults.fill(victim, disk, self.rng)
-                self.counts["full disks"] += 2  # once on the way, once at the start
-                faults.kill(victim, self.rng, 3.0, Counter())  # with room again, it must get on
+            while (left := 2 * count - self.counts["full disks"]) > 0:
+                if faults.fill(victim, disk, self.rng) is not None:
+                    self.counts["full disks"] += 2  # once on the way, once at the start
+                    faults.kill(victim, self.rng, 3.0, Counter())  # with room again, it must get on
                 self.say()
-            victim.finish()
-            self.compare(victim, whole)
+                if left == 2 or victim.newest == victim.steps:  # a run that has come to its end is followed by another
+                    victim.finish()
+                    self.compare(victim, whole)
+                    shutil.rmtree(victim.run)
 
     def companions(self, count: int) -> None:
         """Kill one of two processes under torchrun, which starts both again."""

@@ -94,8 +94,11 @@ def small_disk(place: Path, megabytes: int) -> Iterator[Path | None]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def fill(victim: Victim, disk: Path, rng: random.Random, patience: float = 2.0) -> str:
-    """Fill the disk while the run goes on, let it fail, free the disk again, and return what the run said."""
+def fill(victim: Victim, disk: Path, rng: random.Random, patience: float = 2.0) -> str | None:
+    """Fill the disk while the run goes on, let it fail, free the disk again, and return what the run said.
+
+    None if it came to its end first, or needed no more than was left: then it is whole.
+    """
     before = victim.newest
     process = victim.start()
     if not wait_until(victim.run.exists, process):
@@ -104,18 +107,32 @@ def fill(victim: Victim, disk: Path, rng: random.Random, patience: float = 2.0) 
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=rng.uniform(0, patience))
     ballast = disk / "ballast"
-    _fill_up(ballast, rng.randrange(0, 40_000))
-    code = process.wait(timeout=300)
-    said = victim.messages
-    failed_in_order(victim, code, said)
-    again = victim.start().wait(timeout=300)  # the disk is still full
-    failed_in_order(victim, again, victim.messages)
-    inspect(victim, before, Counter())
-    ballast.unlink()
-    return said
+    fill_up(ballast, rng.randrange(0, 40_000))
+    try:
+        if ended_in_order(victim, process.wait(timeout=300)):
+            return None
+        said = victim.messages
+        if ended_in_order(victim, victim.start().wait(timeout=300)):  # the disk is still full
+            return None
+        inspect(victim, before, Counter())
+        return said
+    finally:
+        ballast.unlink()
 
 
-def _fill_up(ballast: Path, free: int) -> None:
+def ended_in_order(victim: Victim, code: int) -> bool:
+    """Return whether a run is whole; one that is not must have said that there is no room."""
+    if code == 0:
+        report = victim.run / "report.html"
+        if victim.newest != victim.steps or not report.read_text().endswith("</html>\n"):
+            raise Loss(f"exit code 0 at step {victim.newest}: {victim.messages[-3000:]}")
+        return True
+    failed_in_order(victim, code, victim.messages)
+    return False
+
+
+def fill_up(ballast: Path, free: int) -> None:
+    """Fill a disk with one file, up to so many bytes."""
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass

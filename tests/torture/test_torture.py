@@ -70,8 +70,22 @@ def test_a_full_disk_is_said_and_costs_nothing(whole: Victim, tmp_path: Path) ->
         if disk is None:
             pytest.skip("only root can mount a small disk")
         victim = whole.moved(disk / "run")
-        assert "No space left on device" in faults.fill(victim, disk, random.Random(0), patience=0)
+        assert "No space left on device" in str(faults.fill(victim, disk, random.Random(0), patience=0))
         victim.finish()
+        assert different(victim.run, whole.run)[0] == []
+
+
+@pytest.mark.parametrize("room", [4_500, 9_000, 60_000, 400_000])
+def test_a_disk_of_any_size_is_enough_or_too_small(room: int, whole: Victim, tmp_path: Path) -> None:
+    with faults.small_disk(tmp_path / "disk", 1) as disk:
+        if disk is None:
+            pytest.skip("only root can mount a small disk")
+        victim = whole.moved(disk / "run")
+        faults.fill_up(disk / "ballast", room)
+        if not faults.ended_in_order(victim, victim.start().wait(timeout=100)):
+            assert room < 200_000
+            (disk / "ballast").unlink()
+            victim.finish()
         assert different(victim.run, whole.run)[0] == []
 
 
