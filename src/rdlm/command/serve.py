@@ -62,12 +62,14 @@ class Serve:
 
         import torch
 
+        from rdlm.serve import heap
         from rdlm.serve.app import create
         from rdlm.serve.server import Server
         from rdlm.serve.service import Service
 
         logging.basicConfig(level=logging.WARNING, format="rdlm: %(levelname)s: %(message)s", stream=sys.stderr)
         torch.set_num_threads(1)
+        heap.share()
         service = Service(self._models(), limits)
         try:
             server = Server(create(service, token), service.drain)
