@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 import socket
@@ -10,6 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 from running import Served
+
+from rdlm.errors import InputError
+from rdlm.serve.error import Refusal
+from rdlm.serve.guard import Guard
+from rdlm.serve.metrics import Metrics
+from rdlm.serve.server import token_for
 
 JSON = {"Content-Type": "application/json"}
 
@@ -137,6 +144,26 @@ def test_a_foreign_page_is_turned_away(served: Served) -> None:
     checked(served.get("/v1/models", headers={"Origin": "null"}), 403)
     answer = served.get("/v1/models", headers={"Origin": served.url})
     assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+
+
+def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every guess, however short or long, goes through the comparison that takes as long for all of them."""
+    compared, real = [], hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda given, own: (compared.append((given, own)), real(given, own))[1])
+    guard = Guard(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
+    for given in ("", "s", "secre", "secret and more", "SECRET", "\xff"):
+        with pytest.raises(Refusal, match="a token is needed"):
+            guard._admit({"type": "http", "path": "/v1/x", "headers": [(b"authorization", given.encode("latin-1"))]})
+        assert compared.pop() == (given.encode(), b"secret")
+    guard._admit({"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer secret")]})
+
+
+def test_only_a_loopback_address_goes_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RDLM_TOKEN", raising=False)
+    assert [token_for(host) for host in ("127.0.0.1", "127.9.9.9", "localhost", "::1")] == [None] * 4
+    for host in ("0.0.0.0", "::", "192.168.0.1", "::ffff:10.0.0.1", "example.org", "localhost.example.org", ""):
+        with pytest.raises(InputError, match="set RDLM_TOKEN to a secret first"):
+            token_for(host)
 
 
 def test_every_answer_is_locked_down(served: Served) -> None:

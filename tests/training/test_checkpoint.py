@@ -97,12 +97,13 @@ def test_a_crafted_file_is_refused(saved: Path) -> None:
             checkpoint.read_part(saved, "network", TENSORS)
 
 
-def test_another_format_says_what_to_do(saved: Path) -> None:
-    state = json.loads((saved / "state.json").read_text()) | {"format": 99}
+@pytest.mark.parametrize("number", [0, 99])
+def test_another_format_older_or_newer_says_what_to_do(number: int, saved: Path) -> None:
+    state = json.loads((saved / "state.json").read_text()) | {"format": number}
     state.pop("sha256")
     state["sha256"] = checkpoint._digest(state)
     (saved / "state.json").write_text(json.dumps(state))
-    with pytest.raises(InputError, match="format 99, this version reads 1: open it with the version"):
+    with pytest.raises(InputError, match=f"format {number}, this version reads 1: open it with the version"):
         checkpoint.verify(saved)
 
 
