@@ -37,7 +37,7 @@ ROUND = 2000
 TOLERANCE = 24.0
 """Megabytes by which the service may have grown when all is over, beyond what it took after it was warmed up.
 
-Over six rounds of 2,000 abuses it had 117 MB in use after each, and its heap kept 4 to 11 MB free for the next request.
+After each of six rounds of 2,000 abuses it had 115 to 118 MB in use, and kept 4 to 13 MB of its heap free.
 """
 SILENT = 300
 """Lines on which nothing, or half a head, is ever sent, while others are served."""
