@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rdlm.errors import InputError
 from rdlm.model.attention import angles, rotate
@@ -158,6 +159,24 @@ def test_equal_times_are_embedded_once_in_training_with_the_same_result(awake: A
     assert len(pairs) > 20
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_with_many_outputs_perceptrons_are_computed_again_for_the_same_gradients(
+    awake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gelu, calls, gradients = functional.gelu, [], []
+    monkeypatch.setattr(functional, "gelu", lambda hidden: calls.append(1) or gelu(hidden))
+    few, many = awake(CONFIG, Interface(5, 128)), awake(CONFIG, Interface(5, 129))  # two perceptrons of 64
+    assert [network.blocks[0].frugal for network in (few, many)] == [False, True]
+    for frugal, expected in ((True, 4), (False, 2)):
+        for block in many.blocks:
+            block.frugal = frugal
+        many.zero_grad()
+        many(normal(2, 6, 5), 0.3).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in many.parameters()])
+        assert len(calls) == expected
+        calls.clear()
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 def test_a_network_from_the_meta_device_is_whole(awake: Any) -> None:

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         # [B, L, 3W] -> [B, L, 3, H, D]
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key = rotate(qkv[:, :, :2], angle).transpose(1, 3).unbind(2)  # each [B, H, L, D]
-        value = qkv[:, :, 2].transpose(1, 2)
+        value = qkv[:, :, 2].transpose(1, 2).contiguous()  # a view would keep all three for `backward`
         if cache is not None:
             key, value = cache.extend(layer, key, value)
         past = key.shape[2] - length

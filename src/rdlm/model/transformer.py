@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from rdlm.errors import InputError
 from rdlm.model.attention import Attention, Cache, angles
@@ -24,11 +27,20 @@ def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(shift, norm, scale)
 
 
+def recomputed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return `function(x)`; for `backward` only `x` is kept, and what of the function it needs is computed again."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler chooses for itself what to keep
+        return function(x)
+    again: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+    return again
+
+
 class Block(nn.Module):
     """Attention and a perceptron, each behind a modulated norm and a gate that starts closed."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, frugal: bool) -> None:
         super().__init__()
+        self.frugal = frugal
         width, hidden = config.width, config.mlp_ratio * config.width
         self.modulation = zero(config.time_width, 6 * width)
         self.attention = Attention(width, config.heads, config.causal)
@@ -44,9 +56,14 @@ class Block(nn.Module):
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
         attended = self.attention(modulated_norm(x, shift_a, scale_a), angle, cache, layer)
         x = torch.addcmul(x, gate_a, self.dropout(attended))
+        hidden = self.inner(modulated_norm(x, shift_m, scale_m))
+        outward = recomputed(self._outward, hidden) if self.frugal else self._outward(hidden)
+        return torch.addcmul(x, gate_m, self.dropout(outward))
+
+    def _outward(self, hidden: Float[Tensor, "b l h"]) -> Float[Tensor, "b l w"]:
         # The exact GELU: on a CPU it takes 12 ms where the tanh form takes 30.
-        hidden = functional.gelu(self.inner(modulated_norm(x, shift_m, scale_m)))
-        return torch.addcmul(x, gate_m, self.dropout(self.outer(hidden)))
+        outward: Tensor = self.outer(functional.gelu(hidden))
+        return outward
 
 
 class Head(nn.Module):
@@ -88,7 +105,10 @@ class Transformer(nn.Module):
         # Rotary positions are relative: where nothing is known yet, all positions would have one law.
         self.place = nn.Parameter(torch.randn(config.places, config.width)) if config.places else None
         self.time = TimeEmbedding(config.time_width, config.time_scale, 2 * config.time_width, interface.classes)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        # Where logits are wider than all perceptrons together, memory is at its peak with them, and the GELUs are so
+        # small a part of the time that they may as well be computed twice.
+        frugal = interface.outputs > config.layers * config.mlp_ratio * config.width
+        self.blocks = nn.ModuleList(Block(config, frugal) for _ in range(config.layers))
         self.head = Head(config, interface.outputs)
 
     def forward(
