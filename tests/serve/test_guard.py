@@ -6,6 +6,7 @@ import hmac
 import json
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ import pytest
 from running import Served
 
 from rdlm.errors import InputError
+from rdlm.serve import page
 from rdlm.serve.error import Refusal
 from rdlm.serve.guard import Guard
 from rdlm.serve.metrics import Metrics
@@ -173,6 +175,13 @@ def test_every_answer_is_locked_down(served: Served) -> None:
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
         assert headers["referrer-policy"] == "no-referrer" and "server" not in headers
+
+
+def test_the_page_writes_text_and_never_html() -> None:
+    """What a browser would show, without one: no script of the page turns a text into elements or into code."""
+    scripts = sorted((Path(page.__file__).parent / "static").glob("**/*.js"))
+    dangerous = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|new Function"
+    assert scripts and [path.name for path in scripts if re.search(dangerous, path.read_text("utf-8"))] == []
 
 
 def test_nonsense_on_the_socket_does_no_harm(served: Served) -> None:
