@@ -19,7 +19,7 @@ from rdlm.likelihood.path import forced_step
 from rdlm.process.bridge import Bridge
 from rdlm.process.chain import Chain, Kernel, step_log_density
 from rdlm.process.clock import Geometric
-from rdlm.process.grid import uniform_in_time
+from rdlm.process.grid import Stride, uniform_in_time
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
 from rdlm.process.window import Lanes, Order
 from rdlm.sampler.walk import walk
@@ -60,8 +60,8 @@ def test_log_density_of_tokens_is_the_sum_of_dense_gaussians(base: int) -> None:
     count = 10
     state = sphere.uniform((count, codec.digits), base + 1, generator, torch.float64)
     step = 0.1 * sphere.tangent_normal(state, generator)
-    noise, gain, variance = (torch.full((count, codec.digits), v, dtype=torch.float64) for v in (0.02, 0.3, 0.011))
-    found = chain.join(step_log_density(bridge, state, step, noise, gain, variance))
+    stride = Stride(*(torch.full((count, codec.digits), v, dtype=torch.float64) for v in (0.02, 0.3, 0.011)))
+    found = chain.join(step_log_density(bridge, state, step, stride))
     expected = torch.zeros(count, V, dtype=torch.float64)
     vertices = torch.eye(base + 1, dtype=torch.float64)
     for k in range(V):

@@ -15,7 +15,7 @@ from rdlm.likelihood.terms import kernel_terms, mixture_excess, position_terms, 
 from rdlm.process.bridge import Bridge, BridgeKind
 from rdlm.process.chain import Chain, step_log_density, token_step_parts
 from rdlm.process.clock import Geometric
-from rdlm.process.grid import uniform_in_time
+from rdlm.process.grid import Stride, uniform_in_time
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.window import Lanes
 
@@ -197,15 +197,11 @@ def test_digits_of_a_token_move_together() -> None:
     found = kernel_terms(chain, state, token, local, log_probability, torch.Generator().manual_seed(4))
     # The same draw, by a loop over tokens and their digits.
     digit = codec.encode(token)
-    noise, gain, variance = (
-        table[STEP].expand(5, 3) for table in (chain.grid.noise, chain.grid.gain, chain.grid.variance)
-    )
-    pull, wobble = token_step_parts(
-        chain.path.bridge, state, digit, noise, gain, variance, torch.Generator().manual_seed(4)
-    )
+    stride = Stride(*chain.grid.strides[STEP].expand(5, 3, 3).unbind(-1))
+    pull, wobble = token_step_parts(chain.path.bridge, state, digit, stride, torch.Generator().manual_seed(4))
     expected = torch.zeros(5, dtype=torch.float64)
     for sign in (1, -1):
-        density = step_log_density(chain.path.bridge, state, pull + sign * wobble, noise, gain, variance)
+        density = step_log_density(chain.path.bridge, state, pull + sign * wobble, stride)
         whole = torch.stack([sum(density[:, j, digit[k, j]] for j in range(3)) for k in range(5)], -1)
         expected += (whole.diagonal() - torch.logsumexp(whole + log_probability, -1)) / 2
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

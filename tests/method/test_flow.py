@@ -19,7 +19,7 @@ from rdlm.method.flow import Flow
 from rdlm.process import start
 from rdlm.process.bridge import Bridge
 from rdlm.process.chain import draw_mean_step
-from rdlm.process.grid import uniform_in_log_noise
+from rdlm.process.grid import Stride, uniform_in_log_noise
 from rdlm.process.law.simulated import SimulatedLaw
 
 
@@ -57,7 +57,7 @@ def test_a_step_is_the_drift_kernel_without_noise():
     bridge = Bridge(start.masked(4), 1e-12, "logarithm")  # five coordinates; all of them tokens to the flow
     law = torch.softmax(method._ask(point, torch.full((6,), 0.3), None), dim=-1).float()
     gain, none = torch.full((6, 1), 0.25), torch.zeros(6, 1)
-    ours = draw_mean_step(bridge, point, law[..., :4], none, gain, none)
+    ours = draw_mean_step(bridge, point, law[..., :4], Stride(none, gain, none))
     fifth = 0.25 * law[..., 4:] * sphere.logarithm(point, torch.eye(5)[4].expand_as(point))
     torch.testing.assert_close(0.25 * method.motion(point, 0.7), ours + fifth, atol=1e-5, rtol=1e-5)
 

@@ -16,7 +16,7 @@ from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, BridgeKind
 from rdlm.process.chain import draw_token_step
 from rdlm.process.clock import Geometric
-from rdlm.process.grid import Grid, uniform_in_time
+from rdlm.process.grid import Grid, Stride, uniform_in_time
 from rdlm.process.law.exact import ExactLaw, place, tabulate
 from rdlm.process.law.pair import all_but_one, pair_step
 from rdlm.process.start import Start, masked, uniform
@@ -99,11 +99,11 @@ def test_pair_step_is_the_projected_step_of_the_full_chain(start: Start, kind: B
     generator = torch.Generator().manual_seed(2)
     token = torch.zeros(count, dtype=torch.long)
     radius, heading = (torch.full((count,), value, dtype=torch.float64) for value in (1.1, 0.6))
-    noise, gain, variance = (torch.full((count,), v, dtype=torch.float64) for v in (0.8 * S, 0.3, 0.02))
+    stride = Stride(*(torch.full((count,), v, dtype=torch.float64) for v in (0.8 * S, 0.3, 0.02)))
     state = place(bridge, token, radius, heading, generator)
-    move = draw_token_step(bridge, state, token, noise, gain, variance, generator)
+    move = draw_token_step(bridge, state, token, stride, generator)
     full = pair_of(sphere.exponential(state, move), start, token)
-    pair = pair_step(bridge, radius, heading, noise, gain, variance, generator)
+    pair = pair_step(bridge, radius, heading, stride, generator)
     for one, other in zip(full, pair, strict=True):
         assert stats.ks_2samp(one.numpy(), other.numpy()).pvalue > SIGNIFICANT
 
@@ -113,7 +113,7 @@ def test_part_of_all_coordinates_but_one_has_its_beta_law(degrees: int) -> None:
     part = all_but_one(torch.empty(20_000, dtype=torch.float64), degrees, torch.Generator().manual_seed(7))
     assert stats.kstest(part.numpy(), stats.beta(degrees / 2, 0.5).cdf).pvalue > SIGNIFICANT
     single = all_but_one(torch.empty(200_000), degrees, torch.Generator().manual_seed(8))
-    assert 0 <= float(single.min()) and float(single.max()) <= 1  # NaN fails both
+    assert float(single.min()) >= 0 and float(single.max()) <= 1  # NaN fails both
 
 
 def test_without_another_coordinate_nothing_is_left() -> None:
@@ -177,8 +177,8 @@ def test_table_follows_the_chain_in_d_dimensions(start: Start, kind: BridgeKind)
     token = torch.arange(count) % start.vocabulary
     state = start.point(torch.float64).repeat(count, 1)
     for step in range(5):
-        now = (table[step].expand(count) for table in (grid.noise, grid.gain, grid.variance))
-        state = sphere.exponential(state, draw_token_step(bridge, state, token, *now, generator))
+        now = Stride(*grid.strides[step].expand(count, 3).unbind(-1))
+        state = sphere.exponential(state, draw_token_step(bridge, state, token, now, generator))
     law = tabulate(bridge, grid, count, generator)
     drawn = law.draw_at_level(token, torch.tensor(5), generator)
     for one, other in zip(pair_of(state, start, token), pair_of(drawn, start, token), strict=True):

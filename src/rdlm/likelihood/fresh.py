@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rdlm.process.bridge import Bridge
 from rdlm.process.chain import Chain
-from rdlm.process.grid import Grid
+from rdlm.process.grid import Grid, Stride
 from rdlm.process.law.exact import place
 from rdlm.process.law.pair import pair_step
 from rdlm.process.law.simulated import SimulatedLaw
@@ -76,7 +76,8 @@ def draw_at_noise(
     level = level.clamp(0, grid.steps - 1)
     radius, heading = walk_pairs(bridge, grid, level, generator)
     gain = (1 - wanted / levels[level]).clamp(0, 1)
-    pair = pair_step(bridge, radius.double(), heading.double(), levels[level], gain, wanted * gain, generator)
+    stride = Stride(levels[level], gain, wanted * gain)
+    pair = pair_step(bridge, radius.double(), heading.double(), stride, generator)
     return _place(bridge, token, *pair, generator)
 
 
@@ -90,10 +91,10 @@ def walk_pairs(
     going = (len(steps) - torch.bincount(steps).cumsum(0))[:-1].tolist()  # how many go beyond each step
     radius = torch.full(flat.shape, bridge.start.angle, device=flat.device)
     heading = torch.ones_like(radius)
-    noise, gain, variance = grid.noise.tolist(), grid.gain.tolist(), grid.variance.tolist()
+    strides = [Stride(*row) for row in grid.strides.to(radius)]
     for step, count in enumerate(going):  # those that go furthest come first
         radius[:count], heading[:count] = pair_step(
-            bridge, radius[:count], heading[:count], noise[step], gain[step], variance[step], generator
+            bridge, radius[:count], heading[:count], strides[step], generator
         )
     place_of = order.argsort()
     radius, heading = radius[place_of], heading[place_of]

@@ -50,15 +50,15 @@ def forced_step(
 ) -> tuple[Tensor, Float[Tensor, "batch length"]]:
     """Return the states after one step of the tokens' bridges, and the excess of each position."""
     bridge, digit = chain.path.bridge, chain.split(token)
-    noise, gain, variance = chain.coefficients(chain.spread(local, digit), state)
-    move = draw_token_step(bridge, state, digit, noise, gain, variance, generator)
-    density = step_log_density(bridge, state, move, noise, gain, variance)
+    stride = chain.stride(chain.spread(local, digit), state)
+    move = draw_token_step(bridge, state, digit, stride, generator)
+    density = step_log_density(bridge, state, move, stride)
     if chain.kernel == "mixture":
         term = mixture_excess(chain.join(density), log_probability, token)
     else:
         own = density.gather(-1, digit[..., None])[..., 0]
         law = chain.marginals(log_probability.exp())
-        term = chain.gather(own - mean_step_log_density(bridge, state, move, law, noise, gain, variance))
+        term = chain.gather(own - mean_step_log_density(bridge, state, move, law, stride))
     after = sphere.project(sphere.exponential(state, move))
     if chain.switch >= 0 and bool((chosen := local == chain.switch).any()):
         renoised, path_density = renoise(chain, token, state.dtype, generator)

@@ -86,12 +86,13 @@ def kernel_terms(
     both bridges of a switching path are served.
     """
     bridge, digit = chain.path.bridge, chain.split(token)
-    noise, gain, variance = chain.coefficients(chain.spread(local, digit), state)
+    stride = chain.stride(chain.spread(local, digit), state)
     if chain.kernel == "drift":  # Eq. (28): g^2 |sum_l p_l v_l - v_k|^2 / (2 s2)
-        return chain.gather(gain.square() / (2 * variance) * drift_error(chain, state, digit, noise, log_probability))
-    pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
+        error = drift_error(chain, state, digit, stride.noise, log_probability)
+        return chain.gather(stride.gain.square() / (2 * stride.variance) * error)
+    pull, wobble = token_step_parts(bridge, state, digit, stride, generator)
     # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
-    weight, shift = step_log_density_parts(bridge, state, noise, gain, variance)
+    weight, shift = step_log_density_parts(bridge, state, stride)
     middle = chain.join(weight * pull[..., : bridge.vocabulary] - shift)
     odd = chain.join(weight * wobble[..., : bridge.vocabulary])
     ahead, mirror = (mixture_excess(density, log_probability, token) for density in (middle + odd, middle - odd))
@@ -122,9 +123,9 @@ def renoise(
     state = bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
     density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
     for step in range(chain.switch + 1):
-        noise, gain, variance = chain.coefficients(torch.full_like(digit, step), state)
-        pull, wobble = token_step_parts(bridge, state, digit, noise, gain, variance, generator)
-        density += step_log_density(bridge, state, pull + wobble, noise, gain, variance)
+        stride = chain.stride(torch.full_like(digit, step), state)
+        pull, wobble = token_step_parts(bridge, state, digit, stride, generator)
+        density += step_log_density(bridge, state, pull + wobble, stride)
         state = sphere.project(sphere.exponential(state, pull + wobble))
     return state, chain.join(density)
 

@@ -7,17 +7,19 @@ sampler that runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from rdlm.codec import Codec
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, mixture_direction, squared_length, token_direction
-from rdlm.process.grid import Grid
+from rdlm.process.grid import Grid, Stride
 from rdlm.process.law.exact import ExactLaw, tabulate
 from rdlm.process.path import Path
 from rdlm.process.window import Lanes
@@ -72,11 +74,15 @@ class Chain:
         step = self.path.switch_step(self.grid)
         return -1 if step is None or step >= self.grid.steps - 1 else step
 
-    def coefficients(self, step: Int[Tensor, "..."], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def stride(self, step: Int[Tensor, "..."], like: Tensor) -> Stride:
         """Return noise, gain and variance of steps, Eq. (18); for the decode step, whose variance is 0, it says 1."""
-        grid = self.grid
-        noise, gain, variance = (table.to(like)[step] for table in (grid.noise, grid.gain, grid.variance))
-        return noise, gain, torch.where(step == grid.steps - 1, torch.ones_like(variance), variance)
+        return Stride(*functional.embedding(step, self._strides.to(like)).unbind(-1))
+
+    @cached_property
+    def _strides(self) -> Float[Tensor, "steps 3"]:
+        strides = self.grid.strides.clone()
+        strides[-1, -1] = 1
+        return strides
 
     def split(self, token: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Return the token that each sphere ends in: the tokens themselves, or their digits [..., m], Eq. (39)."""
@@ -136,28 +142,24 @@ def token_step_parts(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     token: Int[Tensor, "..."],
-    noise: Tensor,
-    gain: Tensor,
-    variance: Tensor,
+    stride: Stride,
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... d"]]:
     """Return the pull `g v_k` and a draw of the noise `sqrt(s2) w` of one step to `token`, Eq. (19)."""
     cosine = state.gather(-1, token[..., None])[..., 0]
-    pull = token_direction(state, token, gain * bridge.slope(cosine, noise))
-    return pull, variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
+    pull = token_direction(state, token, stride.gain * bridge.slope(cosine, stride.noise))
+    return pull, stride.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
 
 def draw_token_step(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     token: Int[Tensor, "..."],
-    noise: Tensor,
-    gain: Tensor,
-    variance: Tensor,
+    stride: Stride,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
     """Return a tangent step of the bridge to `token`, `g v_k + sqrt(s2) w`, Eq. (19)."""
-    pull, wobble = token_step_parts(bridge, state, token, noise, gain, variance, generator)
+    pull, wobble = token_step_parts(bridge, state, token, stride, generator)
     return pull + wobble
 
 
@@ -165,37 +167,33 @@ def draw_mean_step(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     probability: Float[Tensor, "... v"],
-    noise: Tensor,
-    gain: Tensor,
-    variance: Tensor,
+    stride: Stride,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
     """Return a tangent step of the drift kernel, `g sum_l p_l v_l + sqrt(s2) w`, Eq. (19) with Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
-    pull = mixture_direction(state, gain[..., None] * probability * slope)
-    return pull + variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
+    slope = bridge.slope(state[..., : bridge.vocabulary], stride.noise[..., None])
+    pull = mixture_direction(state, stride.gain[..., None] * probability * slope)
+    return pull + stride.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
 
 def step_log_density(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     step: Float[Tensor, "... d"],
-    noise: Tensor,
-    gain: Tensor,
-    variance: Tensor,
+    stride: Stride,
 ) -> Float[Tensor, "... v"]:
     """Return `log q_l(step | state)` for every token up to a common constant, Eq. (29)."""
-    weight, shift = step_log_density_parts(bridge, state, noise, gain, variance)
+    weight, shift = step_log_density_parts(bridge, state, stride)
     return weight * step[..., : bridge.vocabulary] - shift
 
 
 def step_log_density_parts(
-    bridge: Bridge, state: Float[Tensor, "... d"], noise: Tensor, gain: Tensor, variance: Tensor
+    bridge: Bridge, state: Float[Tensor, "... d"], stride: Stride
 ) -> tuple[Float[Tensor, "... v"], Float[Tensor, "... v"]]:
     """Return what `step_log_density`, Eq. (29), multiplies the step's coordinates by, and what it takes away."""
     cosine = state[..., : bridge.vocabulary]
-    pull = gain[..., None] * bridge.slope(cosine, noise[..., None])
-    weight = pull / variance[..., None]
+    pull = stride.gain[..., None] * bridge.slope(cosine, stride.noise[..., None])
+    weight = pull / stride.variance[..., None]
     return weight, weight * pull * (1 - cosine.square()) / 2
 
 
@@ -204,11 +202,10 @@ def mean_step_log_density(
     state: Float[Tensor, "... d"],
     step: Float[Tensor, "... d"],
     probability: Float[Tensor, "... v"],
-    noise: Tensor,
-    gain: Tensor,
-    variance: Tensor,
+    stride: Stride,
 ) -> Float[Tensor, "..."]:
     """Return the drift kernel's log-density of a step up to the constant of `step_log_density`, Eq. (28)."""
-    weight = gain[..., None] * probability * bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
+    slope = bridge.slope(state[..., : bridge.vocabulary], stride.noise[..., None])
+    weight = stride.gain[..., None] * probability * slope
     along = (weight * step[..., : bridge.vocabulary]).sum(-1)
-    return (along - squared_length(state, weight) / 2) / variance
+    return (along - squared_length(state, weight) / 2) / stride.variance

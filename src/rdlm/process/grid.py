@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.process.clock import Schedule
+
+
+class Stride(NamedTuple):
+    """What a step of a chain needs to know: the noise before it, its gain and its variance, Eq. (18)."""
+
+    noise: Tensor
+    gain: Tensor
+    variance: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +60,11 @@ class Grid:
     def variance(self) -> Tensor:
         """Return `s2_m = B_{m+1} (B_m - B_{m+1}) / B_m`, Eq. (18)."""
         return self.noise[1:] * self.gain
+
+    @cached_property
+    def strides(self) -> Tensor:
+        """Return noise, gain and variance of every step beside each other, [M, 3]."""
+        return torch.stack([self.noise[:-1], self.gain, self.variance], -1)
 
     def to(self, device: torch.device | str) -> Grid:
         """Return the grid with its levels on `device`."""

@@ -27,7 +27,7 @@ def pick_token(
     """Return the token in whose interval of the summed probabilities each point of [0, 1) lies."""
     if log_probability.shape[-1] > 4 * BLOCK and log_probability.dtype == torch.float32:
         return _pick_in_blocks(log_probability, point)
-    mass = log_probability.double().exp().cumsum_(-1)
+    mass = log_probability.exp().cumsum(-1, dtype=torch.float64)
     return _inverse(mass, point * mass[..., -1])
 
 
@@ -39,7 +39,9 @@ def _pick_in_blocks(log_probability: Tensor, point: Tensor) -> Tensor:
     law = log_probability.exp()
     tokens = law.shape[-1]
     whole = tokens - tokens % BLOCK
-    parts = law[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1), law[..., whole:].sum(-1, keepdim=True)
+    parts = [law[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1)]
+    if whole < tokens:  # an empty block could be drawn by a point that rounding puts at the very end
+        parts.append(law[..., whole:].sum(-1, keepdim=True))
     part = torch.cat(parts, -1).double()
     mass = part.cumsum(-1)
     target = point * mass[..., -1]
@@ -79,16 +81,20 @@ class Noise:
         """Return standard normal numbers in the shape of `like`, whose first axis is the batch."""
         # Generators live on the CPU, whatever the device: a seed then means the same everywhere.
         drawn = torch.empty(like.shape, dtype=like.dtype)
-        for rows, generator in self.rows():
-            drawn[rows].normal_(generator=generator)
+        for part, generator in self._parts(drawn):
+            part.normal_(generator=generator)
         return drawn.to(like.device)
 
     def uniform(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return uniform numbers of [0, 1) in float64; the first axis is the batch."""
         drawn = torch.empty(tuple(shape), dtype=torch.float64)
-        for rows, generator in self.rows():
-            drawn[rows].uniform_(generator=generator)
+        for part, generator in self._parts(drawn):
+            part.uniform_(generator=generator)
         return drawn.to(device)
+
+    def _parts(self, drawn: Tensor) -> Iterator[tuple[Tensor, torch.Generator | None]]:
+        """Return the rows of each generator with it; cut all at once, which takes a third of the time."""
+        return zip(drawn.split(self.batch // len(self.generators)), self.generators, strict=True)
 
     def subset(self, chosen: Sequence[int]) -> Noise:
         """Return the noise of some of the samples, each of which has its own generator."""

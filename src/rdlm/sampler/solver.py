@@ -12,6 +12,7 @@ Every function returns the states after the step; the walk replaces those of pos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge, mixture_direction
 from rdlm.process.chain import Chain, Kernel
 from rdlm.process.clock import Schedule
+from rdlm.process.grid import Stride
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.piece import rows_of
 
@@ -68,7 +70,7 @@ def follow(state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"]) -> Fl
         along = (at * by).sum(-1, keepdim=True)
         square = torch.linalg.vector_norm(by, dim=-1, keepdim=True).square()
         length = (square - along.square()).clamp_min_(0).sqrt_()
-        shrink = special.sinc(length)
+        shrink = torch.sinc(length / math.pi)
         by.mul_(shrink).addcmul_(at, torch.cos(length) - shrink * along)
         by.div_(special.positive_or_one(torch.linalg.vector_norm(by, dim=-1, keepdim=True)))
     return rows.view(ambient.shape)
@@ -77,17 +79,17 @@ def follow(state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"]) -> Fl
 def mixture(step: Step) -> Tensor:
     """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
     digit = step.chain.split(step.drawn)
-    noise, gain, variance = step.chain.coefficients(step.levels(digit), step.state)
-    ambient = step.random.normal(step.state).mul_(variance.sqrt()[..., None])
+    stride = step.chain.stride(step.levels(digit), step.state)
+    ambient = step.random.normal(step.state).mul_(stride.variance.sqrt()[..., None])
     index = digit[..., None]
-    pull = gain[..., None] * step.chain.path.bridge.slope(step.state.gather(-1, index), noise[..., None])
+    slope = step.chain.path.bridge.slope(step.state.gather(-1, index), stride.noise[..., None])
+    pull = stride.gain[..., None] * slope
     return follow(step.state, ambient.scatter_add_(-1, index, pull))
 
 
 def drift(step: Step) -> Tensor:
     """Return states after a step by the mean of the bridges with their exact coefficients, Eq. (19) with Eq. (28)."""
-    noise, gain, variance = step.chain.coefficients(step.levels(step.chain.split(step.drawn)), step.state)
-    return _mean_step(step, noise, gain, variance)
+    return _mean_step(step, step.chain.stride(step.levels(step.chain.split(step.drawn)), step.state))
 
 
 def euler(step: Step) -> Tensor:
@@ -100,19 +102,19 @@ def euler(step: Step) -> Tensor:
     time = step.clock.time(levels)
     span = torch.diff(time.clamp_max(1 - CUT))
     spread = step.clock.rate(time[:-1]) * span
-    noise, gain, variance = (table.to(step.state)[level] for table in (levels, spread / levels[:-1], spread))
-    return _mean_step(step, noise, gain, variance)
+    stride = Stride(*(table.to(step.state)[level] for table in (levels, spread / levels[:-1], spread)))
+    return _mean_step(step, stride)
 
 
-def _mean_step(step: Step, noise: Tensor, gain: Tensor, variance: Tensor) -> Tensor:
-    ambient = step.random.normal(step.state).mul_(variance.sqrt()[..., None])
+def _mean_step(step: Step, stride: Stride) -> Tensor:
+    ambient = step.random.normal(step.state).mul_(stride.variance.sqrt()[..., None])
     bridge, law = step.chain.path.bridge, step.log_probability
     batch, positions, tokens = law.shape
     size = min(positions, rows_of(law, batch * tokens))
     for begin in range(0, positions, size):
         part = slice(begin, begin + size)
-        weight = step.chain.marginals(law[:, part].exp()).mul_(gain[:, part, ..., None])
-        slope = bridge.slope(step.state[:, part, ..., : bridge.vocabulary], noise[:, part, ..., None])
+        weight = step.chain.marginals(law[:, part].exp()).mul_(stride.gain[:, part, ..., None])
+        slope = bridge.slope(step.state[:, part, ..., : bridge.vocabulary], stride.noise[:, part, ..., None])
         ambient[:, part, ..., : bridge.vocabulary].addcmul_(weight, slope)
     return follow(step.state, ambient)
 
@@ -127,7 +129,7 @@ def heun(step: Step) -> Tensor:
     chain, bridge = step.chain, step.chain.path.bridge
     digit = chain.split(step.drawn)
     level = step.levels(digit)
-    noise, gain, variance = chain.coefficients(level, step.state)
+    noise, gain, variance = chain.stride(level, step.state)
     wobble = sphere.tangent(step.state, step.random.normal(step.state))
     pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
     first = gain[..., None] * pull + variance.sqrt()[..., None] * wobble
@@ -170,7 +172,7 @@ def deterministic(step: Step) -> Tensor:
     """
     chain, bridge, total = step.chain, step.chain.path.bridge, step.chain.grid.total
     level = step.levels(chain.split(step.drawn))
-    noise, _, _ = chain.coefficients(level, step.state)
+    noise = chain.stride(level, step.state).noise
     after = chain.grid.noise.to(step.state)[level + 1]
     at_start = noise >= total * (1 - 1e-6)
     spent = torch.where(at_start, total / 2, total - noise)

@@ -235,7 +235,8 @@ class Walker:
         for rows, generator in random.rows():
             # By sample: what one draws must not depend on whether its neighbours switch now.
             if bool(switching[rows].any()):
-                fresh = law.draw(digit[rows], level[rows] + 1, generator)
+                after_it = (level[rows] + 1).clamp_max(self.chain.grid.steps)  # some rest at the last one
+                fresh = law.draw(digit[rows], after_it, generator)
                 after[rows] = torch.where(switching[rows][..., None], fresh, after[rows])
         return after
 

@@ -97,8 +97,7 @@ def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator 
     radius = torch.full((pairs,), bridge.start.angle, dtype=torch.float64)
     heading = torch.ones(pairs, dtype=torch.float64)
     table = torch.zeros(grid.steps + 1, pairs, 3)
-    levels = zip(grid.noise.tolist(), grid.gain.tolist(), grid.variance.tolist(), strict=False)
-    for step, (noise, gain, variance) in enumerate(levels):
+    for step, (noise, gain, variance) in enumerate(grid.strides):
         pull = bridge.pull(radius, noise)
         table[step] = torch.stack([radius, heading, pull], -1)
         wobble = Wobble.draw(bridge.dimension, radius, generator)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
+from rdlm.process.grid import Stride
 
 
 class Wobble(NamedTuple):
@@ -44,24 +45,17 @@ class Place(NamedTuple):
 
 
 def pair_step(
-    bridge: Bridge,
-    radius: Tensor,
-    heading: Tensor,
-    noise: Tensor | float,
-    gain: Tensor | float,
-    variance: Tensor | float,
-    generator: torch.Generator | None = None,
+    bridge: Bridge, radius: Tensor, heading: Tensor, stride: Stride, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the pair `(r, c)` after one step of the d-dimensional chain, exactly, Eq. (21)."""
+    drift = stride.gain * bridge.pull(radius, stride.noise)
     wobble = Wobble.draw(bridge.dimension, radius, generator)
-    return place_step(radius, heading, gain * bridge.pull(radius, noise), variance, wobble).pair()
+    return place_step(radius, heading, drift, stride.variance, wobble).pair()
 
 
-def place_step(
-    radius: Tensor, heading: Tensor, drift: Tensor, variance: Tensor | float, wobble: Wobble
-) -> Place:
+def place_step(radius: Tensor, heading: Tensor, drift: Tensor, variance: Tensor, wobble: Wobble) -> Place:
     """Return where the pair's step leads, Eq. (21); `drift` is the gain times the pull."""
-    scale = torch.as_tensor(variance, dtype=radius.dtype, device=radius.device).sqrt()
+    scale = variance.sqrt()
     outward = scale * wobble.outward - drift
     sideways = scale * wobble.sideways
     rest = variance * wobble.rest

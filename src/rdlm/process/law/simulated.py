@@ -14,7 +14,7 @@ from rdlm.geometry import sphere
 # As a module: the chain imports the exact law from this package and may still be loading.
 from rdlm.process import chain
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid
+from rdlm.process.grid import Grid, Stride
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,6 @@ class SimulatedLaw:
     ) -> Tensor:
         """Return the state after a step from one level of noise to another; unmoved where they are equal."""
         gain = torch.where(before > after, 1 - after / before, 0.0)  # Eq. (18), as is the variance
-        variance = (after * gain).to(state.dtype)
-        move = chain.draw_token_step(
-            self.bridge, state, token, before.to(state.dtype), gain.to(state.dtype), variance, generator
-        )
+        stride = Stride(before.to(state.dtype), gain.to(state.dtype), (after * gain).to(state.dtype))
+        move = chain.draw_token_step(self.bridge, state, token, stride, generator)
         return sphere.project(sphere.exponential(state, move))
