@@ -30,7 +30,7 @@ CATALOGUE = {
     "simulation": Entry("draw", "simulation", "a draw against the simulation it replaces"),
     "tables": Entry("draw", "tables", "building the laws' tables against drawing their random numbers"),
     "sampler": Entry("walking", "sampler", "a sampler's step without the network"),
-    "bound": Entry("walking", "bound", "the likelihood bound against the network's calls in it"),
+    "bound": Entry("bounding", "bound", "the likelihood bound against the network's calls, walks and simulation"),
     "loading": Entry("loading", "loading", "data loading against the training step"),
     "startup": Entry("startup", "startup", "rdlm --help and a wrong flag against python alone"),
     "parallel": Entry("parallel", "parallel", "two processes against one"),

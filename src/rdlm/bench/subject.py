@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -29,6 +30,21 @@ ONE_SPHERE = replace(SMALL_TABLE, bridge="logarithm")
 """On 30,523 coordinates the Brownian bridge and the evidence are out of range at the paper's noise."""
 PLAIN = DenoiserConfig(features="tokens", evidence=False)
 SYNCHRONOUS, WINDOWS = ObjectiveConfig(), ONE_BY_ONE
+
+
+class Timed(nn.Module):
+    """A network, or a model around one, that adds up the processor seconds spent in it."""
+
+    def __init__(self, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.call, self.seconds = call, 0.0
+
+    def forward(self, *inputs: Tensor | float | None) -> Tensor:
+        """Return the answer."""
+        begin = time.process_time()
+        answer = self.call(*inputs)
+        self.seconds += time.process_time() - begin
+        return answer
 
 
 def tokens(vocabulary: int, batch: int, length: int) -> Tensor:
