@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdlm.config import ObjectiveConfig
 from rdlm.errors import InputError
-from rdlm.objective import Proposal, cross_entropy, draw_moment, mean_unfinished
+from rdlm.objective import Proposal, cross_entropy, draw_chunked, draw_moment, mean_unfinished
 
 LENGTH = 12
 
@@ -129,3 +129,37 @@ def test_a_shared_time_counts_for_all_positions() -> None:
 def test_impossible_objectives_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=rf"objective\.{next(iter(wrong))}"):
         ObjectiveConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("narrow", [0.0, 0.5, 1.0])
+def test_every_chunk_has_something_unfinished_and_counts_by_its_tokens(narrow: float) -> None:
+    config = ObjectiveConfig(chunked=1, chunks=(1, 3, 5, 50), narrow=narrow)
+    moment = draw_chunked(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
+    assert set(moment.chunk.tolist()) == {1, 3, 5, LENGTH}
+    assert bool(((moment.time >= 0) & (moment.time <= 1)).all())
+    for time, weight, chunk in zip(moment.time, moment.weight, moment.chunk.tolist(), strict=True):
+        for part, counted in zip(time.split(chunk), weight.split(chunk), strict=True):
+            assert bool((part < 1).any())
+            assert torch.equal(counted > 0, part < 1)
+            assert float(counted.sum()) == pytest.approx(len(part))
+            assert counted[part < 1].unique().numel() == 1
+
+
+def test_each_count_of_finished_positions_of_a_chunk_is_as_likely() -> None:
+    config = ObjectiveConfig(chunked=1, chunks=(4,), narrow=1.0)
+    generator = torch.Generator().manual_seed(2)
+    moment = draw_chunked(config, torch.rand(4000, generator=generator), 8, generator)
+    finished = moment.time.view(-1, 2, 4) == 1
+    for chunk in range(2):
+        counts = torch.bincount(finished[:, chunk].sum(-1), minlength=5)
+        assert int(counts[4]) == 0
+        assert bool(((counts[:4] - 1000).abs() < 5 * 27).all())  # a standard deviation is 27
+    shares = finished.float().mean(0)
+    assert bool(((shares - 3 / 8).abs() < 5 * 0.0077).all())  # none of the places is favoured
+
+
+def test_chunks_are_refused_where_they_mean_nothing() -> None:
+    with pytest.raises(InputError, match=r"objective\.chunks"):
+        ObjectiveConfig(chunks=(0,))
+    with pytest.raises(InputError, match=r"objective\.chunked"):
+        ObjectiveConfig(chunked=0.5, loss="drift_error")

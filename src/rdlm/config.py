@@ -68,6 +68,8 @@ class ProcessConfig:
     """Part of the time in which one position runs when the model is bounded and sampled, unless said otherwise."""
     order: Literal["random", "spread", "left_to_right"] = "spread"
     """Order in which those windows begin; spread: random, with what begins together far apart."""
+    chunk: int = 0
+    """Tokens of a chunk, where chunks run one after the other unless said otherwise; 0: all run together."""
     law: Literal["exact", "normal", "simulated"] = "exact"
     """Law of the training states: exact, the paper's Riemannian normal, or simulated."""
     levels: int = 256
@@ -78,6 +80,7 @@ class ProcessConfig:
     def __post_init__(self) -> None:
         _within("process.weight", self.weight, 0, 1)
         _within("process.window", self.window, 1e-6, 1)
+        _within("process.chunk", self.chunk, 0, 1 << 24)
         _within("process.switch", self.switch, 1e-3, 1 - 1e-3)
         if not self.total > 0:
             raise InputError(f"process.total must be positive, got {self.total:g}")
@@ -119,6 +122,11 @@ class ObjectiveConfig:
     """Order of those windows."""
     prefix: float = 0.0
     """Share of sequences that begin with a finished prefix of random length."""
+    chunked: float = 0.0
+    """Share of sequences that are learned chunk by chunk, each chunk behind finished ones; a step of theirs costs
+    twice as much, and asks all chunks at once."""
+    chunks: tuple[int, ...] = (1,)
+    """Tokens of those chunks, each size as likely; 1: one after the other."""
     condition_dropout: float = 0.1
     """Share of sequences that are trained without their condition."""
 
@@ -127,8 +135,12 @@ class ObjectiveConfig:
         if not 0 <= low < high <= 1:
             raise InputError(f"objective.interval must be two rising times in [0, 1], got {self.interval}")
         _within("objective.floor", self.floor, 1e-4, 1)
-        for name in ("asynchronous", "narrow", "prefix", "condition_dropout"):
+        for name in ("asynchronous", "narrow", "prefix", "chunked", "condition_dropout"):
             _within(f"objective.{name}", getattr(self, name), 0, 1)
+        if not self.chunks or min(self.chunks) < 1:
+            raise InputError(f"objective.chunks must be numbers of at least one token, got {self.chunks}")
+        if self.chunked and self.loss != "cross_entropy":
+            raise InputError("objective.chunked goes with the loss cross_entropy")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,6 +27,20 @@ class Scores(NamedTuple):
     def log_probability(self) -> Float[Tensor, "batch positions v"]:
         """Return `log p(token | states)`."""
         return torch.log_softmax(self.logits if self.evidence is None else self.logits + self.evidence, dim=-1)
+
+
+class Sight(NamedTuple):
+    """What positions see of each other: their own chunk and the ones before it, Eq. (49)."""
+
+    chunk: int | Int[Tensor, " batch"]
+    """Tokens of a chunk, for all sequences or for each."""
+    finished: Float[Tensor, "..."] | None = None
+    """States in which all tokens are finished: where given, the chunks before one's own are seen as they are there."""
+
+    def part(self, rows: slice) -> Sight:
+        """Return the sight of some of the sequences."""
+        chunk = self.chunk if isinstance(self.chunk, int) else self.chunk[rows]
+        return Sight(chunk, None if self.finished is None else self.finished[rows])
 
 
 class Denoiser:
@@ -76,24 +90,44 @@ class Denoiser:
         noise: Float[Tensor, "batch positions"],
         condition: Tensor | None = None,
         previous: Tensor | None = None,
+        sight: Sight | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities; `noise` may have one position where all share it."""
-        return self.scores(network, state, noise, condition, previous).log_probability()
+        return self.scores(network, state, noise, condition, previous, sight).log_probability()
 
     def scores(
         self, network: nn.Module, state: Float[Tensor, "..."], noise: Float[Tensor, "batch positions"],
-        condition: Tensor | None = None, previous: Tensor | None = None,
+        condition: Tensor | None = None, previous: Tensor | None = None, sight: Sight | None = None,
     ) -> Scores:  # fmt: skip
         """Return what the network and the states say of each token, apart, Eq. (27)."""
         grouped, level = self._grouped(state, noise)
         inputs, evidence = self._inputs(grouped, level)
         time = self.schedule.time(level.clamp(0, self.schedule.total))
-        logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
+        if sight is None:
+            logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
+        else:
+            logits = self._seen(network, inputs, time, condition, previous, sight)
         if self.whole:
             return Scores(logits, None if evidence is None else self.codec.evidence(evidence))
         # [batch, L, m b] -> [batch, L m, b]
         logits = logits.unflatten(-1, (self.spheres, self.codec.base)).flatten(1, 2)
         return Scores(logits, None if evidence is None else evidence.flatten(1, 2))
+
+    def _seen(
+        self, network: nn.Module, inputs: Tensor, time: Tensor, condition: Tensor | None, previous: Tensor | None,
+        sight: Sight,
+    ) -> Float[Tensor, "batch length outputs"]:  # fmt: skip
+        """Return the logits of a network whose positions see their own chunk and the ones before it, Eq. (49)."""
+        chunk = sight.chunk * self.codec.positions
+        time = time.expand(inputs.shape[:2])
+        if sight.finished is None:
+            logits: Tensor = network(inputs, time, condition, previous, chunk=chunk)
+            return logits
+        over = torch.zeros_like(time)
+        finished, _ = self._inputs(self._grouped(sight.finished, over)[0], over)
+        inputs, time = torch.cat((finished, inputs), dim=1), torch.cat((self.schedule.time(over), time), dim=1)
+        doubled: Tensor = network(inputs, time, condition, previous, chunk=chunk, doubled=True)
+        return doubled
 
     def _grouped(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return states as [batch, L, m, d] and noise as [batch, L or 1]: one row per position of the network."""

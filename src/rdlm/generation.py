@@ -108,14 +108,14 @@ def _of_rival(model: LanguageModel, request: Request, progress: Progress | None)
             f"a model of the method {model.config.method!r} samples sequences of up to {model.length} tokens, and with "
             f"{', '.join(RIVALS)} alone; leave out {', '.join(others) or f'length {length}'}"
         )
-    rows = []
+    rows, steps = [], request.steps or model.calls
     for number in range(request.num):
-        rows.append(model.method.generate(1, length, request.steps, generator_of("sample", request.seed + number)))
+        rows.append(model.method.generate(1, length, steps, generator_of("sample", request.seed + number)))
         if progress is not None:
             progress(number + 1, request.num)
-    calls = length if isinstance(model.method, Autoregressive) else request.steps
+    calls = length if isinstance(model.method, Autoregressive) else steps
     samples = _samples(model, torch.cat(rows), request.seed)
-    return Generation(samples, request, calls, 0, model.method.claims_bound, model=model)
+    return Generation(samples, replace(request, steps=steps), calls, 0, model.method.claims_bound, model=model)
 
 
 def _samples(model: LanguageModel, tokens: Int[Tensor, "num length"], seed: int) -> tuple[Sample, ...]:

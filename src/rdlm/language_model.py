@@ -18,7 +18,7 @@ from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.method import METHODS
 from rdlm.method.base import Method
-from rdlm.method.rdlm import Rdlm
+from rdlm.method.rdlm import CALLS, Rdlm
 from rdlm.publication import Dtype
 from rdlm.storage import read_json
 from rdlm.training import checkpoint, folder
@@ -77,6 +77,12 @@ class LanguageModel:
     def length(self) -> int:
         """Return the number of tokens of a training sequence."""
         return int(self.about["length"])
+
+    @property
+    def calls(self) -> int:
+        """Return the network calls of a sample unless another number is asked for: 64, or one for each chunk."""
+        chunk = self.method.window.chunk if isinstance(self.method, Rdlm) else 0
+        return max(CALLS, -(-self.length // chunk)) if chunk else CALLS
 
     @property
     def parameters(self) -> int:

@@ -144,6 +144,45 @@ def _orders(config: ObjectiveConfig) -> tuple[Order, ...]:
     return ("random", "left_to_right") if config.order == "both" else (config.order,)
 
 
+GOLDEN = 0.6180339887
+"""Step between the common times of neighbouring chunks, which then fill [0, 1) evenly."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedMoment:
+    """When the chunks of a batch are looked at, each as if those before it were finished."""
+
+    time: Float[Tensor, "batch length"]
+    """Own time of every position."""
+    chunk: Int[Tensor, " batch"]
+    """Tokens of a chunk of each sequence."""
+    weight: Float[Tensor, "batch length"]
+    """What each position's loss counts: every chunk's unfinished ones together as much as it has tokens, Eq. (49)."""
+
+
+def draw_chunked(
+    config: ObjectiveConfig, quantile: Float[Tensor, " batch"], length: int, generator: torch.Generator | None = None
+) -> ChunkedMoment:
+    """Return times for a batch of which all chunks are asked at once, Eq. (49); in each something is unfinished."""
+    batch = len(quantile)
+    sizes = torch.tensor(config.chunks).clamp_max(length)
+    chunk = sizes[torch.randint(len(sizes), (batch,), generator=generator)]
+    place = torch.arange(length) // chunk[:, None]
+    size = torch.minimum(chunk[:, None], length - place * chunk[:, None])
+    common = (quantile[:, None] + GOLDEN * place) % 1
+    # A random order of each chunk's positions: the chunks stay in their places, and sort inside.
+    order = (place + torch.rand(batch, length, generator=generator)).argsort(1).argsort(1) - place * chunk[:, None]
+    finished = (order < (common * size).floor()).float()
+    width = torch.rand(batch, 1, generator=generator).clamp_min(NARROWEST)
+    width = torch.where(size == 1, torch.ones(()), width)
+    own = ((common - order / (size - 1).clamp_min(1) * (1 - width)) / width).clamp(0, 1)
+    narrow = torch.rand(batch, 1, generator=generator) < config.narrow
+    time = torch.where(narrow, finished, own)
+    unfinished = (time < 1).float()
+    count = torch.zeros(batch, length).scatter_add_(1, place, unfinished).gather(1, place)
+    return ChunkedMoment(time, chunk, unfinished * size / count.clamp_min(1))
+
+
 def cross_entropy(
     logits: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor,
     evidence: Float[Tensor, "batch length v"] | None = None,

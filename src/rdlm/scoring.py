@@ -27,7 +27,7 @@ from rdlm.likelihood import Estimate, by_comb, by_paths, sum_over_rows
 from rdlm.likelihood.data import Advance
 from rdlm.method.base import Method
 from rdlm.method.flow import Flow
-from rdlm.method.rdlm import Rdlm
+from rdlm.method.rdlm import CALLS, Rdlm
 from rdlm.randomness import generator_of
 
 SHORTEST = 2
@@ -84,7 +84,7 @@ class Score:
 class Effort:
     """How texts are scored: network calls M, the estimator, and its draws for each window."""
 
-    calls: int = 64
+    calls: int = CALLS
     estimator: Estimator = "path"
     draws: int = 4
     """Paths of each window, or random steps of each."""
@@ -96,19 +96,21 @@ class Effort:
         if self.draws < FEWEST:
             raise InputError(f"an interval needs at least {FEWEST} draws of each text, got {self.draws}")
 
-    @property
-    def passes(self) -> int:
-        """Return how often one draw sends a window through the network."""
-        return self.calls if self.estimator == "path" else 1
+    def passes(self, model: LanguageModel) -> int:
+        """Return how often one draw sends a window through the network; chunks go through it side by side."""
+        if self.estimator == "steps":
+            return 1
+        rdlm = isinstance(model.method, Rdlm)
+        return model.rdlm.window.lanes(self.calls, model.length).side_by_side().calls if rdlm else self.calls
 
     def cost(self, model: LanguageModel, windows: int) -> int:
         """Return how many windows go through the network; those of a mixture do so for each of its paths."""
         paths = len(model.method.process.mixture.paths) if isinstance(model.method, Rdlm) else 1
-        return windows * paths * self.draws * self.passes
+        return windows * paths * self.draws * self.passes(model)
 
 
 def effort_for(
-    model: LanguageModel, windows: int, calls: int = 64, estimator: Estimator | None = None, seed: int = 0
+    model: LanguageModel, windows: int, calls: int | None = None, estimator: Estimator | None = None, seed: int = 0
 ) -> Effort:
     """Return an effort of about `BUDGET`: four paths a window where they fit, else single steps, as many as fit.
 
@@ -117,6 +119,7 @@ def effort_for(
     own = _own_estimator(model.method)
     if own is not None and estimator not in (None, own):
         raise InputError(f"a run of the method {model.config.method!r} is scored by its {own} estimator alone")
+    calls = model.calls if calls is None else calls
     few = Effort(calls).cost(model, windows) <= BUDGET
     chosen = own or estimator or ("path" if few else "steps")
     if chosen == "path":
@@ -202,7 +205,7 @@ def _draws(
         found = []
         for _ in range(effort.draws):
             found.append(model.method.bound(batch, effort.calls, generator).double().cpu()[:, None])
-            advance(len(batch.ids) * effort.passes)
+            advance(len(batch.ids) * effort.passes(model))
         return torch.stack(found)
     problem = model.rdlm.problem(batch, effort.calls)
     if effort.estimator == "path":

@@ -29,7 +29,7 @@ BY_TOKEN = ("unsplit", "packed tokens")
 
 def method(vocabulary: int, classes: int = 0, signal: int = 0, scrambled: bool = False, **settings: Any) -> Rdlm:
     """Return a small method; a setting's name says to which part of the configuration it belongs."""
-    config = RunConfig(process=ProcessConfig(levels=16, pairs=256), model=SMALL)
+    config = RunConfig(process=ProcessConfig(levels=16, pairs=256), model=settings.pop("model", SMALL))
     for name, value in settings.items():
         part = next(p for p in ("process", "denoiser", "objective", "model") if hasattr(getattr(config, p), name))
         config = replace(config, **{part: replace(getattr(config, part), **{name: value})})

@@ -187,3 +187,40 @@ def test_a_network_from_the_meta_device_is_whole(awake: Any) -> None:
     empty.load_state_dict(network.state_dict())
     x = normal(1, 6, 5)
     assert torch.equal(empty(x, 0.3), network(x, 0.3))
+
+
+def test_chunks_of_one_are_causal() -> None:
+    network, causal = (Transformer(config, Interface(5, 3)).double() for config in (CONFIG, CAUSAL))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    causal.load_state_dict(network.state_dict())
+    inputs, time = normal(2, 7, 5), normal(2, 7).abs()
+    torch.testing.assert_close(network(inputs, time, chunk=1), causal(inputs, time))
+    torch.testing.assert_close(network(inputs, time, chunk=7), network(inputs, time))
+
+
+@pytest.mark.parametrize("settings", [{}, {"classes": 4}, {"signal": 2}, {"digits": 2}])
+def test_a_doubled_sequence_answers_for_every_chunk_as_if_it_were_the_next(settings: dict[str, int]) -> None:
+    """Each row has chunks of its own size; a places' vector and a previous prediction are heard, too."""
+    network = Transformer(replace(CONFIG, places=8, self_condition=True), Interface(5, 3, **settings)).double()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    finished, noisy, time, previous = normal(3, 8, 5), normal(3, 8, 5).flip(0), normal(3, 8).abs(), normal(3, 8, 5)
+    condition = None
+    if settings.get("classes"):
+        condition = torch.tensor([0, 3, -1])
+    elif settings.get("signal"):
+        condition = normal(3, 8, 2)
+    size = torch.tensor([1, 3, 8])
+    both = torch.cat((finished, noisy), 1), torch.cat((torch.ones(3, 8), time), 1)
+    answer = network(*both, condition, previous, chunk=size, doubled=True)
+    assert answer.shape == (3, 8, 3)
+    for row, chunk in enumerate(size.tolist()):
+        one = slice(row, row + 1)
+        for first in range(0, 8, chunk):
+            ahead = torch.arange(8) >= first
+            seen = torch.where(ahead[:, None], noisy[one], finished[one])
+            when = torch.where(ahead, time[one], torch.ones(()))
+            given = None if condition is None else condition[one]
+            alone = network(seen, when, given, previous[one], chunk=chunk)
+            torch.testing.assert_close(answer[one, first : first + chunk], alone[:, first : first + chunk])

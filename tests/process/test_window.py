@@ -153,3 +153,38 @@ def test_shares_count_every_step_of_a_position_once_on_average(calls: int, steps
     else:  # a position that rests counts in place of the one that starts, a finished one never
         assert not share[local == lanes.steps].any()
         torch.testing.assert_close(share.mean(1), moving.float().mean(1))
+
+
+@given(
+    length=st.integers(1, 20),
+    chunk=st.integers(1, 20),
+    calls=st.integers(1, 60),
+    width=st.floats(0.01, 1),
+    order=orders,
+)
+def test_chunks_run_one_after_the_other(length: int, chunk: int, calls: int, width: float, order: Order) -> None:
+    lanes = Window(width, order, chunk).lanes(calls, length)
+    chunks = math.ceil(length / chunk)
+    assert lanes.calls <= calls
+    if chunks == 1 or calls < chunks:
+        assert lanes == Window(width, order).lanes(calls)
+        return
+    assert lanes.calls == chunks * lanes.turns > calls - chunks
+    offsets = lanes.offsets(3, length, torch.Generator().manual_seed(0))
+    first = torch.arange(length) // chunk * lanes.turns
+    assert bool((offsets >= first).all()) and bool((offsets + lanes.steps <= first + lanes.turns).all())
+    beside = lanes.side_by_side()
+    assert torch.equal(beside.offsets(3, length, torch.Generator().manual_seed(0)), offsets - first)
+    for step in range(lanes.turns):  # the share in line is that side by side, and elsewhere a chunk has none
+        inside = beside.share(torch.full((3, 1), step), offsets - first)
+        for number in range(chunks):
+            mine = slice(number * chunk, (number + 1) * chunk)
+            share = lanes.share(torch.full((3, 1), number * lanes.turns + step), offsets)
+            torch.testing.assert_close(share[:, mine], inside[:, mine])
+            share[:, mine] = 0
+            assert not share.any()
+
+
+def test_a_negative_chunk_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one position"):
+        Window(0.5, "spread", -1)

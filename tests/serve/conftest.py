@@ -16,17 +16,19 @@ from running import Served, save, serving
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: `together` and `ordered` (left to right), the rival `masked`, and `classed`, which knows two classes."""
+    """Runs: `together` and `ordered` (left to right), the rival `masked`, `classed`, which knows two classes, and
+    `chunked`, which writes token after token."""
     place = tmp_path_factory.mktemp("runs")
     save(place / "together")
     save(place / "ordered", window=0.1, order="left_to_right")
     save(place / "rival", method="masked")
     save(place / "classed", corpus={"classes": ["cat", "dog"]})
+    save(place / "chunked", window=0.1, chunk=1)
     return place
 
 
 @pytest.fixture(scope="session")
 def served(runs: Path) -> Iterator[Served]:
-    names = ("together", "ordered", "rival", "classed")
+    names = ("together", "ordered", "rival", "classed", "chunked")
     with serving(*(str(runs / name) for name in names), "--steps", "8") as found:
         yield found

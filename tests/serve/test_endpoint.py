@@ -24,16 +24,17 @@ def events(served: Served, body: dict[str, Any]) -> list[tuple[str, dict[str, An
     return [(name, json.loads(data)) for name, data in found]
 
 
-def test_a_score_is_what_the_command_gives(served: Served, runs: Path) -> None:
+@pytest.mark.parametrize(("name", "steps"), [("together", 4), ("chunked", 16)])
+def test_a_score_is_what_the_command_gives(served: Served, runs: Path, name: str, steps: int) -> None:
     texts = ["the quick fox", "a text that is longer than the model's own length".replace("'", "")]
-    answer = served.post("/v1/score", {"model": "together", "input": texts, "steps": 4}).json()
-    assert (answer["object"], answer["model"], answer["steps"]) == ("score", "together", 4)
-    model = rdlm.load(runs / "together")
+    answer = served.post("/v1/score", {"model": name, "input": texts, "steps": steps}).json()
+    assert (answer["object"], answer["model"], answer["steps"]) == ("score", name, steps)
+    model = rdlm.load(runs / name)
     for index, (text, row) in enumerate(zip(texts, answer["data"], strict=True)):
-        (wanted,) = model.score([text], effort=Effort(4))
+        (wanted,) = model.score([text], effort=Effort(steps))
         assert row["index"] == index and row["claims_bound"] is True and row["chars"] == len(text)
         assert row["nats"] == pytest.approx(wanted.nats.value, rel=1e-9)
-        assert row["low"] < row["nats"] < row["high"] and row["stderr"] > 0
+        assert row["low"] <= row["nats"] <= row["high"] and row["stderr"] >= 0
         assert "".join(row["tokens"]) == text and len(row["positions"]) == len(text)
         assert sum(row["positions"]) * math.log(2) == pytest.approx(row["nats"], rel=1e-6)
 
@@ -46,6 +47,14 @@ def test_what_cannot_be_scored_is_refused(served: Served, body: dict[str, Any]) 
 def test_a_rival_is_scored_as_a_whole(served: Served) -> None:
     (row,) = served.post("/v1/score", {"model": "rival", "input": "the fox", "steps": 4}).json()["data"]
     assert row["nats"] > 0 and row["positions"] == []
+
+
+def test_a_completion_in_chunks_is_what_the_command_gives(served: Served, runs: Path) -> None:
+    model = rdlm.load(runs / "chunked")
+    for chunk in (None, 0, 4):
+        body = {"model": "chunked", "prompt": "the ", "seed": 5, "steps": 16, "chunk": chunk}
+        wanted = model.generate(prompt="the ", seed=5, steps=16, chunk=chunk)
+        assert "the " + served.text(**body) == wanted.samples[0].text
 
 
 @pytest.mark.parametrize("model", ["together", "ordered"])

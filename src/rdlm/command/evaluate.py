@@ -38,8 +38,9 @@ class Evaluate:
     """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
     split: Literal["validation", "test"] = "validation"
     """Held-out split; the test split is for final numbers alone."""
-    calls: Annotated[Calls, tyro.conf.arg(aliases=["--steps"])] = 64
-    """Network calls M of the sampler that is bounded; inf is the limit of continuous time."""
+    calls: Annotated[Calls | None, tyro.conf.arg(aliases=["--steps"])] = None
+    """Network calls M of the sampler that is bounded; inf is the limit of continuous time. If not given, the model's
+    own number: 64, or one for each chunk."""
     curve_calls: str | None = None
     """Also measure the bound at these numbers of calls, such as 4,8,16,inf."""
     kernel: Literal["mixture", "drift"] = "mixture"
@@ -48,6 +49,8 @@ class Evaluate:
     """Part of the time in which one position runs through its bridge; 1: synchronous. The run's own if not given."""
     order: Literal["random", "spread", "left_to_right"] | None = None
     """Order in which windows begin. The run's own if not given."""
+    chunk: int | None = None
+    """Tokens of a chunk, where chunks run one after the other; 0: none. The run's own if not given."""
     estimator: Literal["steps", "path"] = "steps"
     """Single steps of many sequences, or whole paths of few."""
     states: Literal["exact", "simulated"] = "exact"
@@ -74,7 +77,7 @@ class Evaluate:
         """Evaluate, write, print, and return 0; what goes wrong is raised."""
         from rdlm.process.window import Window
 
-        self._plan(Window())  # what is wrong with the options is said before the model is read
+        self._plan(Window(), 1)  # what is wrong with the options is said before the model is read
         import torch
 
         import rdlm
@@ -85,7 +88,7 @@ class Evaluate:
         from rdlm.training.run import load_corpus
 
         model = rdlm.load(self.model)
-        plan = self._plan(model.method.window if isinstance(model.method, Rdlm) else Window())
+        plan = self._plan(model.method.window if isinstance(model.method, Rdlm) else Window(), model.calls)
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(model.config)
         with torch.no_grad(), _Bars() as bars:
@@ -99,14 +102,16 @@ class Evaluate:
             _show(found)
         return 0
 
-    def _plan(self, own: Window) -> Plan:
+    def _plan(self, own: Window, own_calls: int) -> Plan:
         from rdlm.evaluation.bound import Setting
         from rdlm.evaluation.evaluate import Plan
         from rdlm.process.window import Window
 
-        window = Window(own.width if self.window is None else self.window, self.order or own.order)
-        calls = None if self.calls == "inf" else self.calls
-        setting = Setting(calls, self.kernel, None if window.width == 1 else window, self.estimator, self.states)
+        chunk = own.chunk if self.chunk is None else self.chunk
+        window = Window(own.width if self.window is None else self.window, self.order or own.order, chunk)
+        calls = None if self.calls == "inf" else own_calls if self.calls is None else self.calls
+        setting = Setting(calls, self.kernel, None if window == Window(1, window.order) else window, self.estimator,
+                          self.states)  # fmt: skip
         curve = parse_calls(self.curve_calls) if self.curve_calls is not None else ()
         return Plan(
             setting, self.split, self.sequences, self.evaluations, self.samples,

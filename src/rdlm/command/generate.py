@@ -27,8 +27,8 @@ class Generate:
     """Number of samples."""
     length: int | None = None
     """Tokens of a sample; past the model's own length, windows slide along it."""
-    steps: int = 64
-    """Steps of the walk."""
+    steps: int | None = None
+    """Steps of the walk; the model's own number if not given: 64, or one for each chunk."""
     solver: Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"] = "mixture"
     """What a step does; heun and corrector call the network twice in each."""
     grid: Literal["time", "log", "information"] = "time"
@@ -61,6 +61,8 @@ class Generate:
     """Part of the walk in which one position runs; 1: all of them run together. The model's own if not given."""
     order: Literal["random", "spread", "left_to_right"] | None = None
     """Order in which positions run in windows; the model's own if not given."""
+    chunk: int | None = None
+    """Tokens of a chunk; chunks are written one after the other; 0: none. The model's own if not given."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     seed: int = 0
@@ -104,8 +106,8 @@ class Generate:
             num=self.num, length=self.length, steps=self.steps, solver=self.solver, grid=self.grid, seed=self.seed,
             prompt=self.prompt, suffix=self.suffix, infill=self.infill, gap=self.gap, ban=self.ban, regex=self.regex,
             label=self.label, guidance=self.guidance, temperature=self.temperature, top_k=self.top_k,
-            top_p=self.top_p, greedy=self.greedy, window=self.window, order=self.order, block=self.block,
-            batch=self.batch, trace=self.trace is not None,
+            top_p=self.top_p, greedy=self.greedy, window=self.window, order=self.order, chunk=self.chunk,
+            block=self.block, batch=self.batch, trace=self.trace is not None,
         )  # fmt: skip
 
     def _write(self, model: LanguageModel, generation: Generation) -> None:
@@ -128,7 +130,7 @@ class Generate:
                 for sample in generation.samples
             ]
             print_json({
-                "samples": samples, "steps": self.steps, "network_calls": generation.network_calls,
+                "samples": samples, "steps": generation.request.steps, "network_calls": generation.network_calls,
                 "solver": self.solver, "grid": self.grid, "invalid_codes": generation.invalid_codes,
                 "claims_bound": generation.claims_bound, "model": model.name,
             })  # fmt: skip

@@ -33,8 +33,8 @@ class ScoreText:
     """UTF-8 text file; - or none reads standard input. A file alone is scored by the model in the box."""
     document: bool = False
     """Score the whole file as one text; else every line is one."""
-    calls: int = 64
-    """Network calls M of the sampler that is bounded."""
+    calls: int | None = None
+    """Network calls M of the sampler that is bounded; the model's own if not given: 64, or one for each chunk."""
     estimator: Literal["auto", "path", "steps"] = "auto"
     """Whole paths, precise and M times the work; or random steps. auto: paths of up to 128 windows, else steps."""
     draws: int | None = None

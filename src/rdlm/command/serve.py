@@ -31,8 +31,8 @@ class Serve:
     """Address to listen on."""
     port: int = 8000
     """Port to listen on; 0 takes any free one."""
-    steps: int = 64
-    """Steps of a walk for which none are asked."""
+    steps: int | None = None
+    """Steps of a walk for which none are asked; the model's own number if not given."""
     queue: int = 64
     """Samples that may wait; requests beyond them are told to come back."""
     batch: int = 16

@@ -55,6 +55,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.calls is not None and self.calls < 1:
             raise InputError(f"at least one network call is needed, got {self.calls}")
+        if self.calls is None and self.window is not None and self.window.chunk:
+            raise InputError("chunks have a number of steps each: continuous time is for positions that run together")
         if self.calls is None and self.estimator == "path":
             raise InputError("a path has a number of steps: continuous time is estimated from single steps")
         if self.states == "simulated" and (self.calls is None or self.estimator == "path"):
@@ -82,7 +84,7 @@ def measure(
     if setting.estimator == "steps":
         law = FreshLaw if setting.states == "exact" else WalkedLaw
         return by_steps(problem, evaluations, generator, law, advance=advance)
-    kept = min(len(batch.ids), max(2, evaluations // (setting.calls * len(problem.chains))))
+    kept = min(len(batch.ids), max(2, evaluations // (problem.calls * len(problem.chains))))
     problem = replace(problem, token=problem.token[:kept])
     return path_profile(problem, by_paths(problem, 1, generator, advance=advance))
 

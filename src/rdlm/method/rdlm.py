@@ -8,17 +8,19 @@ from functools import partial
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
-from rdlm.denoiser import Denoiser, Scores
+from rdlm.denoiser import Denoiser, Scores, Sight
+from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
-from rdlm.likelihood.terms import position_terms
+from rdlm.method.lesson import chunk_by_chunk, together
 from rdlm.method.process import Process
-from rdlm.model.condition import drop
+from rdlm.model.config import TransformerConfig
 from rdlm.model.network import build as build_network
-from rdlm.objective import Moment, Proposal, cross_entropy, draw_moment, mean_unfinished
+from rdlm.objective import Proposal
 from rdlm.process.bridge import Bridge
 from rdlm.process.cache import cached_law
 from rdlm.process.chain import Chain, ChainLaw, Kernel
@@ -28,6 +30,9 @@ from rdlm.process.path import Path
 from rdlm.process.window import Lanes, Window
 from rdlm.randomness import Draw, generator_of, on_device
 from rdlm.sampler.walk import walk
+
+CALLS = 64
+"""Network calls of a sample unless another number is asked for."""
 
 CHAIN_PAIRS = 8192
 """Draws per level in the tables of the chains that bounds are measured on."""
@@ -43,6 +48,7 @@ class Rdlm:
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config = config
+        self.check_chunks(config.process.chunk or config.objective.chunked)
         self.process = Process.of(config.process, vocabulary)
         self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
@@ -59,40 +65,38 @@ class Rdlm:
     # -- training ---------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
-        """Return the training loss of a shard, Eq. (36) or (37), averaged over its tokens."""
+        """Return the training loss of a shard, Eq. (36), (37) and (49), averaged over its tokens."""
         generator = draw.generator()  # on the CPU, for what is decided there; states are drawn where the tokens are
         objective = self.config.objective
-        token = self.symbols(batch.ids)
-        states = on_device(generator, token.device)
+        token, condition = self.symbols(batch.ids), self._condition(batch)
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
-        moment = draw_moment(objective, self.proposal, quantile, batch.ids.shape[1], generator)
-        condition = self._condition(batch)
-        if condition is not None:
-            condition = drop(condition, objective.condition_dropout, generator)
-        if objective.loss == "drift_error":
-            values = self._drift_error(token, moment, condition, states)
-        else:
-            state, noise = self._noisy(token, moment, states)
-            scores = self._predict(state, noise, condition, generator)
-            time = self._per_symbol(moment.time).to(token.device)
-            values = cross_entropy(scores.logits, token, time, scores.evidence)
-        if self.proposal.adaptive:  # it waits for the losses, which others need not
-            alone = moment.synchronous
-            self.proposal.observe(draw.step, moment.common[alone], values[alone.to(values.device)])
-        return (values * moment.weight.to(values)).mean()
+        in_chunks = 0
+        if objective.chunked:
+            in_chunks = int(objective.chunked * count + float(torch.rand((), generator=generator)))
+        values = []
+        first, rest = slice(0, count - in_chunks), slice(count - in_chunks, count)
+        for rows, lesson in ((first, together), (rest, chunk_by_chunk)):
+            if rows.stop > rows.start:
+                given = None if condition is None else condition[rows]
+                values.append(lesson(self, token[rows], given, quantile[rows], draw.step, generator))
+        return torch.cat(values).mean()
 
-    def _noisy(
-        self, token: Tensor, moment: Moment, generator: torch.Generator | None
+    def noisy(
+        self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "batch positions"]]:
-        """Return states of the right law at the moment's times, and the noise still to come."""
-        noise = self.process.clock.remaining(self._per_symbol(moment.time)).to(token.device)
-        digit = self._digits(token)
+        """Return states of the right law at the tokens' times, and the noise still to come."""
+        noise = self.process.clock.remaining(self.per_symbol(time)).to(token.device)
+        digit = self.digits(token)
         level = noise if digit.ndim == 2 else noise[..., None]
-        return self._draw(digit, level.expand(digit.shape), generator), noise
+        return self.draw(digit, level.expand(digit.shape), generator), noise
 
-    def _draw(self, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+    def finished(self, token: Int[Tensor, "batch positions"]) -> Float[Tensor, "..."]:
+        """Return the states of finished symbols, the vertices."""
+        return functional.one_hot(self.digits(token), self.process.bridge.dimension).float()
+
+    def draw(self, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return states from the law of the sequence's path at each position's noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
         states = [self._draw_path(path, digit, noise, generator) for path in paths]
@@ -108,31 +112,16 @@ class Rdlm:
         late = self._law(path.second, digit.device).draw(digit, noise, generator)
         return torch.where((noise > path.switch_noise)[..., None], state, late)
 
-    def _predict(
-        self, state: Tensor, noise: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Scores:
+    def predict(
+        self, state: Tensor, noise: Tensor, condition: Tensor | None, generator: torch.Generator | None,
+        sight: Sight | None = None,
+    ) -> Scores:  # fmt: skip
         """Return the denoiser's answer; a self-conditioned network sees its own first one half of the time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
-                previous = self.denoiser.previous(self.denoiser(self.network, state, noise, condition))
-        return self.denoiser.scores(self.network, state, noise, condition, previous)
-
-    def _drift_error(
-        self, token: Tensor, moment: Moment, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """Return the drift error of the chain on the training grid, at the step of the moment's time, Eq. (37)."""
-        grid = self.training_grid
-        # A finished position stands at its vertex, level `steps`; its term is not counted.
-        level = (self._per_symbol(moment.time) * grid.steps).long().to(token.device)
-        chain = self._chain(self.process.mixture.paths[0], grid, "drift")
-        digit = self._digits(token)
-        noise = grid.noise.float().to(token.device)[level]
-        state = self._draw(digit, chain.spread(noise.expand(token.shape), digit), generator)
-        log_probability = self._predict(state, noise, condition, generator).log_probability()
-        local = level.clamp_max(grid.steps - 1).expand(token.shape)
-        terms = position_terms(chain, state, token, local, log_probability, generator)
-        return mean_unfinished(terms * grid.steps, self._per_symbol(moment.time).to(terms))
+                previous = self.denoiser.previous(self.denoiser(self.network, state, noise, condition, sight=sight))
+        return self.denoiser.scores(self.network, state, noise, condition, previous, sight)
 
     # -- likelihood and samples --------------------------------------------------------------------
 
@@ -145,59 +134,83 @@ class Rdlm:
         The steps of a batch are spread evenly. A mixture draws one of its paths for each batch.
         """
         path = self._draw_a_path(generator)
-        chain = self.chain(path, calls, kernel, window)
         token = self.symbols(batch.ids)
+        chain = self.chain(path, calls, kernel, window, length=batch.ids.shape[1]).side_by_side()
         comb = (torch.arange(len(token)) + torch.rand((), generator=generator)) / len(token)
         comb = comb[torch.randperm(len(token), generator=generator)]
         step = (comb * chain.calls).long().clamp_max(chain.calls - 1).to(token.device)
-        posterior = self.posterior(self._condition(batch))
+        posterior = self.posterior(self._condition(batch), self.sight(chain, token))
         law = self.chain_law(chain).to(token.device)
         terms = step_terms(posterior, chain, law, token, step, on_device(generator, token.device))
         return chain.calls * terms.double().sum(-1)
 
     def problem(self, batch: Batch, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Problem:
-        """Return what a measurement of the bound asks for: symbols, the mixture's chains, the model for some rows."""
-        mixture, condition = self.process.mixture, self._condition(batch)
-        chains = tuple(self.chain(path, calls, kernel, window) for path in mixture.paths)
+        """Return what a measurement of the bound asks for: symbols, the mixture's chains, the model for some rows.
+
+        Where chunks run one after the other they are measured side by side, each behind finished ones, Eq. (49).
+        """
+        mixture, condition, token = self.process.mixture, self._condition(batch), self.symbols(batch.ids)
+        length = batch.ids.shape[1]
+        chains = tuple(self.chain(path, calls, kernel, window, length=length).side_by_side() for path in mixture.paths)
 
         def posterior(row: Int[Tensor, " rows"]) -> Posterior:
-            return self.posterior(None if condition is None else condition[row])
+            return self.posterior(None if condition is None else condition[row], self.sight(chains[0], token[row]))
 
-        return Problem(self.symbols(batch.ids), chains, mixture.weights, posterior)
+        return Problem(token, chains, mixture.weights, posterior)
 
     def generate(
         self, count: int, length: int, calls: int, generator: torch.Generator | None = None,
         kernel: Kernel = "mixture", window: Window | None = None, condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:  # fmt: skip
         """Return token ids sampled by the chain whose likelihood `bound` measures; -1 where digits spell no token."""
-        chain = self.chain(self._draw_a_path(generator), calls, kernel, window)
+        chain = self.chain(self._draw_a_path(generator), calls, kernel, window, length=length)
         condition = None if condition is None else self.laid_out(condition)
-        symbols = walk(self.posterior(condition), chain, count, length * self.symbols_per_token, generator)
-        return self.spell(symbols)
+        posterior = self.posterior(condition, self.sight(chain))
+        return self.spell(walk(posterior, chain, count, length * self.symbols_per_token, generator))
 
-    def posterior(self, condition: Tensor | None = None) -> Posterior:
+    def posterior(self, condition: Tensor | None = None, sight: Sight | None = None) -> Posterior:
         """Return `log p(token | states)` as the bound and the sampler want it."""
-        return partial(self._log_probability, condition)
+        return partial(self._log_probability, condition, sight)
 
-    def _log_probability(self, condition: Tensor | None, state: Tensor, noise: Tensor) -> Tensor:
+    def _log_probability(self, condition: Tensor | None, sight: Sight | None, state: Tensor, noise: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.denoiser(self.network, state, noise, condition)
+            return self.denoiser(self.network, state, noise, condition, sight=sight)
+
+    def sight(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> Sight | None:
+        """Return what positions see of each other on a chain, Eq. (49): everything, where it has no chunks.
+
+        Given the tokens, all chunks are seen at once, each behind finished ones.
+        """
+        if not chain.clocks.chunk:
+            return None
+        return Sight(chain.clocks.chunk, None if token is None else self.finished(token))
 
     def chain(
         self, path: Path, calls: int, kernel: Kernel = "mixture", window: Window | None = None,
-        grid: Callable[[int], Grid] | None = None,
+        grid: Callable[[int], Grid] | None = None, length: int = 0,
     ) -> Chain:  # fmt: skip
-        """Return the chain of `calls` network calls on a path, in other windows and on another grid where wanted."""
+        """Return the chain of `calls` network calls on a path, in other windows and on another grid where wanted.
+
+        Chunks share the calls of a sequence of `length` tokens; where that is not given there are none.
+        """
         window = window or self.window
-        lanes = None if window.width == 1 else window.lanes(calls)
-        return self._chain(path, (grid or self.process.grid)(lanes.steps if lanes else calls), kernel, lanes)
+        self.check_chunks(window.chunk)
+        plain = window.width == 1 and not window.chunk
+        lanes = None if plain else window.lanes(calls, length)
+        return self.on_grid(path, (grid or self.process.grid)(lanes.steps if lanes else calls), kernel, lanes)
+
+    def check_chunks(self, chunk: float) -> None:
+        """Refuse chunks for a network that cannot look away from what comes after them."""
+        if chunk and not (isinstance(self.config.model, TransformerConfig) and not self.config.model.causal):
+            raise InputError("chunks need a transformer that is not causal: others cannot choose what positions see")
 
     @property
     def window(self) -> Window:
         """Return the window in which positions run unless another one is asked for."""
-        return Window(self.config.process.window, self.config.process.order)
+        return Window(self.config.process.window, self.config.process.order, self.config.process.chunk)
 
-    def _chain(self, path: Path, grid: Grid, kernel: Kernel, lanes: Lanes | None = None) -> Chain:
+    def on_grid(self, path: Path, grid: Grid, kernel: Kernel, lanes: Lanes | None = None) -> Chain:
+        """Return the chain on a local grid."""
         codec = self.process.codec if self.denoiser.whole else None
         return Chain(path, grid, kernel, lanes, codec, self.symbols_per_token)
 
@@ -237,10 +250,11 @@ class Rdlm:
         digits = symbols if codec.layout == "serial" else symbols.unflatten(1, (-1, codec.digits))
         return codec.decode(digits).ids
 
-    def _digits(self, token: Tensor) -> Tensor:
+    def digits(self, token: Tensor) -> Tensor:
+        """Return the token that each sphere ends in: the symbols themselves, or the digits that share a position."""
         return self.process.codec.encode(token) if self.denoiser.whole else token
 
-    def _per_symbol(self, time: Float[Tensor, "batch length"]) -> Float[Tensor, "batch positions"]:
+    def per_symbol(self, time: Float[Tensor, "batch length"]) -> Float[Tensor, "batch positions"]:
         """Return times of the process's positions: the digits of a token share its time."""
         return time if time.shape[1] == 1 else time.repeat_interleave(self.symbols_per_token, dim=1)
 

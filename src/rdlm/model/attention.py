@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -58,6 +58,22 @@ def rotate(x: Float[Tensor, "batch length *n head"], angle: Float[Tensor, "lengt
     return torch.stack(rows, dim=-1).flatten(-2)
 
 
+def sight(length: int, chunk: int | Int[Tensor, " batch"], doubled: bool, device: torch.device) -> Bool[Tensor, "..."]:
+    """Return which positions see which [1 or batch, 1, L, L]: those of their own chunk and of the ones before it.
+
+    A doubled sequence is a finished one followed by the one in question. Then the chunks before one's own are seen as
+    they will be when they are finished, so that all chunks are asked at once, each as if it were the next.
+    """
+    size = torch.as_tensor(chunk, device=device).reshape(-1, 1)
+    place = torch.arange(length // 2 if doubled else length, device=device) // size  # [B, L]
+    own = place[:, :, None] == place[:, None, :]
+    earlier = place[:, :, None] > place[:, None, :]
+    if not doubled:
+        return (own | earlier)[:, None]
+    finished = torch.cat((own | earlier, torch.zeros_like(own)), dim=-1)
+    return torch.cat((finished, torch.cat((earlier, own), dim=-1)), dim=-2)[:, None]
+
+
 class Attention(nn.Module):
     """Multi-head self-attention over one sequence."""
 
@@ -69,8 +85,9 @@ class Attention(nn.Module):
         self.out = scaled(width, width)
 
     def forward(
-        self, x: Float[Tensor, "batch length width"], angle: Tensor, cache: Cache | None, layer: int
-    ) -> Float[Tensor, "batch length width"]:
+        self, x: Float[Tensor, "batch length width"], angle: Tensor, cache: Cache | None, layer: int,
+        seen: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "batch length width"]:  # fmt: skip
         """Return the attended values; with a cache, `x` holds the positions that follow it."""
         batch, length, width = x.shape
         # [B, L, 3W] -> [B, L, 3, H, D]
@@ -81,7 +98,7 @@ class Attention(nn.Module):
             key, value = cache.extend(layer, key, value)
         past = key.shape[2] - length
         # SDPA's own causal mask counts both sides from 0, so it does not fit queries that follow a cache.
-        mask = x.new_ones(length, key.shape[2], dtype=torch.bool).tril(past) if self.causal and past else None
+        mask = x.new_ones(length, key.shape[2], dtype=torch.bool).tril(past) if self.causal and past else seen
         attended = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=self.causal and not past
         )

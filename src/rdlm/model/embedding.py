@@ -36,6 +36,12 @@ class Moments(NamedTuple):
     row: Int[Tensor, "batch length"] | None = None
     """Each position's row, where they are not in place."""
 
+    def last(self, length: int) -> Moments:
+        """Return those of the last so many positions."""
+        if self.row is None:
+            return Moments(self.embedding if self.embedding.shape[1] == 1 else self.embedding[:, -length:])
+        return Moments(self.embedding, self.row[:, -length:])
+
     def through(self, layer: nn.Linear, offsets: Sequence[float]) -> list[Float[Tensor, "batch length part"]]:
         """Return the equal parts of a linear layer's output at every position, each with its offset added."""
         parts = len(offsets)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from rdlm.errors import InputError
-from rdlm.model.attention import Attention, Cache, angles
+from rdlm.model.attention import Attention, Cache, angles, sight
 from rdlm.model.condition import label_or_signal
 from rdlm.model.config import Interface, TransformerConfig
 from rdlm.model.embedding import Input, Moments, TimeEmbedding
@@ -49,12 +49,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Float[Tensor, "b l w"], time: Moments, angle: Tensor, cache: Cache | None, layer: int
-    ) -> Float[Tensor, "b l w"]:
+        self, x: Float[Tensor, "b l w"], time: Moments, angle: Tensor, cache: Cache | None, layer: int,
+        seen: Tensor | None,
+    ) -> Float[Tensor, "b l w"]:  # fmt: skip
         """Return the next state of the residual stream."""
         modulation = time.through(self.modulation, 2 * (*SHIFT_SCALE, *GATE))
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended = self.attention(modulated_norm(x, shift_a, scale_a), angle, cache, layer)
+        attended = self.attention(modulated_norm(x, shift_a, scale_a), angle, cache, layer, seen)
         x = torch.addcmul(x, gate_a, self.dropout(attended))
         hidden = self.inner(modulated_norm(x, shift_m, scale_m))
         outward = recomputed(self._outward, hidden) if self.frugal else self._outward(hidden)
@@ -118,23 +119,32 @@ class Transformer(nn.Module):
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         cache: Cache | None = None,
+        chunk: int | Tensor = 0,
+        doubled: bool = False,
     ) -> Float[Tensor, "batch length outputs"]:
         """Return the logits at each position, in float32 or wider.
 
         `inputs` are features [B, L, F] or ids [B, L]; `time` is a number, [B] or [B, L]; `condition` is
         labels [B] or a signal [B, L, S], absent means none; `previous` is the last prediction as features
         [B, L, F]. With a `cache`, which grows, they describe only the positions after those it has seen.
+        With a `chunk`, a number or [B], positions see their own chunk of so many and the ones before it. Where the
+        sequence is `doubled`, inputs [B, 2L, F] and times [B, 2L] are those of the finished sequence and of the one in
+        question, which is answered, see `sight`.
         """
         if cache is not None and not self.config.causal:
             raise InputError("a cache serves causal networks only: others change the past when they see more")
         labels, signal = label_or_signal(condition, self.interface)
-        start = 0 if cache is None else cache.length
-        x = self._placed(self.input(inputs, signal, previous, start), start)
+        start, length = 0 if cache is None else cache.length, inputs.shape[1] // (2 if doubled else 1)
+        halves = [
+            self._placed(self.input(half, signal, previous, start), start) for half in inputs.split(length, dim=1)
+        ]
+        x = torch.cat(halves, dim=1) if doubled else halves[0]
         moments = self.time.moments(time, labels)
-        angle = angles(start, x.shape[1], self.config.width // self.config.heads, x)
+        angle = angles(start, length, self.config.width // self.config.heads, x).repeat(len(halves), 1)
+        seen = None if isinstance(chunk, int) and not chunk else sight(x.shape[1], chunk, doubled, x.device)
         for layer, block in enumerate(self.blocks):
-            x = block(x, moments, angle, cache, layer)
-        logits: Tensor = self.head(x, moments, self.input.weight)
+            x = block(x, moments, angle, cache, layer, seen)
+        logits: Tensor = self.head(x[:, -length:], moments.last(length), self.input.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _placed(self, x: Float[Tensor, "b l w"], start: int) -> Float[Tensor, "b l w"]:

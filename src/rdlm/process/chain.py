@@ -6,7 +6,7 @@ sampler that runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -61,6 +61,10 @@ class Chain:
     def calls(self) -> int:
         """Return the number of network calls, those of waiting for later lanes included."""
         return self.clocks.calls
+
+    def side_by_side(self) -> Chain:
+        """Return the chain with all chunks running at once, as they can behind finished ones, Eq. (49)."""
+        return self if self.lanes is None else replace(self, lanes=self.lanes.side_by_side())
 
     def offsets(self, token: Int[Tensor, "batch length"], generator: torch.Generator | None = None) -> Tensor:
         """Return the common step before which each position rests, Eq. (35)."""

@@ -5,11 +5,14 @@ autoregression (ordered starts). The starts are drawn independently of the data,
 likelihood bound holds for every draw of them and hence on average. Starts that are `spread` come in a
 random order too, but those of one step lie as far apart as they can: what is decided at once, each position
 without knowing of the others, then depends on each other least.
+
+A sequence may also be cut into chunks that run one after the other, each in so many turns: chunks of one position are
+autoregression, one chunk is the family above.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -26,10 +29,14 @@ class Window:
 
     width: float = 1.0
     order: Order = "random"
+    chunk: int = 0
+    """Positions of a chunk, inside of whose turns the windows then lie; 0: the whole sequence is one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 1:
             raise InputError(f"the width of a window must lie in (0, 1], got {self.width}")
+        if self.chunk < 0:
+            raise InputError(f"a chunk has at least one position (0: no chunks), got {self.chunk}")
         _check_order(self.order)
 
     def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
@@ -46,11 +53,19 @@ class Window:
         """Return each position's own time in [0, 1] at the common `time` [batch, 1], Eq. (35)."""
         return ((time - starts) / self.width).clamp(0, 1)
 
-    def lanes(self, calls: int) -> Lanes:
-        """Return the same family in whole steps: `calls` network calls, round(width * calls) for each position."""
+    def lanes(self, calls: int, length: int = 0) -> Lanes:
+        """Return the same family in whole steps: `calls` network calls, round(width * calls) for each position.
+
+        Chunks of a sequence of `length` share the calls evenly, and what is left over is not used. Where there are
+        fewer calls than chunks there are none: all of the sequence runs together.
+        """
         if calls < 1:
             raise InputError(f"at least one network call is needed, got {calls}")
-        return Lanes(calls, max(1, round(self.width * calls)), self.order)
+        chunks = -(-length // self.chunk) if self.chunk else 1
+        if chunks <= 1 or calls < chunks:
+            return Lanes(calls, max(1, round(self.width * calls)), self.order)
+        turns = calls // chunks
+        return Lanes(turns * chunks, max(1, round(self.width * turns)), self.order, self.chunk, turns)
 
 
 @dataclass(frozen=True)
@@ -63,15 +78,37 @@ class Lanes:
     calls: int
     steps: int
     order: Order = "random"
+    chunk: int = 0
+    """Positions of a chunk; 0: the whole sequence is one."""
+    turns: int = 0
+    """The steps of one chunk, where there are chunks; `calls` of them where chunks run side by side."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= self.calls:
-            raise InputError(f"the steps of a lane must lie in [1, {self.calls}], the calls, got {self.steps}")
+        if not 1 <= self.steps <= self.period:
+            raise InputError(f"the steps of a lane must lie in [1, {self.period}], the calls, got {self.steps}")
         _check_order(self.order)
+
+    @property
+    def period(self) -> int:
+        """Return the steps in which a lane lies: a chunk's, or all."""
+        return self.turns if self.chunk else self.calls
+
+    def side_by_side(self) -> Lanes:
+        """Return the lanes with all chunks running at once, as they can where every chunk knows the ones before it."""
+        return replace(self, calls=self.turns) if self.chunk else self
 
     def offsets(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the common step [batch, length] before which each position rests at its start, Eq. (35)."""
-        latest = self.calls - self.steps
+        if not self.chunk:
+            return self._inside(batch, length, generator)
+        chunks = -(-length // self.chunk)
+        inside = self._inside(batch * chunks, self.chunk, generator).reshape(batch, -1)[:, :length]
+        begin = torch.arange(length) // self.chunk * self.turns
+        return inside if self.calls == self.turns else begin + inside
+
+    def _inside(self, batch: int, length: int, generator: torch.Generator | None) -> Tensor:
+        """Return the offsets of positions of one chunk, from its first step on."""
+        latest = self.period - self.steps
         if self.order == "random":
             return torch.randint(latest + 1, (batch, length), generator=generator)
         if self.order == "left_to_right":
@@ -91,12 +128,11 @@ class Lanes:
         of them counts with its chance to start now, instead of some with 1 and the others with 0: the mean is the same.
         """
         running = ((step > offsets) & (step - offsets < self.steps)).to(torch.float32)
-        latest = self.calls - self.steps
         if self.order == "left_to_right":
-            starting = (step == offsets).to(torch.float32)
-        else:
-            starting = (step <= offsets) / (latest + 1.0 - step).clamp_min(1.0)
-        return running + starting
+            return running + (step == offsets).to(torch.float32)
+        begin = offsets - offsets % self.period  # the first step of each position's chunk, and how many are left to it
+        left = (begin + self.period - self.steps + 1.0 - step).clamp_min(1.0)
+        return running + ((begin <= step) & (step <= offsets)) / left
 
 
 def _check_order(order: str) -> None:

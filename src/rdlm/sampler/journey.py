@@ -33,7 +33,9 @@ class Journey:
         self.plan, self.path, self.noise = plan, path, noise
         self.solver = solver_of(request.solver)
         kernel = self.solver.bound or "mixture"
-        self.chain = method.chain(path, request.steps, kernel, request.clock(), plan.grid)
+        length = min(plan.template.length, plan.model.length)
+        self.chain = method.chain(path, plan.steps, kernel, request.clock(), plan.grid, length)
+        self.sight = method.sight(self.chain)
         self.law = method.chain_law(self.chain) if self.chain.switch >= 0 else None
         self.token: Int[Tensor, "batch length"] = plan.template.known.repeat(noise.batch, 1)
         self.invalid, self.calls = 0, torch.zeros(noise.batch, dtype=torch.long)

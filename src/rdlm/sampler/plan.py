@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdlm.data.tokenizer import Characters
+from rdlm.denoiser import Sight
 from rdlm.errors import InputError, unknown
 from rdlm.language_model import LanguageModel
 from rdlm.process.grid import Grid
@@ -49,9 +50,8 @@ class Plan:
     def of(model: LanguageModel, request: Request) -> Plan:
         """Return the plan of a request; everything that can be wrong with it is found here."""
         method, tokenizer = model.rdlm, model.tokenizer
-        own, width = method.window, request.window
-        request = replace(request, window=own.width if width is None else width, order=request.order or own.order)
         template = _template(model, request)
+        request = _clocked(model, request, template)
         # A window in which all is known has nothing to walk for.
         parts = stretches(template.length, model.length, request.block)
         windows = tuple(part for part in parts if bool((template.known[part.begin : part.end] == OPEN).any()))
@@ -64,15 +64,20 @@ class Plan:
         codes = spellings(tokenizer.size, method.process.codec.base, per_token) if per_token > 1 else None
         solver_of(request.solver)
         request.rules()
-        request.clock()
         return Plan(model, request, template, windows, automaton, codes, _condition(model, request, template.length),
                     curve.grid_of(model, request.grid))  # fmt: skip
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of the walk in each window."""
+        assert self.request.steps is not None  # `of` has seen to it
+        return self.request.steps
 
     def run(self, progress: Progress | None = None, trace: Trace | None = None) -> Outcome:
         """Return the tokens of all samples, walked in batches; a trace follows the first one."""
         request, seeds = self.request, range(self.request.seed, self.request.seed + self.request.num)
         batches = [list(seeds[at : at + request.batch]) for at in range(0, len(seeds), request.batch)]
-        report = _Report(progress, request.steps * len(self.windows) * len(batches))
+        report = _Report(progress, self.steps * len(self.windows) * len(batches))
         parts = [self._batch(batch, report, None if index else trace) for index, batch in enumerate(batches)]
         tokens, calls = torch.cat([part.token for part in parts]), torch.cat([part.calls for part in parts])
         return Outcome(tokens, sum(part.invalid for part in parts), calls)
@@ -107,18 +112,19 @@ class Plan:
         calls = torch.zeros(len(seeds), dtype=torch.long)
         for chosen, journey in self.journeys(seeds):
             advance = report.part(len(chosen), len(seeds))
-            journey.run(self._predictor, _watch(advance, self.request.steps, trace if chosen[0] == 0 else None))
+            watch = _watch(advance, self.steps, trace if chosen[0] == 0 else None)
+            journey.run(partial(self._predictor, journey.sight), watch)
             tokens[chosen], calls[chosen] = journey.token, journey.calls
             invalid += journey.invalid
         return Outcome(tokens, invalid, calls)
 
-    def _predictor(self, batch: int, stretch: Stretch) -> Predictor:
+    def _predictor(self, sight: Sight | None, batch: int, stretch: Stretch) -> Predictor:
         condition, positions = self.condition, self.model.rdlm.process.codec.positions
         if condition is not None and condition.is_floating_point():
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
         rows = self.request.rows or (1 if self.device.type == "cpu" else batch)
         return Predictor(self.model.rdlm, None if condition is None else condition.to(self.device),
-                         self.request.guidance, self.request.temperature, rows)  # fmt: skip
+                         self.request.guidance, self.request.temperature, rows, sight)  # fmt: skip
 
 
 class _Report:
@@ -148,6 +154,19 @@ def _watch(advance: Callable[[int], object], steps: int, trace: Trace | None) ->
             trace.look(look.state[0], look.log_probability[0])
 
     return callback
+
+
+def _clocked(model: LanguageModel, request: Request, template: Template) -> Request:
+    """Return the request with the model's own clock where it names none, and the steps that such a walk takes."""
+    method, known = model.rdlm, template.known != OPEN
+    own, width, chunk = method.window, request.window, request.chunk
+    if chunk is None:  # chunks would not see known tokens that lie ahead
+        chunk = 0 if bool((known & ~known.cumprod(0).bool()).any()) else own.chunk
+    request = replace(request, window=own.width if width is None else width, order=request.order or own.order,
+                      chunk=chunk)  # fmt: skip
+    method.check_chunks(chunk)
+    lanes = request.clock().lanes(request.steps or model.calls, min(template.length, model.length))
+    return replace(request, steps=lanes.calls)
 
 
 def _template(model: LanguageModel, request: Request) -> Template:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm.denoiser import Sight
 from rdlm.method.rdlm import Rdlm
 
 
@@ -51,9 +52,10 @@ class Predictor:
         guidance: float = 1.0,
         temperature: float = 1.0,
         rows: int = 1,
+        sight: Sight | None = None,
     ) -> None:
         self.method, self.condition, self.guidance, self.temperature = method, condition, guidance, temperature
-        self.rows = rows
+        self.rows, self.sight = rows, sight
         self._previous: Tensor | None = None
 
     def __call__(
@@ -86,4 +88,4 @@ class Predictor:
         return guided(conditional, free, self.guidance)
 
     def _ask(self, state: Tensor, noise: Tensor, condition: Tensor | None, previous: Tensor | None) -> Tensor:
-        return self.method.denoiser(self.method.network, state, noise, condition, previous)
+        return self.method.denoiser(self.method.network, state, noise, condition, previous, self.sight)

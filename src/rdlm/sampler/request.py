@@ -21,8 +21,8 @@ class Request:
     """Number of samples."""
     length: int | None = None
     """Tokens of a sample; the model's own length, or the infill's, if not given."""
-    steps: int = 64
-    """Steps of the walk; solvers with two network calls per step say so."""
+    steps: int | None = None
+    """Steps of the walk, the model's own number if not given; solvers with two network calls per step say so."""
     solver: str = "mixture"
     grid: str = "time"
     """Where the steps are: `time` (uniform), `log` (equal ratios of noise) or `information` (measured)."""
@@ -60,6 +60,9 @@ class Request:
     """Part of the walk in which one position runs; 1: all run together; None: as the model was made for."""
     order: Order | None = None
     """Order in which positions begin to run; None: the model's own."""
+    chunk: int | None = None
+    """Tokens of a chunk, where chunks are written one after the other and see nothing ahead; 0: no chunks; None: the
+    model's own, unless known tokens lie ahead of open ones. Fewer steps than chunks do without them, too."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool = True
@@ -74,7 +77,7 @@ class Request:
 
     def __post_init__(self) -> None:
         for name in ("num", "steps", "batch"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.length is not None and self.length < 1:
             raise InputError(f"length must be at least 1, got {self.length}")
@@ -88,7 +91,7 @@ class Request:
 
     def clock(self) -> Window:
         """Return the window in which positions run; all together where none is named."""
-        return Window(1.0 if self.window is None else self.window, self.order or "spread")
+        return Window(1.0 if self.window is None else self.window, self.order or "spread", self.chunk or 0)
 
     def rules(self) -> Rules:
         """Return the rules that hold at every position alike."""

@@ -248,14 +248,18 @@ class Walker:
         return torch.where(self.chain.spread(clean, digit)[..., None], _vertices(state, digit), state)
 
     def _offsets(self, clean: Bool[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch positions"]:
-        """Return when each position starts, Eq. (35): the open ones share the lanes, clean ones ended before."""
+        """Return when each position starts, Eq. (35): the open ones share the lanes, clean ones ended before.
+
+        Chunks have their places in the sequence, whatever of them is open.
+        """
         group, clocks = self.chain.group, self.chain.clocks
         offsets = torch.full(clean.shape, -clocks.steps)
         for rows, generator in random.rows():
             open_tokens = ~clean[rows].cpu()[:, ::group]
-            count = int(open_tokens.sum(1).max()) if len(open_tokens) else 0
+            taking = torch.ones_like(open_tokens) if clocks.chunk else open_tokens
+            count = int(taking.sum(1).max()) if len(taking) else 0
             drawn = clocks.offsets(len(open_tokens), count, generator)  # one row per sample, its open tokens in order
-            rank = (open_tokens.cumsum(1) - 1).clamp_min(0)
+            rank = (taking.cumsum(1) - 1).clamp_min(0)
             chosen = torch.where(open_tokens, drawn.gather(1, rank) if count else -clocks.steps, -clocks.steps)
             offsets[rows] = chosen.repeat_interleave(group, dim=1)
         return offsets.to(clean.device)

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from rdlm.denoiser import Sight
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.embedding import TimeEmbedding
 from rdlm.randomness import generator_of
@@ -45,12 +46,21 @@ class Query(NamedTuple):
     """The last answer, for networks that see it."""
     condition: Int[Tensor, " rows"] | None = None
     """Classes, -1 for a row without one; none for a network that knows no classes."""
+    sight: Sight | None = None
+    """What positions see of each other; none: everything."""
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Return what rows must have in common to share a call: a row's shape, and what its positions see."""
+        sight = self.sight
+        return self.state.shape[1:], sight and (sight.chunk, sight.finished is None)
 
     def part(self, rows: slice) -> Query:
         """Return some of the rows."""
         previous = None if self.previous is None else self.previous[rows]
         condition = None if self.condition is None else self.condition[rows]
-        return Query(self.state[rows], self.noise[rows], previous, condition)
+        sight = None if self.sight is None else self.sight.part(rows)
+        return Query(self.state[rows], self.noise[rows], previous, condition, sight)
 
 
 class Forward:
@@ -63,16 +73,16 @@ class Forward:
     def __init__(self, method: Rdlm, threads: int = 1) -> None:
         self.method, self.threads = method, max(1, threads)
         self.calls = 0
-        self._exact: dict[tuple[torch.Size, int], bool] = {}
+        self._exact: dict[tuple[object, ...], bool] = {}
         embeddings = [module for module in method.network.modules() if isinstance(module, TimeEmbedding)]
         self._widths = {layer.out_features for one in embeddings for layer in (one.inner, one.outer)}
         self._pool = ThreadPoolExecutor(self.threads, "rdlm-forward", partial(torch.set_num_threads, 1))
 
     def __call__(self, queries: Sequence[Query]) -> list[Float[Tensor, "rows positions v"]]:
         """Return the answers to all queries; those of one shape share their calls."""
-        shapes: dict[torch.Size, list[int]] = {}
+        shapes: dict[tuple[object, ...], list[int]] = {}
         for index, query in enumerate(queries):
-            shapes.setdefault(query.state.shape[1:], []).append(index)
+            shapes.setdefault(query.shape, []).append(index)
         chunks = [chunk for places in shapes.values() for chunk in self._chunks([queries[i] for i in places])]
         self.calls += len(chunks)
         parts = iter(self._run(chunks))
@@ -97,7 +107,8 @@ class Forward:
         memory = self.method.config.model.self_condition
         state, noise = torch.cat([one.state for one in queries]), torch.cat([one.noise for one in queries])
         previous = torch.cat([self._memory(one) for one in queries]) if memory else None
-        whole = Query(state, noise, previous, conditions([(one.condition, len(one.state)) for one in queries]))
+        given = conditions([(one.condition, len(one.state)) for one in queries])
+        whole = Query(state, noise, previous, given, joined([one.sight for one in queries]))
         places = torch.arange(len(state)).tensor_split(self._pieces(len(state)))
         return [whole.part(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
 
@@ -124,7 +135,7 @@ class Forward:
 
     def _shareable(self, query: Query) -> bool:
         """Return whether so many rows of this shape can share a call, by a trial that is made once."""
-        key = query.state.shape[1:], len(query.state)
+        key = *query.shape, len(query.state)
         if any(self._length(query) * width % REGISTERS for width in self._widths):
             return False
         if key not in self._exact:
@@ -132,7 +143,7 @@ class Forward:
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
             noise = torch.rand(query.noise.shape, generator=generator) * self.method.process.clock.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
-            trial = Query(state, noise, previous)
+            trial = Query(state, noise, previous, None, query.sight)
             self._exact[key] = torch.equal(self._ask(trial), self._one_by_one(trial))
         return self._exact[key]
 
@@ -142,7 +153,17 @@ class Forward:
     def _ask(self, query: Query) -> Tensor:
         with torch.no_grad():
             method = self.method
-            return method.denoiser(method.network, query.state, query.noise, query.condition, query.previous)
+            return method.denoiser(
+                method.network, query.state, query.noise, query.condition, query.previous, query.sight
+            )
+
+
+def joined(parts: Sequence[Sight | None]) -> Sight | None:
+    """Return what rows of one shape see, together."""
+    first = parts[0]
+    if first is None or first.finished is None:
+        return first
+    return Sight(first.chunk, torch.cat([one.finished for one in parts if one and one.finished is not None]))
 
 
 def conditions(parts: Sequence[tuple[Tensor | None, int]]) -> Int[Tensor, " rows"] | None:

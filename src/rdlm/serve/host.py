@@ -65,11 +65,12 @@ class Host:
             "method": model.config.method, "kind": model.kind, "length": model.length, "vocabulary": words,
             "steps": self.steps, "gap": self.gap, "protocol": model.about["protocol"],
             "parameters": sum(p.numel() for p in model.method.network.parameters()),
-            "solver": None, "grid": None, "window": None, "order": None, "image": model.about["image"],
+            "solver": None, "grid": None, "window": None, "order": None, "chunk": None, "image": model.about["image"],
             "classes": model.about["classes"],
         }  # fmt: skip
         if isinstance(model.method, Rdlm):
-            own |= {"solver": "mixture", "grid": "time", "window": self.window.width, "order": self.window.order}
+            own |= {"solver": "mixture", "grid": "time", "window": self.window.width, "order": self.window.order,
+                    "chunk": self.window.chunk}  # fmt: skip
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
 
     @contextmanager

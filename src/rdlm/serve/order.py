@@ -35,7 +35,7 @@ def sampling(host: Host, body: Sampling, seed: int) -> Request:
         steps=body.steps or host.steps, solver=body.solver or "mixture", grid=body.grid or "time", seed=seed,
         infill=body.infill, gap=host.gap, temperature=temperature, greedy=cold, top_p=top_p,
         label=None if body.label is None else str(body.label), guidance=1.0 if body.guidance is None else body.guidance,
-        window=body.window, order=body.order,
+        window=body.window, order=body.order, chunk=body.chunk,
     )  # fmt: skip
 
 

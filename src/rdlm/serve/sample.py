@@ -61,7 +61,8 @@ class Sample:
         alone = id(self) if request.solver == "heun" else None
         return (
             self.walk.known.shape[1], self.journey.path, request.steps, request.solver, request.grid, request.window,
-            request.order, request.guidance, request.temperature, request.top_p, request.greedy, decoding, alone,
+            request.order, request.chunk, request.guidance, request.temperature, request.top_p, request.greedy,
+            decoding, alone,
         )  # fmt: skip
 
     def moved(self, walk: Walk, finished: Tensor) -> bool:
@@ -140,12 +141,13 @@ class Group:
 
     def _question(self, state: Tensor, noise: Tensor) -> Query:
         """Return what the network is asked; a guided law needs its answer with the classes and without them."""
-        query = Query(state, noise, self.previous, self._condition)
+        sight = self.samples[0].journey.sight
+        query = Query(state, noise, self.previous, self._condition, sight)
         if self._request.guidance == 1 or self._condition is None:
             return query
         twice = None if self.previous is None else torch.cat([self.previous] * 2)
         both = torch.cat([self._condition, torch.full_like(self._condition, -1)])
-        return Query(torch.cat([state] * 2), torch.cat([noise] * 2), twice, both)
+        return Query(torch.cat([state] * 2), torch.cat([noise] * 2), twice, both, sight)
 
     def _heard(self, answer: Tensor, state: Tensor, noise: Tensor) -> Tensor:
         """Return the network's answer as the predictor gives it: guided, remembered and tempered."""

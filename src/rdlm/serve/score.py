@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
+from rdlm.denoiser import Sight
 from rdlm.language_model import LanguageModel
 from rdlm.likelihood import Posterior
 from rdlm.method.flow import Flow
@@ -32,11 +33,11 @@ class Relayed(Rdlm):
         self.__dict__.update(method.__dict__)
         self._engine, self._ticket = engine, ticket
 
-    def posterior(self, condition: Tensor | None = None) -> Posterior:
+    def posterior(self, condition: Tensor | None = None, sight: Sight | None = None) -> Posterior:
         """Return `log p(token | states)` as the engine answers it; texts come without a condition."""
 
         def ask(state: Tensor, noise: Tensor) -> Tensor:
-            return self._engine.ask(Query(state, noise.expand(state.shape[:2])), self._ticket)
+            return self._engine.ask(Query(state, noise.expand(state.shape[:2]), sight=sight), self._ticket)
 
         return ask
 

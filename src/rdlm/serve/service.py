@@ -35,8 +35,8 @@ WORKERS = 4
 class Limits:
     """How much the service takes on."""
 
-    steps: int = 64
-    """Steps of a walk for which none are asked."""
+    steps: int | None = None
+    """Steps of a walk for which none are asked; the model's own number if not given."""
     queue: int = 64
     """Samples that may wait."""
     batch: int = 16
@@ -63,7 +63,7 @@ class Service:
         for model in models:
             check_weights(model.method.network)
             name = self._free_name(model.name)
-            self.hosts[name] = Host(name, model, limits.steps, self._engine(model))
+            self.hosts[name] = Host(name, model, limits.steps or model.calls, self._engine(model))
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
 

@@ -122,7 +122,7 @@ class Film:
         most = math.log2(self.plan.model.tokenizer.size)
         gained = sum(most - bits for bits, known in zip(entropy.tolist(), self.known, strict=True) if not known)
         return {
-            "step": frame.step, "time": frame.step / self.plan.request.steps, "tokens": [row[0] for row in words],
+            "step": frame.step, "time": frame.step / self.plan.steps, "tokens": [row[0] for row in words],
             "certainty": _rounded(chance[:, 0]), "entropy": _rounded(entropy), "information": round(gained, 4),
             "alternatives": [list(map(list, zip(row, p, strict=True))) for row, p in zip(words, map(_rounded, chance),
                                                                                           strict=True)],
