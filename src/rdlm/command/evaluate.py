@@ -50,7 +50,8 @@ class Evaluate:
     order: Literal["random", "spread", "left_to_right"] | None = None
     """Order in which windows begin. The run's own if not given."""
     chunk: int | None = None
-    """Tokens of a chunk, where chunks run one after the other; 0: none. The run's own if not given."""
+    """Tokens of a chunk, where chunks run one after the other; 0: none. The run's own if not given, unless a window
+    or an order is."""
     estimator: Literal["steps", "path"] = "steps"
     """Single steps of many sequences, or whole paths of few."""
     states: Literal["exact", "simulated"] = "exact"
@@ -107,7 +108,8 @@ class Evaluate:
         from rdlm.evaluation.evaluate import Plan
         from rdlm.process.window import Window
 
-        chunk = own.chunk if self.chunk is None else self.chunk
+        named = self.window is not None or self.order is not None
+        chunk = self.chunk if self.chunk is not None else 0 if named else own.chunk
         window = Window(own.width if self.window is None else self.window, self.order or own.order, chunk)
         calls = None if self.calls == "inf" else own_calls if self.calls is None else self.calls
         setting = Setting(calls, self.kernel, None if window == Window(1, window.order) else window, self.estimator,

@@ -62,7 +62,8 @@ class Generate:
     order: Literal["random", "spread", "left_to_right"] | None = None
     """Order in which positions run in windows; the model's own if not given."""
     chunk: int | None = None
-    """Tokens of a chunk; chunks are written one after the other; 0: none. The model's own if not given."""
+    """Tokens of a chunk; one chunk follows another; 0: none. If not given, the model's own, unless a window
+    or an order is named, or known tokens lie ahead."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     seed: int = 0

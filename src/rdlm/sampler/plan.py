@@ -161,7 +161,8 @@ def _clocked(model: LanguageModel, request: Request, template: Template) -> Requ
     method, known = model.rdlm, template.known != OPEN
     own, width, chunk = method.window, request.window, request.chunk
     if chunk is None:  # chunks would not see known tokens that lie ahead
-        chunk = 0 if bool((known & ~known.cumprod(0).bool()).any()) else own.chunk
+        ahead = bool((known & ~known.cumprod(0).bool()).any())
+        chunk = 0 if ahead or width is not None or request.order is not None else own.chunk
     request = replace(request, window=own.width if width is None else width, order=request.order or own.order,
                       chunk=chunk)  # fmt: skip
     method.check_chunks(chunk)
