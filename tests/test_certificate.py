@@ -38,12 +38,12 @@ def test_cases_cover_sources_paths_bridges_kernels_and_clocks() -> None:
             labels = {case.label for case in listed if case.source.name == source}
             assert {"masked", "uniform", "constant mixture", "switching mixture"} <= labels
     dependent = {
-        (case.mixture.paths[0].bridge.kind, case.kernel, case.window.order if case.window.width < 1 else "synchronous")
+        (case.mixture.paths[0].bridge.kind, case.kernel, case.clock)
         for case in listed
         if case.source.length == 2
     }
     kinds, kernels = ("brownian", "logarithm"), ("mixture", "drift")
-    clocks = ("synchronous", "random", "spread", "left_to_right")
+    clocks = ("synchronous", "random 0.5", "spread 0.5", "left_to_right 0.5", "in chunks of 1")
     assert dependent == {(kind, kernel, clock) for kind in kinds for kernel in kernels for clock in clocks}
     assert sum(case.spliced for case in listed) == 2
     assert {case.steps for case in listed} == {8, 400}

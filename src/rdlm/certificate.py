@@ -48,6 +48,8 @@ class Case:
     @property
     def clock(self) -> str:
         """Return the name of the positions' clocks."""
+        if self.window.chunk:
+            return f"in chunks of {self.window.chunk}"
         return "synchronous" if self.window.width == 1 else f"{self.window.order} {self.window.width:g}"
 
 
@@ -89,7 +91,7 @@ def measure(case: Case, paths: int, generator: torch.Generator) -> Verdict:
 
 
 def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator) -> tuple[Estimate, Tensor, Chain]:
-    lanes = case.window.lanes(case.steps)
+    lanes = case.window.lanes(case.steps, case.source.length)
     chain = Chain(path, uniform_in_time(Geometric(), lanes.steps), case.kernel, lanes)
     token = case.source.draw(paths, generator)
     posterior = partial(joint_posterior, path, case.source.log_joint)
@@ -127,7 +129,8 @@ def _markov_cases(steps: int) -> Iterator[Case]:
     source, total = sources.markov(), Geometric().total
     kinds: tuple[BridgeKind, ...] = ("brownian", "logarithm")
     kernels: tuple[Kernel, ...] = ("mixture", "drift")
-    windows = (Window(), Window(0.5, "random"), Window(0.5, "spread"), Window(0.5, "left_to_right"))
+    halves = (Window(0.5, "random"), Window(0.5, "spread"), Window(0.5, "left_to_right"))
+    windows = (Window(), *halves, Window(chunk=1))
     for kind in kinds:
         for kernel in kernels:
             for window in windows:
