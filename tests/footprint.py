@@ -65,6 +65,7 @@ for command in (
     ["score", "runs/textfile", "runs/text.txt", "--calls", "4"],
     ["generate", "runs/textfile", "--steps", "4", "--num", "1"],
     ["publish", "runs/textfile", "runs/published"],
+    ["doctor"],
     ["generate", "runs/published", "--steps", "4", "--num", "1"],
 ):
     code = cli.main(command)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
@@ -32,7 +33,8 @@ def test_only_a_required_check_decides_the_exit_code(
     assert Doctor(json=True).run() == code
     checks = json.loads(capsys.readouterr().out)["checks"]
     names = ["python", "torch build", "threads", "cache", "runs", "leftovers", "tables", "corpora"]
-    assert [check["name"] for check in checks] == [*names, "geometry", "certificate"]
+    assert [check["name"] for check in checks] == [*names, "geometry", "certificate", "self-test"]
+    assert all(check.keys() == {"name", "ok", "detail", "required"} for check in checks)
     assert Doctor().run() == code
     assert "torch build" in capsys.readouterr().out
 
@@ -116,6 +118,15 @@ def test_certificate_notices_a_bound_off_its_floor(wrong: float, monkeypatch: py
     monkeypatch.setattr(certificate, "path_terms", lambda *given: terms(*given) + wrong / 64)
     check = doctor.certificate()
     assert not check.ok and "reinstall" in check.detail
+
+
+def test_the_self_test_takes_seconds_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = time.process_time()
+    assert [check.name for check in doctor.self_test()] == ["geometry", "certificate", "self-test"]
+    assert time.process_time() - begin < doctor.SELF_TEST
+    monkeypatch.setattr(doctor, "SELF_TEST", 0.0)
+    *_, check = doctor.self_test()
+    assert not check.ok and not check.required and "this machine is busy" in check.detail
 
 
 def test_what_killed_processes_left_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

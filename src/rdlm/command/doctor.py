@@ -24,6 +24,9 @@ SPACE_WANTED = 1 << 30
 SLACK = 0.05
 """Share of the entropy by which the bound of the self-test may exceed it."""
 
+SELF_TEST = 10.0
+"""Seconds that the self-test may take; it takes about one where a processor is free."""
+
 LEFT_BEHIND = 3600.0
 """Seconds after which a file that is still half-written belongs to nobody."""
 
@@ -52,7 +55,7 @@ class Doctor:
     def run(self) -> int:
         """Print every check and return 0 if all required ones passed, else 1."""
         checks = [python(), *dependencies(), torch_build(), threads(), cache(), runs()]
-        checks += [leftovers(), tables(), corpora(), geometry(), certificate()]
+        checks += [leftovers(), tables(), corpora(), *self_test()]
         rows = [asdict(check) for check in checks]
         if self.json:
             print_json({"checks": rows})
@@ -187,6 +190,17 @@ def _kept(name: str, checks: list[tuple[Path, Callable[[Path], object]]], advice
             reasons.append(str(error))
     damage = f"; {len(reasons)} damaged, which {advice}: {'; '.join(reasons)}" if reasons else ", all whole"
     return Check(name, not reasons, f"{len(checks)} kept{damage}", required=False)
+
+
+def self_test() -> Iterator[Check]:
+    """Yield the checks that compute, and whether they took no longer than they should."""
+    begin = time.monotonic()
+    yield geometry()
+    yield certificate()
+    seconds = time.monotonic() - begin
+    ok = seconds <= SELF_TEST
+    advice = "" if ok else f"; more than {SELF_TEST:g} s: this machine is busy, or threads are in each other's way"
+    yield Check("self-test", ok, f"{seconds:.1f} s{advice}", required=False)
 
 
 def geometry() -> Check:
