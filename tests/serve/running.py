@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,7 @@ class Served:
 
     url: str
     process: subprocess.Popen[str]
+    token: str | None = None
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
         given = {"json": body} if body is not None else {}
@@ -72,15 +73,18 @@ class Served:
 
     def counted(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
-        lines = self.get("/metrics").text.splitlines()
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        lines = self.get("/metrics", headers=headers).text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
 
 
 @contextmanager
-def serving(*arguments: str, messages: IO[str] | None = None, **environment: str) -> Iterator[Served]:
+def serving(
+    *arguments: str, messages: IO[str] | None = None, program: Sequence[str] = ("-m", "rdlm"), **environment: str
+) -> Iterator[Served]:
     """Start `rdlm serve`, wait until it says that it is ready, and end it; its messages go where this process's go."""
     source = str(Path(__file__).parents[2] / "src")
-    command = [sys.executable, "-m", "rdlm", "serve", *arguments, "--port", "0", "--json"]
+    command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--json"]
     inherited = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
     process = subprocess.Popen(
         command, env={**inherited, "PYTHONPATH": source, **environment}, stdout=subprocess.PIPE, stderr=messages,
@@ -91,7 +95,7 @@ def serving(*arguments: str, messages: IO[str] | None = None, **environment: str
         # One object over several lines, of which the last is its closing brace; a service that does not start has none.
         announced = "".join(itertools.takewhile(lambda line: line != "}\n", process.stdout))
         assert announced, f"rdlm serve ended with {process.wait()}"
-        yield Served(json.loads(announced + "}")["url"], process)
+        yield Served(json.loads(announced + "}")["url"], process, environment.get("RDLM_TOKEN"))
     finally:
         process.terminate()
         process.wait(timeout=30)

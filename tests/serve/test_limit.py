@@ -56,10 +56,11 @@ def wait_until(strict: Served, name: str, value: float) -> None:
 
 def test_the_token_opens_the_door(strict: Served) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN[:-1]}, {"Authorization": "Basic x"}):
-        answer = strict.get("/v1/models", headers=headers)
-        assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+        for path in ("/v1/models", "/metrics", "/v1/nothing"):
+            answer = strict.get(path, headers=headers)
+            assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
     assert strict.get("/v1/models", headers=HEADERS).status_code == 200
-    assert strict.get("/healthz").status_code == strict.get("/metrics").status_code == 200
+    assert strict.get("/metrics", headers=HEADERS).status_code == strict.get("/healthz").status_code == 200
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{strict.url}/v1", api_key="wrong", max_retries=0).models.list()
     found = openai.OpenAI(base_url=f"{strict.url}/v1", api_key=TOKEN).completions.create(model="slow", prompt="a")

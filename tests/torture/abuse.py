@@ -220,7 +220,7 @@ def dripped(rng: random.Random, target: Target) -> list[Answer]:
 
 def stranger(rng: random.Random, target: Target) -> list[Answer]:
     """Somebody without the token, or with another one, or from another page: nothing is answered but the refusal."""
-    path, token = rng.choice(("/v1/models", "/v1/process", "/%761/models", *POSTS)), target.token
+    path, token = rng.choice(("/v1/models", "/v1/process", "/%761/models", "/metrics", *POSTS)), target.token
     wrong = rng.choice((None, "", "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}",
                         f"Bearer {token.upper()}", f"Bearer {token} ,", "Bearer \xff", "Bearer " + "a" * 9000,
                         f"Token {token}", "Bearer null", f"Bearer\x01{token}"))  # fmt: skip

@@ -23,6 +23,8 @@ from rdlm.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+PROTECTED: Final = ("/v1/", "/metrics")
+"""Where addresses begin that a token protects; whether the service lives, its page and its description are anybody's."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -99,7 +101,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise Refusal(403, "requests from other web pages are not answered")
-        if self._token is not None and scope["path"].startswith("/v1/"):
+        if self._token is not None and scope["path"].startswith(PROTECTED):
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
                 raise Refusal(401, "a token is needed: send the header Authorization: Bearer TOKEN",
