@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -452,6 +453,22 @@ def test_a_script_is_shown_as_text(show: Callable[[str], Page]) -> None:
     page.locator("#generate-go").click()
     finished(page)
     assert page.locator("main img").count() == 0
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize("view", ["generate", "sphere", "score", "compare"])
+def test_a_link_with_a_script_shows_it_as_text(new: Callable[..., Page], view: str) -> None:
+    """In every view that shows a text, also where it cannot be read: the refusal quotes it."""
+    told: list[str] = []
+    watch = lambda page: page.on("dialog", lambda dialog: (told.append(dialog.message), dialog.dismiss()))  # noqa: E731
+    for text in (f"{HOSTILE}__", "<script>alert(1)</script>\u2603__"):
+        more = "&ran=1" if view != "sphere" else "&position=2"
+        page = new(f"{view}?text={quote(text)}&steps=3{more}", watch)
+        finished(page)
+        assert page.locator("body script, main img, main [onerror]").count() == 0
+    assert told == []
 
 
 def test_a_token_is_asked_for_once(new: Callable[..., Page]) -> None:
