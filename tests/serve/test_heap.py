@@ -1,11 +1,16 @@
+"""The heap is shared by all threads, and what is free in its midst goes back to the system when the service rests."""
+
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
 import sys
+import time
 
 import pytest
+
+from rdlm.serve import heap
 
 THREADS = """
 import ctypes, os, threading
@@ -40,8 +45,61 @@ def arenas(**environment: str) -> tuple[str, int]:
     return found.partition("\n")[0], found.count("<heap nr=")
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this is about glibc's heap")
+
+
+@GLIBC
 def test_all_threads_share_one_arena_unless_the_user_chose_otherwise() -> None:
     assert arenas() == ("True", 1)
     shared, count = arenas(MALLOC_ARENA_MAX="4")
     assert shared == "False" and count > 1
+
+
+HOLES = """
+import ctypes
+from rdlm.serve import heap
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 >> 20
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+found = [libc.malloc(40_000) for _ in range(2000)]
+for place in found:
+    ctypes.memset(place, 1, 40_000)
+full = resident()
+for place in found[:-1]:  # the last one holds the end of the heap, so that nothing is given back by itself
+    libc.free(place)
+freed = resident()
+heap.give_back()
+print(full, freed, resident())
+"""
+
+
+@GLIBC
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_free_in_the_midst_is_given_back() -> None:
+    said = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True).stdout
+    full, freed, after = map(int, said.split())
+    assert freed > full - 10 and after < full - 60  # of 76 MB
+
+
+def test_memory_is_given_back_once_after_work_and_never_during_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    now = {"resting": False, "answered": 0}
+    monkeypatch.setattr(heap, "REST", 0.01)
+    monkeypatch.setattr(heap, "give_back", lambda: given.append(now["answered"]))
+    keeper = heap.Keeper(lambda: bool(now["resting"]), lambda: now["answered"])
+    try:
+        scenes = ((True, 0, []), (False, 5, []), (True, 5, [5]), (False, 6, [5]), (True, 6, [5, 6]))
+        for resting, answered, expected in scenes:
+            now |= {"resting": resting, "answered": answered}
+            end = time.monotonic() + 20
+            while given != expected and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.1)  # several looks later it is still so
+            assert given == expected
+    finally:
+        keeper.close()

@@ -73,6 +73,7 @@ class Serve:
         service = Service(self._models(), limits)
         try:
             server = Server(create(service, token), service.drain)
+            heap.settle()
             name = f"[{self.host}]" if ":" in self.host else self.host
             self._announce(f"http://{name}:{opened.getsockname()[1]}", list(service.hosts))
             server.run(sockets=[opened])

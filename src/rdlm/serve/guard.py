@@ -24,7 +24,7 @@ from rdlm.serve.metrics import Metrics
 log = logging.getLogger(__name__)
 
 PROTECTED: Final = ("/v1/", "/metrics")
-"""Where addresses begin that a token protects; whether the service lives, its page and its description are anybody's."""
+"""How addresses begin that a token protects; the page, the description and the signs of life are anybody's."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -44,6 +44,12 @@ class Metrics:
         self._batch = Histogram(SIZES)
         self._steps = self._rows = self._cancelled = 0
 
+    @property
+    def requests(self) -> int:
+        """Return how many requests were answered in all."""
+        with self._lock:
+            return self._requests.total()
+
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request by its route."""
         with self._lock:

@@ -20,6 +20,7 @@ from rdlm.method.rdlm import Rdlm
 from rdlm.serve import error
 from rdlm.serve.engine import Engine
 from rdlm.serve.error import Left, Refusal
+from rdlm.serve.heap import Keeper
 from rdlm.serve.host import Host
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.ticket import Ticket, until_left
@@ -66,6 +67,7 @@ class Service:
             self.hosts[name] = Host(name, model, limits.steps or model.calls, self._engine(model))
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
+        self._keeper = Keeper(lambda: self.resting, lambda: self.metrics.requests)
 
     def _engine(self, model: LanguageModel) -> Engine | None:
         limits = self.limits
@@ -88,6 +90,12 @@ class Service:
     def ready(self) -> bool:
         """Return whether requests are taken."""
         return not self.closed and all(host.engine is None or host.engine.alive for host in self.hosts.values())
+
+    @property
+    def resting(self) -> bool:
+        """Return whether nothing is computed and nothing waits."""
+        engines = [host.engine for host in self.hosts.values() if host.engine is not None]
+        return self._jobs == 0 and not any(engine.live or engine.depth for engine in engines)
 
     def check_worker(self) -> None:
         """Refuse a job for which there is no place in the workers' queue."""
@@ -131,6 +139,7 @@ class Service:
         for host in self.hosts.values():
             if host.engine is not None:
                 host.engine.close()
+        self._keeper.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
