@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from abuse import ABUSES
 from running import Served
 from siege import besiege, failures
+from starlette.requests import Request
 from wire import Answer, faults
 
+from rdlm.serve import app
 from rdlm.serve.error import Refusal
 from rdlm.serve.schema import CompletionBody, read
 
@@ -65,6 +68,23 @@ def test_an_object_of_many_fields_is_not_described_field_by_field(place: str) ->
     assert caught.value.status == 400 and "50000 fields; at most 1024" in caught.value.message
 
 
+LEAK = """
+import sys
+from rdlm.cli import main
+from rdlm.serve.metrics import Metrics
+kept, answered = [], Metrics.answered
+Metrics.answered = lambda *given: (kept.append(b"x" * 300_000), answered(*given))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+"""A service that keeps something of every request: of these few as much as 2 kB of each would be in the campaign."""
+
+
+def test_a_siege_notices_a_leak(tmp_path: Path) -> None:
+    siege = besiege(tmp_path / "siege", requests=100, clients=10, seconds=1, program=("-c", LEAK))
+    (defect,) = siege.defects
+    assert re.match(r"the service has grown from \d+ to \d+ MB", defect)
+
+
 def test_a_siege_changes_nothing(tmp_path: Path) -> None:
     siege = besiege(tmp_path / "siege", requests=200, clients=30, seconds=2)
     assert siege.defects == []
@@ -72,3 +92,21 @@ def test_a_siege_changes_nothing(tmp_path: Path) -> None:
     assert siege.tally.tried.total() >= 200 and siege.tally.answered["200"] > 20 and siege.tally.answered["400"] > 50
     assert siege.crowd is not None and siege.crowd.sent == siege.crowd.answered.total() >= 30
     assert siege.crowd.answered[200] > 10 and siege.crowd.repeated > 10
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"prompt": "a', b'{"prompt": "a"}'])
+def test_a_body_that_does_not_come_is_not_waited_for(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever came of it: the rest of it is given up, and nothing is computed."""
+    monkeypatch.setattr(app, "PATIENCE", 0.2)
+    parts = [{"type": "http.request", "body": sent, "more_body": True}]
+
+    async def receive() -> dict[str, object]:
+        return parts.pop() if parts else await asyncio.Future()
+
+    async def ask() -> None:
+        headers = [(b"content-type", b"application/json")]
+        await app.body_of(Request({"type": "http", "method": "POST", "headers": headers}, receive), CompletionBody)
+
+    with pytest.raises(Refusal) as caught:
+        asyncio.run(asyncio.wait_for(ask(), 30))
+    assert caught.value.status == 408 and "did not arrive within 0.2 s" in caught.value.message
