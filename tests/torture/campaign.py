@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def main() -> int:
         if options.requests:
             siege = besiege(place / "siege", options.requests, options.clients, options.seconds, options.seed, tell)
             print("\n".join(siege.lines()), flush=True)
-    return report(campaign, outcome, siege, options.out, time.monotonic() - begin)
+    return report(campaign, outcome, siege, options, time.monotonic() - begin)
 
 
 def tell(line: str) -> None:
@@ -234,19 +235,28 @@ def tell(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-def report(campaign: Campaign, outcome: Outcome, siege: Siege, out: Path, seconds: float) -> int:
+def untried(counts: Counter[str], options: argparse.Namespace) -> list[str]:
+    """Return the faults of which fewer came about than were asked for: what was not tried is not shown."""
+    asked = {"kills": options.kills, "signals": options.signals, "file size limits": options.disks,
+             "full disks": 2 * options.disks, "kills of one of two": options.companions}  # fmt: skip
+    return [f"{name}: {counts[name]} of {count}" for name, count in asked.items() if counts[name] < count]
+
+
+def report(campaign: Campaign, outcome: Outcome, siege: Siege, options: argparse.Namespace, seconds: float) -> int:
     """Write the JSON file, print the last line, and return the exit code."""
-    lost = campaign.lost + outcome.lost + siege.defects
+    lost, missing, out = campaign.lost + outcome.lost + siege.defects, untried(campaign.counts, options), options.out
+    versions = {name: metadata.version(name) for name in ("torch", "safetensors", "uvicorn", "schemathesis")}
     found = {
-        "command": shlex.join(["python", *sys.argv]), "python": platform.python_version(), "torch": torch.__version__,
-        "seconds": round(seconds, 1), "lost": lost, **campaign.counts, "where the kills struck": dict(campaign.seen),
+        "command": shlex.join(["python", *sys.argv]), "system": f"{platform.system()} {platform.machine()}",
+        "processors": os.cpu_count(), "python": platform.python_version(), **versions, "seconds": round(seconds, 1),
+        "lost": lost, "not tried": missing, **campaign.counts, "where the kills struck": dict(campaign.seen),
         "mutations": outcome.tried, "mutations refused": dict(outcome.refused), "mutations read": dict(outcome.read),
         "slowest reading (s)": round(outcome.slowest, 2), "memory grown (MB)": round(outcome.grown, 1),
         "service": siege.summary(),
     }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=2) + "\n")
-    print("\n".join(loss[:2000] for loss in lost[:30]), file=sys.stderr)
+    print("\n".join(loss[:2000] for loss in lost[:30] + missing), file=sys.stderr)
     print(f"torture: lost: {len(lost)} ({out}, {seconds:.0f} s)")
     return 1 if lost else 0
 
