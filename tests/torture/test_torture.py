@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections import Counter
@@ -87,6 +88,19 @@ def test_a_disk_of_any_size_is_enough_or_too_small(room: int, whole: Victim, tmp
             (disk / "ballast").unlink()
             victim.finish()
         assert different(victim.run, whole.run)[0] == []
+
+
+def test_numbers_that_go_wrong_end_the_run_in_order(whole: Victim, tmp_path: Path) -> None:
+    """The real command at a rate at which no weight stays finite: it ends with code 1, and with the batch in a file."""
+    options = {"training.rate": 1e38, "training.warmup": 0, "training.tolerance": 3}
+    victim = Victim(tmp_path / "run", whole.book, STEPS, options)
+    assert victim.start().wait(timeout=100) == 1
+    (dump,) = victim.run.glob("nonfinite-*.json")
+    found = json.loads(dump.read_text())
+    assert f"step {found['step']}: loss" in victim.messages and f"the batch is in {dump}" in victim.messages
+    assert "not finite for 3 steps in a row" in victim.messages and "Traceback" not in victim.messages
+    assert len(found["ids"]) == 4 and len(found["ids"][0]) == 16 and found["parameters"]
+    assert victim.newest == 0  # weights that are not finite are not saved
 
 
 def test_spoilt_checkpoints_are_refused_or_harmless(tmp_path: Path) -> None:
