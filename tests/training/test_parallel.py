@@ -21,10 +21,27 @@ from rdlm.training.parallel import Team, device_of, team
 HERE = Path(__file__).parent
 
 
+def begun(run: Path, place: Path) -> Path:
+    """Return a copy of a finished run that lacks its last checkpoint."""
+    shutil.copytree(run, place)
+    shutil.rmtree(place / "checkpoint-00000020")
+    return place
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same batches and noise in one process, in two parts."""
+    place = tmp_path_factory.mktemp("alone") / "run"
+    train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
+    return place
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """The folder of what two processes trained, one of which died on the way; see worker.py."""
     place = tmp_path_factory.mktemp("pair")
+    for name in ("ddp-joined", "fsdp-joined"):
+        begun(alone, place / name)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(HERE / "worker.py"), str(place)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
@@ -37,14 +54,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 os.killpg(process.pid, signal.SIGKILL)  # the whole family, should it hang
         messages.seek(0)
         assert code == 0, messages.read()[-3000:]
-    return place
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same batches and noise in one process, in two parts."""
-    place = tmp_path_factory.mktemp("alone") / "run"
-    train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
     return place
 
 
@@ -75,13 +84,18 @@ def test_one_of_two_dies_and_nothing_is_lost(pair: Path, runs) -> None:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_one_process_continues_what_two_began(parallel: str, pair: Path, alone: Path, tmp_path: Path, runs) -> None:
-    place = tmp_path / "run"
-    shutil.copytree(pair / parallel, place)
-    shutil.rmtree(place / "checkpoint-00000020")
+    place = begun(pair / parallel, tmp_path / "run")
     result = train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
     assert result.steps == 20
     assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
     assert runs.distance(place, alone) < 1e-5
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_continue_what_one_began(parallel: str, pair: Path, alone: Path, runs) -> None:
+    place = pair / f"{parallel}-joined"
+    assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
+    assert (place / "checkpoint-00000020").is_dir() and runs.distance(place, alone) < 1e-5
 
 
 def test_a_checkpoint_of_shards_is_whole(pair: Path) -> None:

@@ -39,5 +39,7 @@ with team("cpu"):  # one meeting for all runs
     run("fsdp-resumed", "fsdp")
     run("ddp-muon", "ddp", optimizer="muon")
     run("fsdp-muon", "fsdp", optimizer="muon")
+    run("ddp-joined", "ddp")  # one process began these two
+    run("fsdp-joined", "fsdp")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
     run("ddp-killed", "ddp", failing(8, PLACE / "mark"))
