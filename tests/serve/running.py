@@ -80,15 +80,16 @@ class Served:
 
 @contextmanager
 def serving(
-    *arguments: str, messages: IO[str] | None = None, program: Sequence[str] = ("-m", "rdlm"), **environment: str
-) -> Iterator[Served]:
+    *arguments: str, messages: IO[str] | None = None, program: Sequence[str] = ("-m", "rdlm"), cwd: Path | None = None,
+    **environment: str,
+) -> Iterator[Served]:  # fmt: skip
     """Start `rdlm serve`, wait until it says that it is ready, and end it; its messages go where this process's go."""
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--json"]
     inherited = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
     process = subprocess.Popen(
         command, env={**inherited, "PYTHONPATH": source, **environment}, stdout=subprocess.PIPE, stderr=messages,
-        text=True,
+        text=True, cwd=cwd,
     )  # fmt: skip
     try:
         assert process.stdout is not None

@@ -154,7 +154,8 @@ def besiege(
 ) -> Siege:  # fmt: skip
     """Return what came of so many requests, and of so many clients at once for so many seconds.
 
-    The service's home and its temporary files lie below `place`, too: whatever it writes there is a defect.
+    The service is started below `place`, where its home and its temporary files are, too: whatever it writes there is
+    a defect.
     """
     begin, siege, log, home, cache = time.monotonic(), Siege(), place / "messages.txt", place / "home", place / "cache"
     home.mkdir(parents=True)
@@ -163,7 +164,7 @@ def besiege(
     written = stamps(place)
     environment = {"RDLM_TOKEN": TOKEN, "HOME": str(home), "TMPDIR": str(home), "RDLM_CACHE": str(cache)}
     with log.open("w") as messages, serving(
-        *runs, *LIMITS, messages=messages, program=program, **environment
+        *runs, *LIMITS, messages=messages, program=program, cwd=home, **environment
     ) as served:  # fmt: skip
         fortress = Fortress(served, place, seed)
         say("service: warmed up by a tenth of it")
