@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
+HERE = ("127.0.0.1", "::1", "localhost")
+"""This machine, by the names under which tests reach it."""
 
 # Thousands of small operations run faster on one thread, and two test processes share the processors.
 torch.set_num_threads(1)
@@ -19,6 +23,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # A test suite answers the same way twice; new examples are looked for by changing this line.
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
+
+
+def stay_home(event: str, arguments: tuple[Any, ...]) -> None:
+    """Let no test connect to another machine; what tests start as processes is watched in test_footprint."""
+    if event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1][0] not in HERE:
+        raise RuntimeError(f"tests use no network, and this one connects to {arguments[1][0]}")
+
+
+sys.addaudithook(stay_home)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_nothing_is_written_outside_of_runs_and_cache(lived: tuple[Path, list[st
     assert left == {"book.txt": 18 * 60}
     assert (home / "runs" / "textfile" / "report.html").is_file()
     assert (home / "runs" / "textfile" / "evaluation-validation" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("address", [("192.0.2.1", 80), ("2001:db8::1", 80)])
+def test_tests_use_no_network(address: tuple[str, int]) -> None:
+    kind = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(kind) as line, pytest.raises(RuntimeError, match="tests use no network"):
+        line.connect(address)
 
 
 def test_the_network_is_noticed(tmp_path: Path, root: Path) -> None:
