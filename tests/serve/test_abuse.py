@@ -76,7 +76,7 @@ kept, answered = [], Metrics.answered
 Metrics.answered = lambda *given: (kept.append(b"x" * 300_000), answered(*given))[1]
 sys.exit(main(sys.argv[1:]))
 """
-"""A service that keeps something of every request: of these few as much as 2 kB of each would be in the campaign."""
+"""A service that keeps something of every request: of these few as much as 1 kB of each would be in the campaign."""
 
 
 def test_a_siege_notices_a_leak(tmp_path: Path) -> None:
