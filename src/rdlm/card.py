@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rdlm.language_model import LanguageModel
 
 USES = {
-    "text": ('made = model.generate(num=3, steps=64)', 'print(model.score(["some text"])[0])'),
-    "dna": ('made = model.generate(num=3, steps=64)', 'print(model.score(["ACGTACGT"])[0])'),
-    "image": ('made = model.generate(num=9, steps=64)  # a notebook shows the pictures',),
+    "text": ('made = model.generate(num=3)', 'print(model.score(["some text"])[0])'),
+    "dna": ('made = model.generate(num=3)', 'print(model.score(["ACGTACGT"])[0])'),
+    "image": ('made = model.generate(num=9)  # a notebook shows the pictures',),
 }  # fmt: skip
 
 

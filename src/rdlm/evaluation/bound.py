@@ -55,8 +55,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.calls is not None and self.calls < 1:
             raise InputError(f"at least one network call is needed, got {self.calls}")
-        if self.calls is None and self.window is not None and self.window.chunk:
-            raise InputError("chunks have a number of steps each: continuous time is for positions that run together")
+        if self.calls is None and self.window is not None:
+            raise InputError("the bound in continuous time has one clock for all positions: it goes with a window of 1")
         if self.calls is None and self.estimator == "path":
             raise InputError("a path has a number of steps: continuous time is estimated from single steps")
         if self.states == "simulated" and (self.calls is None or self.estimator == "path"):

@@ -78,7 +78,7 @@ def continuous(
     `problem` brings chains of `FINE` steps. Levels are log-uniform in bins; a pilot shares out the work.
     """
     if any(chain.lanes is not None for chain in problem.chains):
-        raise InputError("the bound in continuous time has one clock for all positions: leave out the window")
+        raise InputError("the bound in continuous time has one clock for all positions: it goes with a window of 1")
     paths = len(problem.chains)
     bins = max(2, min(64, evaluations * 4 // 5 // (2 * FEWEST * paths) - 2))
     strata = [strata_of(chain, bins) for chain in problem.chains]
