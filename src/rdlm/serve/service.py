@@ -49,7 +49,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("queue", 1), ("batch", 1), ("threads", 1)):
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not self.deadline > 0:
             raise InputError(f"deadline must be a positive number of seconds, got {self.deadline:g}")

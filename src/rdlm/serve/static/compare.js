@@ -53,7 +53,8 @@ export class Compare {
         field(side, "Steps", "steps", numeric({ min: 1, max: 1024, value: side === "left" ? "" : 8 })),
         field(side, "Temperature", "temperature", numeric({ min: 0, max: 2, step: 0.05, value: 1 })),
         field(side, "Solver", "solver", make("select")), field(side, "Grid", "grid", make("select")),
-        field(side, "Window", "window", numeric({ min: 0, max: 1, step: 0.05 }))));
+        field(side, "Window", "window", numeric({ min: 0, max: 1, step: 0.05 })),
+        field(side, "Chunk", "chunk", numeric({ min: 0, max: 4096 }))));
     }
   }
 
@@ -95,7 +96,7 @@ export class Compare {
 
   #wish(side, model) {
     const all = values(this.form);
-    const names = ["steps", "temperature", "solver", "grid", "window"];
+    const names = ["steps", "temperature", "solver", "grid", "window", "chunk"];
     const own = Object.fromEntries(names.map((name) => [name, all[`${side}_${name}`]]));
     return wish({ ...own, text: all.text, length: all.length, seed: all.seed }, model);
   }

@@ -62,13 +62,14 @@ class App {
   about() {
     const model = this.models.find(({ id }) => id === byId("model").value);
     if (!model) return;
-    const { kind, length, parameters, steps, gap, method, window, classes } = model.rdlm;
+    const { kind, length, parameters, steps, gap, method, window, chunk, classes } = model.rdlm;
     const size = parameters >= 1e6 ? `${fixed(parameters / 1e6)} million` : `${Math.round(parameters / 1e3)} thousand`;
     byId("about").textContent = `${method}, ${kind}, ${length} positions, ${size} parameters`;
     document.querySelectorAll("kbd.gap").forEach((mark) => { mark.textContent = gap; });
     for (const id of ["generate-form", "compare-form"]) byId(id).elements.namedItem("length").placeholder = length;
     for (const field of document.querySelectorAll("input[name$=steps]")) field.placeholder = steps;
     for (const field of document.querySelectorAll("input[name$=window]")) field.placeholder = fixed(window ?? 1);
+    for (const field of document.querySelectorAll("input[name$=chunk]")) field.placeholder = chunk ?? 0;
     for (const field of document.querySelectorAll(".classes")) field.hidden = !classes.length;
     choices(byId("generate-form").elements.label, ["", ...classes], "");
     const examples = { image: "levels as numbers, or nothing", dna: `ACGT${gap.repeat(8)}TATA` };

@@ -15,6 +15,7 @@ export function wish(values, model) {
   const body = {
     model: model.id, seed: number(values.seed), steps: number(values.steps), frames: FRAMES,
     solver: values.solver || undefined, grid: values.grid || undefined, window: number(values.window),
+    chunk: number(values.chunk),
     temperature: number(values.temperature), top_p: number(values.top_p),
   };
   if (body.top_p === 1) delete body.top_p;
