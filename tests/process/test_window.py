@@ -166,9 +166,14 @@ def test_chunks_run_one_after_the_other(length: int, chunk: int, calls: int, wid
     lanes = Window(width, order, chunk).lanes(calls, length)
     chunks = math.ceil(length / chunk)
     assert lanes.calls <= calls
+    if calls < chunks <= 2 * calls:
+        chunk = 4 * chunk
+        chunks = math.ceil(length / chunk)
+        assert chunks == 1 or lanes.turns >= 2
     if chunks == 1 or calls < chunks:
         assert lanes == Window(width, order).lanes(calls)
         return
+    assert lanes.chunk == chunk
     assert lanes.calls == chunks * lanes.turns > calls - chunks
     offsets = lanes.offsets(3, length, torch.Generator().manual_seed(0))
     first = torch.arange(length) // chunk * lanes.turns

@@ -161,8 +161,8 @@ def describe(model: LanguageModel, setting: Setting) -> str:
     if setting.calls is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
     clock = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
-    if setting.window is not None and setting.window.lanes(setting.calls, model.length).chunk:
-        clock += f" in chunks of {setting.window.chunk}"
+    chunk = 0 if setting.window is None else setting.window.lanes(setting.calls, model.length).chunk
+    clock += f" in chunks of {chunk}" if chunk else ""
     states = "" if setting.states == "exact" else ", simulated states"
     return f"upper bound at {setting.calls} network calls, {setting.kernel} kernel{clock}{states}"
 

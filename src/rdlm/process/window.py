@@ -57,15 +57,18 @@ class Window:
         """Return the same family in whole steps: `calls` network calls, round(width * calls) for each position.
 
         Chunks of a sequence of `length` share the calls evenly, and what is left over is not used. Where there are
-        fewer calls than chunks there are none: all of the sequence runs together.
+        fewer calls than chunks, but half as many, chunks are four times as large, in two turns or more; with fewer than
+        that there are none, and all of the sequence runs together: of what so few calls can do, that measures best.
         """
         if calls < 1:
             raise InputError(f"at least one network call is needed, got {calls}")
-        chunks = -(-length // self.chunk) if self.chunk else 1
+        chunk, chunks = self.chunk, -(-length // self.chunk) if self.chunk else 1
+        if calls < chunks <= 2 * calls:
+            chunk, chunks = 4 * chunk, -(-length // (4 * chunk))
         if chunks <= 1 or calls < chunks:
             return Lanes(calls, max(1, round(self.width * calls)), self.order)
         turns = calls // chunks
-        return Lanes(turns * chunks, max(1, round(self.width * turns)), self.order, self.chunk, turns)
+        return Lanes(turns * chunks, max(1, round(self.width * turns)), self.order, chunk, turns)
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ class Request:
     """Order in which positions begin to run; None: the model's own."""
     chunk: int | None = None
     """Tokens of a chunk, where chunks are written one after the other and see nothing ahead; 0: no chunks; None: the
-    model's own, unless a window or an order is named, or known tokens lie ahead of open ones. Fewer steps than chunks
-    do without them, too."""
+    model's own, unless a window or an order is named, or known tokens lie ahead of open ones. With fewer steps than
+    chunks they are larger, or none."""
     block: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool = True
