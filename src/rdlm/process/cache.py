@@ -31,7 +31,7 @@ from rdlm.process.law.simulated import SimulatedLaw
 from rdlm.process.projected import Coupling
 from rdlm.storage import cache_dir, write_atomic
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Raised whenever the same parameters would give another table: files of another format are never read."""
 
 _log = logging.getLogger(__name__)

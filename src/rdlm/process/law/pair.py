@@ -8,7 +8,7 @@ uniform on the unit sphere orthogonal to `e_k` and `w`. The pair `(r, c)` is a M
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Stride
+
+TINY: Final = torch.finfo(torch.float32).tiny
 
 
 class Wobble(NamedTuple):
@@ -54,21 +56,27 @@ def pair_step(
 
 
 def place_step(radius: Tensor, heading: Tensor, drift: Tensor, variance: Tensor, wobble: Wobble) -> Place:
-    """Return where the pair's step leads, Eq. (21); `drift` is the gain times the pull."""
+    """Return where the pair's step leads, Eq. (21); `drift` is the gain times the pull.
+
+    A draw of states of few coordinates spends much of its time here, hence the few operations, most of them in place.
+    """
     scale = variance.sqrt()
-    outward = scale * wobble.outward - drift
+    outward = (scale * wobble.outward).sub_(drift)
     sideways = scale * wobble.sideways
     rest = variance * wobble.rest
-    length = torch.sqrt(rest + outward.square() + sideways.square())
-    sine, cosine, shrink, keep = torch.sin(radius), torch.cos(radius), torch.sinc(length / math.pi), torch.cos(length)
-    around = torch.sqrt((1 - heading.square()).clamp_min(0))
+    square = torch.addcmul(rest, outward, outward).addcmul_(sideways, sideways)
+    length = square.clamp_min_(TINY).sqrt_()  # so that sin(m)/m is 1 at 0
+    shrink, keep = torch.sin(length).div_(length), torch.cos(length)
+    sine, cosine = torch.sin(radius), torch.cos(radius)
+    around = torch.sub(1, heading.square()).clamp_min_(0).sqrt_()
     # Coordinates of the new state on e_k, on w, and on the free direction of the old one.
-    outward, sideways = shrink * outward, shrink * sideways
-    ahead = keep * sine + outward * cosine
-    on_token = keep * cosine - outward * sine
-    on_start = ahead * heading + sideways * around
-    on_free = ahead * around - sideways * heading
-    return Place(on_token, on_start, torch.sqrt(on_free.square() + shrink.square() * rest))
+    outward.mul_(shrink)
+    sideways.mul_(shrink)
+    ahead = torch.addcmul(keep * sine, outward, cosine)
+    on_token = torch.addcmul(keep * cosine, outward, sine, value=-1)
+    on_start = torch.addcmul(ahead * heading, sideways, around)
+    on_free = torch.addcmul(ahead * around, sideways, heading, value=-1)
+    return Place(on_token, on_start, on_free.square_().addcmul_(shrink.square_(), rest).sqrt_())
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
