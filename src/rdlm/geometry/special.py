@@ -20,8 +20,10 @@ This file is the only home of an epsilon. Three rules hold for every function he
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +49,7 @@ _PI_HIGH = 13176795 / 2**22
 _PI_LOW = math.pi - _PI_HIGH
 
 
+@lru_cache
 def _angle_over_sine_series(terms: int) -> list[float]:
     """Return the coefficients of theta/sin(theta) in powers of 1 - cos(theta); c_(k+1)/c_k = (k+1)/(2k+3)."""
     coefficients = [1.0]
@@ -135,11 +138,43 @@ def squared_angle(cosine: Tensor) -> Tensor:
 
 def angle_over_sine(cosine: Tensor) -> Tensor:
     """Return theta/sin(theta), which is 1 + (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
-    z = cosine.clamp(_FARTHEST_COSINE, 1.0)
-    gap, switch = 1.0 - z, _by_precision(z, 0.2, 0.02)
-    far = z.clamp(max=1.0 - switch)
-    closed = torch.acos(far) * torch.rsqrt((1.0 - far) * (1.0 + far))
-    return torch.where(gap < switch, _series(gap, _RATIO), closed)
+    half = _half_cosine(cosine)
+    return _in_half(half, "ratio") / half
+
+
+def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `angle_over_sine` with `cotangent_curve` and `cotangent_bend` at the same angle."""
+    half = _half_cosine(cosine)
+    inverse = 1 / half
+    curve, bend = _in_half(half, "curve") * inverse, _in_half(half, "bend") * (inverse * inverse)
+    return _in_half(half, "ratio") * inverse, curve, bend
+
+
+def _half_cosine(cosine: Tensor) -> Tensor:
+    """Return y = cos(theta/2) = sqrt((1+z)/2): poles at the antipode are powers of 1/y, and at z = 1 all is smooth."""
+    return (cosine.clamp(_FARTHEST_COSINE, 1.0) * 0.5 + 0.5).sqrt()
+
+
+def _in_half(half: Tensor, name: str) -> Tensor:
+    """Return a function of the angle without its pole at y = 0: one polynomial for all angles, no branch."""
+    if half.dtype != torch.float64:
+        return _series(1 - half, _fitted(name, 9))  # it converges like 5.8^-degree: the next singularity is y = -1
+    # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
+    return _series(1 - half, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20))
+
+
+@lru_cache
+def _fitted(name: str, degree: int) -> list[float]:
+    """Return the polynomial in 1 - y that goes through a function at Chebyshev's points of [0, 1]."""
+    pole, function = _OF_ANGLE[name]
+
+    def of(gap: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        angle = 4 * torch.asin(torch.as_tensor(gap / 2).sqrt())
+        return (function(angle) * torch.as_tensor(1 - gap) ** pole).numpy()
+
+    fit = np.polynomial.Chebyshev.interpolate(of, degree, domain=[0, 1])
+    coefficients: list[float] = fit.convert(kind=np.polynomial.Polynomial).coef.tolist()
+    return [float(of(np.zeros(1))[0]), *coefficients[1:]]  # at angle 0 the value is the very one
 
 
 def log_angle_over_sine(cosine: Tensor) -> Tensor:
@@ -200,3 +235,11 @@ def cotangent_curve_slope(theta: Tensor) -> Tensor:
 def cotangent_gap(theta: Tensor) -> Tensor:
     """Return 1/theta - cot(theta), theta/3 near 0; capped at pi - `ANTIPODE_ANGLE`."""
     return -theta.clamp(max=_FARTHEST_ANGLE) * cotangent_curve(theta)
+
+
+_OF_ANGLE: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "ratio": (0, lambda theta: 1 / sinc(theta / 2)),  # times y already, as (theta/2) / sin(theta/2)
+    "curve": (1, cotangent_curve),
+    "bend": (2, cotangent_bend),
+}
+"""Functions of the angle, and the power of y that takes away their pole at the antipode."""

@@ -75,19 +75,22 @@ class Bridge:
                 "split tokens into digits, or take the logarithm bridge without evidence"
             )
 
-    def _shortening(self, angle: Tensor, noise: Tensor | float) -> Tensor:
-        """Return `pull / angle` of the Brownian bridge, Eq. (26)."""
-        half, second = self._half, self._second
-        return 1 + noise * (half * special.cotangent_curve(angle) - noise * second * special.cotangent_bend(angle))
+    def _shortening(self, curve: Tensor, bend: Tensor, noise: Tensor | float) -> Tensor:
+        """Return `pull / angle` of the Brownian bridge, Eq. (26), from the cotangent's curve and bend at the angle."""
+        return 1 + noise * (self._half * curve - noise * self._second * bend)
 
     def pull(self, angle: Tensor, noise: Tensor | float) -> Tensor:
         """Return the length of the pull at an angle: the angle itself, or Eq. (26) for the Brownian bridge."""
-        return angle if self.kind == "logarithm" else angle * self._shortening(angle, noise)
+        if self.kind == "logarithm":
+            return angle
+        return angle * self._shortening(special.cotangent_curve(angle), special.cotangent_bend(angle), noise)
 
     def slope(self, cosine: Tensor, noise: Tensor | float) -> Tensor:
         """Return `pull / sin(angle)` as a smooth function of the cosine, with a finite limit at 1."""
-        ratio = special.angle_over_sine(cosine)
-        return ratio if self.kind == "logarithm" else ratio * self._shortening(special.angle(cosine), noise)
+        if self.kind == "logarithm":
+            return special.angle_over_sine(cosine)
+        ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
+        return ratio * self._shortening(curve, bend, noise)
 
     def log_likelihood(
         self, state: Float[Tensor, "... d"], noise: Float[Tensor, "..."] | float

@@ -113,10 +113,10 @@ def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator 
     table = torch.zeros(grid.steps + 1, pairs, 4)
     for step, (noise, gain, variance) in enumerate(grid.strides):
         pull = bridge.pull(radius, noise)
-        part = all_but_one(radius, bridge.dimension - 3, generator)
-        table[step] = torch.stack([radius, heading, pull, part], -1)
+        table[step, :, :3] = torch.stack([radius, heading, pull], -1)
         wobble = Wobble.draw(bridge.dimension, radius, generator)
         radius, heading = place_step(radius, heading, gain * pull, variance, wobble).pair()
+    table[:-1, :, 3] = all_but_one(table[:-1, :, 0], bridge.dimension - 3, generator)
     return ExactLaw(bridge, grid, table)
 
 

@@ -21,7 +21,7 @@ MOST: Final = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """The falling noise of a grid's levels, 0 at the last, and which of them to look at first in each range of noises."""
+    """The falling noise of a grid's levels, 0 at the last, and the one to look at first in each range of noises."""
 
     after: Float[Tensor, " levels"]
     """The noise of the next level; beyond the last one there is none, which is less than any."""
