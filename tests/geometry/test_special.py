@@ -155,6 +155,15 @@ def test_values_are_the_same_with_and_without_a_gradient(name: str) -> None:
     assert torch.equal(x, kept)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-11)])
+def test_curves_of_the_cosine_are_those_of_the_angle(dtype: torch.dtype, tolerance: float) -> None:
+    z = _cosines(dtype)
+    ratio, curve, bend = special.angle_over_sine_and_curves(z)
+    torch.testing.assert_close(ratio, special.angle_over_sine(z), rtol=tolerance, atol=0)
+    assert _relative_error(curve, z, lambda z: _curve(mp.acos(z))) < tolerance
+    assert _relative_error(bend, z, lambda z: _slope(mp.acos(z)) / mp.acos(z) if z < 1 else -mp.mpf(2) / 45) < tolerance
+
+
 def test_ends_and_caps() -> None:
     z = torch.tensor([1.0, -1.0], dtype=torch.float64, requires_grad=True)
     ratio, square, angle = special.angle_over_sine(z), special.squared_angle(z), special.angle(z)

@@ -39,6 +39,9 @@ ANTIPODE_CHORD = 1e-6
 """The smallest |x + y| told apart from an antipode: vectors resolve the antipode linearly, a cosine only
 quadratically, so this cap can sit much closer than `ANTIPODE_ANGLE`."""
 
+SMALLEST_SQUARE = torch.finfo(torch.float32).tiny
+"""A squared length counts as at least this, so that sin(x)/x at its root is 1 and not 0/0."""
+
 SPHERE_TOLERANCE = 1e-4
 """How far a norm or a sum of probabilities may be from one before it counts as the user's mistake."""
 
@@ -139,7 +142,7 @@ def squared_angle(cosine: Tensor) -> Tensor:
 def angle_over_sine(cosine: Tensor) -> Tensor:
     """Return theta/sin(theta), which is 1 + (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
     half = _half_cosine(cosine)
-    return _in_half(half, "ratio") / half
+    return _in_half(half, "ratio").div_(half)
 
 
 def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,7 +155,7 @@ def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _half_cosine(cosine: Tensor) -> Tensor:
     """Return y = cos(theta/2) = sqrt((1+z)/2): poles at the antipode are powers of 1/y, and at z = 1 all is smooth."""
-    return (cosine.clamp(_FARTHEST_COSINE, 1.0) * 0.5 + 0.5).sqrt()
+    return cosine.clamp(_FARTHEST_COSINE, 1.0).mul_(0.5).add_(0.5).sqrt_()
 
 
 def _in_half(half: Tensor, name: str) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.nn import functional
 
 from rdlm.codec import Codec
 from rdlm.errors import InputError, unknown
@@ -80,7 +79,8 @@ class Chain:
 
     def stride(self, step: Int[Tensor, "..."], like: Tensor) -> Stride:
         """Return noise, gain and variance of steps, Eq. (18); for the decode step, whose variance is 0, it says 1."""
-        return Stride(*functional.embedding(step, self._strides.to(like)).unbind(-1))
+        columns, flat = self._strides.to(like).unbind(-1), step.flatten()
+        return Stride(*(column.index_select(0, flat).view(step.shape) for column in columns))
 
     @cached_property
     def _strides(self) -> Float[Tensor, "steps 3"]:

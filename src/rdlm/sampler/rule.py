@@ -84,16 +84,17 @@ class Rules:
 
     def draw(
         self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"], random: Noise,
-        moving: Bool[Tensor, "batch positions"],
+        wanted: Bool[Tensor, "batch positions"],
     ) -> Int[Tensor, "batch positions"]:  # fmt: skip
-        """Return a token per position that moves: drawn from the marginals, or jointly from the language."""
-        point = random.uniform(law.shape[:2], law.device)  # for all, so that it does not matter which ones move
+        """Return a token per position where one is wanted: drawn from the marginals, or jointly from the language."""
+        point = random.uniform(law.shape[:2], law.device)  # for all, so that it does not matter where one is wanted
         if self.language is not None:
             return self.language.draw(law, point, self.cut)
-        if bool(moving.all()):
+        if bool(wanted.all()):
             return pick_token(marginals, point)
-        drawn = torch.zeros(moving.shape, dtype=torch.long, device=law.device)
-        drawn[moving] = pick_token(marginals[moving], point[moving])
+        drawn = torch.zeros(wanted.shape, dtype=torch.long, device=law.device)
+        if bool(wanted.any()):
+            drawn[wanted] = pick_token(marginals[wanted], point[wanted])
         return drawn
 
     def decide(

@@ -12,7 +12,6 @@ Every function returns the states after the step; the walk replaces those of pos
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,7 +49,7 @@ class Step:
     """Each position's own step; rest and decode included, where the result is not used."""
     log_probability: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
-    """A token per position that moves, drawn from the log-probabilities."""
+    """A token per position that decodes, and that moves where the solver is `by_token`, drawn from the law."""
     random: Noise
     predict: Predict
 
@@ -59,32 +58,54 @@ class Step:
         return self.chain.spread(self.local, digit)
 
 
-def follow(state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """Return `exp_x` of the tangent part of `ambient`, Eq. (4), on the sphere to rounding; `ambient` is consumed.
+def follow(
+    state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"], scale: Float[Tensor, "..."] | None = None
+) -> Float[Tensor, "... d"]:
+    """Return `exp_x` of the tangent part of `a`, Eq. (4), `a` being `ambient`, which is consumed, times `scale`.
 
-    Three passes over the coordinates: `x' = (cos m - sinc m <x, a>) x + sinc m a` with `m^2 = |a|^2 - <x, a>^2`.
+    Only sums, then `x' = (cos m - sinc m <x, a>) x + sinc m a` with `m^2 = |a|^2 - <x, a>^2` go over all coordinates.
+    The sums also say how far the result will be from the sphere by rounding, and it is scaled back on the way.
     """
-    rows = ambient.flatten(0, -2)  # [... , d] -> [n, d]
+    before, rows = state.flatten(0, -2), ambient.flatten(0, -2)  # [..., d] -> [n, d]
     size = rows_of(ambient, ambient.shape[-1])
-    for at, by in zip(state.flatten(0, -2).split(size), rows.split(size), strict=True):
-        along = (at * by).sum(-1, keepdim=True)
-        square = torch.linalg.vector_norm(by, dim=-1, keepdim=True).square()
-        length = (square - along.square()).clamp_min_(0).sqrt_()
-        shrink = torch.sinc(length / math.pi)
-        by.mul_(shrink).addcmul_(at, torch.cos(length) - shrink * along)
-        by.div_(special.positive_or_one(torch.linalg.vector_norm(by, dim=-1, keepdim=True)))
+    pieces = list(zip(before.split(size), rows.split(size), strict=True))
+    sums = [_sums(at, by) for at, by in pieces]
+    along, square, own = sums[0] if len(sums) == 1 else map(torch.cat, zip(*sums, strict=True))
+    to_ambient, to_state = _weights(along, square, own, None if scale is None else scale.reshape(-1, 1))
+    weights = zip(to_ambient.split(size), to_state.split(size), strict=True)
+    for (at, by), (new, old) in zip(pieces, weights, strict=True):
+        by.mul_(new).addcmul_(at, old)
     return rows.view(ambient.shape)
+
+
+def _sums(at: Float[Tensor, "n d"], by: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `<x, a>`, `|a|^2` and `|x|^2`, each [n, 1]."""
+    square, own = (torch.linalg.vector_norm(one, dim=-1, keepdim=True).square_() for one in (by, at))
+    return (at * by).sum(-1, keepdim=True), square, own
+
+
+def _weights(along: Tensor, square: Tensor, own: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what `follow` multiplies the unscaled ambient vector and the state by."""
+    step = along if scale is None else along * scale
+    length = (square if scale is None else square * scale.square()).addcmul(step, step, value=-1)
+    length = length.clamp_min_(special.SMALLEST_SQUARE).sqrt_()
+    shrink = torch.sin(length).div_(length)
+    to_state = torch.addcmul(torch.cos(length), shrink, step, value=-1)
+    to_ambient = shrink if scale is None else shrink.mul_(scale)
+    # |x'|^2 = p^2 |a|^2 + 2 p q <x, a> + q^2 |x|^2; a state of length 0 stays there.
+    reach = to_ambient * (to_ambient * square + 2 * to_state * along) + to_state.square() * own
+    back = special.positive_or_one(reach).rsqrt_()
+    return to_ambient * back, to_state * back
 
 
 def mixture(step: Step) -> Tensor:
     """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
     digit = step.chain.split(step.drawn)
     stride = step.chain.stride(step.levels(digit), step.state)
-    ambient = step.random.normal(step.state).mul_(stride.variance.sqrt()[..., None])
-    index = digit[..., None]
+    index, scale = digit[..., None], stride.variance.sqrt()
     slope = step.chain.path.bridge.slope(step.state.gather(-1, index), stride.noise[..., None])
-    pull = stride.gain[..., None] * slope
-    return follow(step.state, ambient.scatter_add_(-1, index, pull))
+    pull = slope.mul_((stride.gain / scale)[..., None])  # in units of the noise, which is scaled last
+    return follow(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
 
 
 def drift(step: Step) -> Tensor:
@@ -107,7 +128,7 @@ def euler(step: Step) -> Tensor:
 
 
 def _mean_step(step: Step, stride: Stride) -> Tensor:
-    ambient = step.random.normal(step.state).mul_(stride.variance.sqrt()[..., None])
+    ambient, scale = step.random.normal(step.state), stride.variance.sqrt()[..., None]
     bridge, law = step.chain.path.bridge, step.log_probability
     batch, positions, tokens = law.shape
     size = min(positions, rows_of(law, batch * tokens))
@@ -115,7 +136,7 @@ def _mean_step(step: Step, stride: Stride) -> Tensor:
         part = slice(begin, begin + size)
         weight = step.chain.marginals(law[:, part].exp()).mul_(stride.gain[:, part, ..., None])
         slope = bridge.slope(step.state[:, part, ..., : bridge.vocabulary], stride.noise[:, part, ..., None])
-        ambient[:, part, ..., : bridge.vocabulary].addcmul_(weight, slope)
+        ambient[:, part].mul_(scale[:, part])[..., : bridge.vocabulary].addcmul_(weight, slope)
     return follow(step.state, ambient)
 
 
@@ -217,16 +238,18 @@ class Solver:
     """Whether samples follow the model's law when the posterior is right and the grid fine."""
     greedy: bool = False
     """Whether the last step decodes the likeliest token in place of a drawn one."""
+    by_token: bool = False
+    """Whether a step needs a drawn token also where nothing is decoded."""
     by_state: bool = False
     """Whether that is read from the state after a last move, as in the paper, not from the model."""
 
 
 SOLVERS: dict[str, Solver] = {
-    "mixture": Solver(mixture, 1, "mixture", consistent=True),
+    "mixture": Solver(mixture, 1, "mixture", consistent=True, by_token=True),
     "drift": Solver(drift, 1, "drift", consistent=True),
     "heun": Solver(heun, 2, None, consistent=True),
-    "corrector": Solver(corrector, 2, None, consistent=True),
-    "deterministic": Solver(deterministic, 1, None, consistent=True, greedy=True),
+    "corrector": Solver(corrector, 2, None, consistent=True, by_token=True),
+    "deterministic": Solver(deterministic, 1, None, consistent=True, greedy=True, by_token=True),
     "euler": Solver(euler, 1, None, consistent=False, greedy=True, by_state=True),
 }
 

@@ -128,7 +128,8 @@ class Walker:
         some = settled if bool((settled >= 0).any()) else None
         law = rules.law(log_probability, some)
         marginals = rules.marginals(law)
-        drawn, invalid = rules.draw(law, marginals, random, moving), 0
+        wanted = moving if self.solver.by_token or self.law is not None else decoding  # a switch needs tokens, too
+        drawn, invalid = rules.draw(law, marginals, random, wanted), 0
         if not self._greedy:
             drawn, invalid = self._spelled(drawn, law, decoding, rules.cut, random)
         predict = _Counted(self._predict(some))

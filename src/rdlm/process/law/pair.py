@@ -8,7 +8,7 @@ uniform on the unit sphere orthogonal to `e_k` and `w`. The pair `(r, c)` is a M
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ from torch import Tensor
 from rdlm.geometry import special
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Stride
-
-TINY: Final = torch.finfo(torch.float32).tiny
 
 
 class Wobble(NamedTuple):
@@ -65,7 +63,7 @@ def place_step(radius: Tensor, heading: Tensor, drift: Tensor, variance: Tensor,
     sideways = scale * wobble.sideways
     rest = variance * wobble.rest
     square = torch.addcmul(rest, outward, outward).addcmul_(sideways, sideways)
-    length = square.clamp_min_(TINY).sqrt_()  # so that sin(m)/m is 1 at 0
+    length = square.clamp_min_(special.SMALLEST_SQUARE).sqrt_()
     shrink, keep = torch.sin(length).div_(length), torch.cos(length)
     sine, cosine = torch.sin(radius), torch.cos(radius)
     around = torch.sub(1, heading.square()).clamp_min_(0).sqrt_()
