@@ -128,6 +128,17 @@ def test_follow_is_the_exponential_of_the_tangent_part() -> None:
     torch.testing.assert_close(follow(state, 3 * state), state, rtol=0, atol=1e-7)
 
 
+def test_follow_scales_the_ambient_vector_and_stays_on_the_sphere() -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = sphere.uniform((4, 5), 28, generator)
+    ambient, scale = torch.randn(4, 5, 28, generator=generator), torch.rand(4, 5, generator=generator)
+    expected = follow(state, scale[..., None] * ambient)
+    torch.testing.assert_close(follow(state, ambient.clone(), scale), expected, rtol=0, atol=5e-7)
+    for _ in range(2000):  # rounding does not add up
+        state = follow(state, torch.randn(4, 5, 28, generator=generator), scale)
+    assert float((state.double().norm(dim=-1) - 1).abs().max()) < 1e-6
+
+
 def test_large_states_are_followed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of many coordinates are worked on row by row, to the same end."""
     law = torch.log_softmax(torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64), -1)

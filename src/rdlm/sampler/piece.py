@@ -10,7 +10,7 @@ import sys
 
 from torch import Tensor
 
-CACHED = 2**18
+CACHED = 2**19
 """Numbers of one tensor that a CPU works on at once."""
 
 

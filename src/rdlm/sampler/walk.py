@@ -136,7 +136,7 @@ class Walker:
         after = self._moved(walk.state, local, moving, marginals, drawn, random, predict)
         if self._greedy:
             drawn, invalid = self._decided(after, law, marginals, drawn, decoding, random)
-        state = self._placed(walk.state, after, drawn, local, moving, random)
+        state = self._placed(walk.state, after, drawn, local, moving, decoding, random)
         asked = torch.where(walk.step < self.chain.calls, 1 + predict.calls, 0)
         token = torch.where(moving & (known < 0), drawn, walk.token)
         step, invalid = self._busy(walk.step + 1, walk.offsets), walk.invalid + invalid
@@ -194,13 +194,13 @@ class Walker:
         return spelled(self.codes, digit, decoding, law, point, choice, self.chain.group)
 
     def _placed(
-        self, state: Tensor, after: Tensor, drawn: Tensor, local: Tensor, moving: Tensor, random: Noise
-    ) -> Tensor:
+        self, state: Tensor, after: Tensor, drawn: Tensor, local: Tensor, moving: Tensor, decoding: Tensor,
+        random: Noise,
+    ) -> Tensor:  # fmt: skip
         """Return the states after a step: new ones where they switch, vertices where they decode, at rest the old."""
         chain, digit = self.chain, self.chain.split(drawn)
         if self.law is not None:
             after = self._renoised(self.law, after, digit, chain.spread(local, digit), random)
-        decoding = moving & (local == chain.grid.steps - 1)
         if bool(decoding.all()):
             return _vertices(state, digit)
         if not bool(moving.all()):
