@@ -193,6 +193,14 @@ def test_same_generator_same_table_and_draws(law: ExactLaw) -> None:
     assert torch.equal(first, second)
 
 
+def test_table_may_begin_at_any_address(law: ExactLaw) -> None:
+    memory = torch.empty(law.table.numel() + 1)
+    table = memory[1:].view(law.table.shape).copy_(law.table)
+    other, token = ExactLaw(law.bridge, law.grid, table), torch.arange(50) % 3
+    first, second = (one.draw(token, S / 2, torch.Generator().manual_seed(1)) for one in (law, other))
+    assert table.data_ptr() % 16 != 0 and torch.equal(first, second)
+
+
 def test_noise_may_be_one_number_or_one_per_position(law: ExactLaw) -> None:
     token = torch.zeros(2, 3, dtype=torch.long)
     assert law.draw(token, 0.01).shape == (2, 3, 4)

@@ -111,7 +111,8 @@ def read(path: Path, parameters: Parameters) -> Tables:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tables = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            # Copied, since a file's numbers may begin at any address, and then some operations want another one.
+            tables = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedFileError(f"the cached table {path} cannot be read ({error})") from error
     if metadata.get("parameters") != _canonical(parameters):
