@@ -98,7 +98,7 @@ class ExactLaw:
         if rows.device.type != "cpu":
             return rows
         # Such numbers are read whole, from addresses that are multiples of their size; memory of torch's own is.
-        aligned = rows if rows.data_ptr() % 16 == 0 else rows.clone()
+        aligned = rows if rows.data_ptr() % 16 == 0 and rows.storage_offset() % 4 == 0 else rows.clone()
         return aligned.view(torch.complex128).flatten()
 
     def to(self, device: torch.device | str) -> ExactLaw:
