@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, toy_config, toy_corpus
+from toy import Toy, chunked_config, toy_config, toy_corpus
 
 from rdlm.errors import InputError
+from rdlm.method.rdlm import Rdlm
 from rdlm.training import checkpoint, record
 from rdlm.training.loop import train
 from rdlm.training.parallel import Team, device_of, team
@@ -71,6 +72,12 @@ def test_muon_makes_whole_matrices_orthogonal(parallel: str, pair: Path, tmp_pat
     assert "optimizer/blocks.0.0.weight.momentum" in names and "optimizer/blocks.0.0.weight.exp_avg" not in names
     # Rounding errors of directions in which a gradient hardly has a size are blown up, hence the tolerance.
     assert runs.distance(pair / f"{parallel}-muon", tmp_path / "run") < 1e-4
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_network_that_is_asked_twice_in_a_step_trains_alike(parallel: str, pair: Path, tmp_path: Path, runs) -> None:
+    train(chunked_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    assert runs.distance(pair / f"{parallel}-chunked", tmp_path / "run") < 1e-5
 
 
 def test_a_crash_of_sharded_training_loses_nothing(pair: Path, runs) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rdlm.config import DataConfig, RunConfig, TrainingConfig
+from rdlm.config import DataConfig, ObjectiveConfig, ProcessConfig, RunConfig, TrainingConfig
 from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Characters
@@ -87,6 +87,13 @@ def toy_config(**training: object) -> RunConfig:
     )  # fmt: skip
     model = TransformerConfig(dropout=0.1)
     return RunConfig(data=DataConfig("toy"), model=model, training=replace(chosen, **training))
+
+
+def chunked_config(**training: object) -> RunConfig:
+    """The real method on the toy's corpus, half of each shard in chunks: the network is asked twice in a step."""
+    model = TransformerConfig(width=16, layers=1, heads=2, dropout=0.1)
+    process, objective = ProcessConfig(levels=16, pairs=256, chunk=1), ObjectiveConfig(chunked=0.5, chunks=(1, 4))
+    return replace(toy_config(**training), model=model, process=process, objective=objective)
 
 
 def failing(step: int, once: Path, how: str = "kill") -> Callable[[Draw], float]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, failing, toy_config, toy_corpus
+from toy import Toy, chunked_config, failing, toy_config, toy_corpus
 
+from rdlm.method.rdlm import Rdlm
 from rdlm.randomness import Draw
 from rdlm.training.loop import train
 from rdlm.training.parallel import team
@@ -39,6 +40,8 @@ with team("cpu"):  # one meeting for all runs
     run("fsdp-resumed", "fsdp")
     run("ddp-muon", "ddp", optimizer="muon")
     run("fsdp-muon", "fsdp", optimizer="muon")
+    for parallel in ("ddp", "fsdp"):
+        train(chunked_config(parallel=parallel), PLACE / f"{parallel}-chunked", Rdlm.build, load=toy_corpus)
     run("ddp-joined", "ddp")  # one process began these two
     run("fsdp-joined", "fsdp")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
