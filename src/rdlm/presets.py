@@ -151,10 +151,10 @@ def wikitext_2() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("wikitext-2", length=128, tokenizer="bpe", vocabulary=2048),
-        process=ProcessConfig(window=NARROW, base=46),
+        process=ProcessConfig(window=NARROW, base=46, chunk=1),
         model=TransformerConfig(width=224, layers=5, heads=4),
-        objective=ONE_BY_ONE,
-        training=replace(SMALL, batch=16),
+        objective=LEFT_TO_RIGHT,
+        training=replace(SMALL, batch=16, validation_calls=128),
     )
 
 
@@ -166,10 +166,10 @@ def textfile() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("textfile", length=128),
-        process=ProcessConfig(window=NARROW, total=0.02),
+        process=ProcessConfig(window=NARROW, total=0.02, chunk=1),
         model=TransformerConfig(width=224, layers=5, heads=4),
-        objective=ONE_BY_ONE,
-        training=SMALL,
+        objective=LEFT_TO_RIGHT,
+        training=replace(SMALL, validation_calls=128),
     )
 
 
