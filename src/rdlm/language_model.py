@@ -164,7 +164,7 @@ def find(run: str | Path | None = None) -> Path:
         return path if publication.holds(path) or (path / "state.json").is_file() else folder.pointed(path)
     if hub.is_name(str(run)):
         return hub.download(str(run))
-    boxed = f", of a model in the box ({', '.join(box.names())})" if box.names() else ""
+    boxed = f" of a model in the box ({', '.join(box.names())}) or" if box.names() else ""
     raise InputError(
         f"{run} is not a folder: give the folder of a run (rdlm train makes one), of a checkpoint or of a published "
         f"model, or the name{boxed} of a model on the hub (user/name)"
