@@ -56,6 +56,7 @@ WINDOWS: dict[str, Change] = {
     "windows: all narrow": {"objective": {"narrow": 1.0}},
     "windows: width 0.25": {"process": {"window": 0.25}, "objective": {"narrow": 0.0}},
     "windows: random order": {"process": {"order": "random"}},
+    "windows: a tenth after a prefix": {"objective": {"prefix": 0.1}},
     "windows: 90% narrow, optimizer: muon": {"training": {"optimizer": "muon"}},
     "windows: left to right": {"process": {"order": "left_to_right"}, "objective": {"order": "left_to_right"}},
 }

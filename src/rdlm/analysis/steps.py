@@ -95,6 +95,8 @@ class Steps:
             solver_of(name)
         if not (self.calls and self.solvers and self.grids) or min(*self.calls, 1) < 1:
             raise InputError("the table needs solvers, grids and numbers of network calls of at least 1")
+        if not all(0 <= width < 1 for width in self.widths):
+            raise InputError(f"widths of windows must lie in [0, 1), got {', '.join(map(str, self.widths))}")
         if self.samples < 2:
             raise InputError(f"an interval needs at least 2 samples, got {self.samples}")
 

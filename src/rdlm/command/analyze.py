@@ -68,6 +68,8 @@ class Analyze:
     """Solvers, such as mixture,drift, for frontier (mixture; in windows of one step all are one) and steps (all)."""
     window: float | None = None
     """Part of the walk in which one position runs, for frontier; the model's own if not given."""
+    widths: str | None = None
+    """Windows of each row of steps, as parts of the walk, 0 being a single step; 0.5,0.25,0 if not given."""
     samples: int = 32
     """Samples of each point, for frontier and steps."""
     seed: int = 0
@@ -170,6 +172,8 @@ class Analyze:
             wanted = replace(wanted, calls=tuple(map(int, _numbers("sampler-steps", self.sampler_steps))))
         if self.solvers:
             wanted = replace(wanted, solvers=tuple(self.solvers.split(",")))
+        if self.widths:
+            wanted = replace(wanted, widths=tuple(_numbers("widths", self.widths)))
         if self.temperatures:
             wanted = replace(wanted, temperatures=tuple(_numbers("temperatures", self.temperatures)))
         data = held_out(load_corpus(model.config), model.length, max(512, 2 * self.samples), self.seed)
