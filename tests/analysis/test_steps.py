@@ -62,9 +62,11 @@ def test_rows_have_equally_many_network_calls(model: LanguageModel) -> None:
     assert Setting(8, width=0.0).window.lanes(8).steps == 1
 
 
-def test_windows_are_parts_of_the_walk() -> None:
+def test_windows_are_parts_of_the_walk_and_grids_have_names() -> None:
     with pytest.raises(InputError, match=r"widths of windows must lie in \[0, 1\), got 0.5, 1.0"):
         Steps(widths=(0.5, 1.0))
+    with pytest.raises(InputError, match="unknown grid 'tme': did you mean 'time'"):
+        Steps(grids=("tme",))
 
 
 def test_every_row_has_what_is_known_of_it(model: LanguageModel, tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_one_command_writes_table_and_picture(tmp_path: Path, capsys: pytest.Cap
     train(config, tmp_path / "run", build)
     capsys.readouterr()
     options = ["--temperatures", "1", "--sampler-steps", "4", "--solvers", "mixture,euler", "--samples", "4"]
-    options += ["--widths", "0.5,0"]
+    options += ["--widths", "0.5,0", "--grids", "time,log"]
     out = tmp_path / "out"
     assert cli.main(["analyze", "steps", str(tmp_path / "run"), *options, "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rdlm.analysis.memo import Row, Work, afresh
 from rdlm.data.batch import Batch
-from rdlm.errors import InputError
+from rdlm.errors import InputError, unknown
 from rdlm.evaluation.bound import check_weights
 from rdlm.evaluation.record import fingerprint
 from rdlm.evaluation.sample import divergences, generative_perplexity, sample_entropy
@@ -93,6 +93,9 @@ class Steps:
     def __post_init__(self) -> None:
         for name in self.solvers:
             solver_of(name)
+        for name in self.grids:
+            if name not in GRIDS:
+                raise unknown("grid", name, GRIDS)
         if not (self.calls and self.solvers and self.grids) or min(*self.calls, 1) < 1:
             raise InputError("the table needs solvers, grids and numbers of network calls of at least 1")
         if not all(0 <= width < 1 for width in self.widths):

@@ -66,6 +66,8 @@ class Analyze:
     of network calls; 4,8,16,32,64,128,256 if not given."""
     solvers: str | None = None
     """Solvers, such as mixture,drift, for frontier (mixture; in windows of one step all are one) and steps (all)."""
+    grids: str | None = None
+    """Grids, such as time,information, for steps; all that the model has if not given."""
     window: float | None = None
     """Part of the walk in which one position runs, for frontier; the model's own if not given."""
     widths: str | None = None
@@ -172,6 +174,8 @@ class Analyze:
             wanted = replace(wanted, calls=tuple(map(int, _numbers("sampler-steps", self.sampler_steps))))
         if self.solvers:
             wanted = replace(wanted, solvers=tuple(self.solvers.split(",")))
+        if self.grids:
+            wanted = replace(wanted, grids=tuple(self.grids.split(",")))
         if self.widths:
             wanted = replace(wanted, widths=tuple(_numbers("widths", self.widths)))
         if self.temperatures:
