@@ -40,7 +40,7 @@ ROWS = 16
 """Samples through the network at once."""
 
 ORDERS: tuple[Order, ...] = ("spread", "random", "left_to_right")
-PLOTTED = ("bound", "bigram", "matched")
+PLOTTED = ("bound", "bigram")
 
 
 @dataclass(frozen=True)
@@ -233,12 +233,14 @@ def conventions(scorer: Scorer | None) -> dict[str, str]:
 
 
 def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Draw bound, bigram divergence and matched perplexity over network calls; the data are a dotted line."""
+    """Draw bound, bigram divergence and perplexity over network calls, matched where it is; data are a dotted line."""
     curves: dict[str, list[Mapping[str, object]]] = {}
     for row in rows[1:]:
         if row["grid"] == "time":
             curves.setdefault(f"{row['solver']}, {row['clock']}", []).append(row)
-    names = [name for name in PLOTTED if any(name in row for row in rows)]
+    matches = any("matched" in row for row in rows)
+    wanted = (*PLOTTED, "matched" if matches else "perplexity")
+    names = [name for name in wanted if any(name in row for row in rows)]
     with canvas(path, columns=len(names), height=4.2) as axes:
         for axis, name in zip(axes, names, strict=True):
             for number, (label, points) in enumerate(curves.items()):
