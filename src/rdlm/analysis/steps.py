@@ -246,7 +246,7 @@ def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
             for number, (label, points) in enumerate(curves.items()):
                 kept = [(int(str(row["calls"])), float(str(row[name]))) for row in points if name in row]
                 if kept:
-                    style = ("-", "--", ":")[number // 10 % 3]
+                    style = ("-", "--", ":")[number // 8 % 3]  # the house has eight colours
                     axis.plot(*zip(*kept, strict=True), f"o{style}", color=f"C{number}", markersize=3, label=label)
             of_data = rows[0].get("perplexity" if name == "matched" else name)
             if of_data is not None:
