@@ -236,9 +236,9 @@ def test_a_self_conditioned_network_sees_its_last_answer(monkeypatch: pytest.Mon
     seen: list[Tensor | None] = []
     real = model.method.denoiser.__call__
 
-    def spy(network: Any, state: Tensor, noise: Tensor, condition: Any, previous: Tensor | None) -> Tensor:
+    def spy(network: Any, state: Tensor, noise: Tensor, condition: Any, previous: Tensor | None, sight: Any) -> Tensor:
         seen.append(previous)
-        return real(network, state, noise, condition, previous)
+        return real(network, state, noise, condition, previous, sight)
 
     monkeypatch.setattr(type(model.method.denoiser), "__call__", lambda self, *given: spy(*given))
     made = generate(model, num=2, steps=3)

@@ -99,7 +99,7 @@ def test_every_sequence_is_measured_at_every_step_equally_often() -> None:
         steps.append(noise[:, 0])
         return made.denoiser(made.network, state, noise)
 
-    made.posterior = lambda condition=None: spy  # type: ignore[method-assign]
+    made.posterior = lambda condition=None, sight=None: spy  # type: ignore[method-assign]
     generator = torch.Generator().manual_seed(8)
     for _ in range(120):
         made.bound(batch, chain_calls, generator)

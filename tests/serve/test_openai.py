@@ -20,7 +20,7 @@ def client(served: Served) -> openai.OpenAI:
 
 def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     found = {model.id: model for model in client.models.list()}
-    assert list(found) == ["together", "ordered", "rival", "classed"]
+    assert list(found) == ["together", "ordered", "rival", "classed", "chunked"]
     own = found["together"].model_dump()["rdlm"]
     assert own["length"] == LENGTH and own["kind"] == "text" and own["steps"] == 8 and own["gap"] == "_"
     assert "".join(own["vocabulary"]) == " abcdefghijklmnopqrstuvwxyz"
@@ -39,7 +39,7 @@ def test_a_completion_is_what_generate_makes(client: openai.OpenAI, runs: Path) 
     assert made.usage is not None and made.usage.total_tokens == 3 + 20 and made.object == "text_completion"
 
 
-@pytest.mark.parametrize("model", ["together", "ordered"])
+@pytest.mark.parametrize("model", ["together", "ordered", "chunked"])
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"max_tokens": 50}, {"stop": ["e", "zz"]}, {"echo": True}], ids=str)
 def test_the_pieces_of_a_stream_add_up(client: openai.OpenAI, model: str, extra: dict[str, object]) -> None:
     options = {"model": model, "prompt": "the ", "seed": 3, **extra}
