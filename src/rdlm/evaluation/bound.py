@@ -131,7 +131,7 @@ def paper(
 ) -> Estimate:
     """Return the paper's estimator for the method, Eq. (33): not a bound, whatever it looks like."""
     check_weights(method.network)
-    problem = method.problem(batch, method.config.process.levels, "drift")
+    problem = method.problem(batch, method.config.process.levels, "drift", Window())
     return paper_estimate(
         _with_logarithm_bridge(problem), method.process.clock, evaluations, generator, law, advance=advance
     )
