@@ -17,7 +17,7 @@ from rdlm.presets import preset
 class Demo:
     """Train a small model of English letters, measure its likelihood bound, sample from it, and look at it.
 
-    Minutes on two cores teach letter statistics and some words, not prose. Run again, it goes on training.
+    Minutes on two cores teach words, not sense. Run again, it goes on training.
     """
 
     minutes: float = 4.0

@@ -68,7 +68,10 @@ class Window:
         if chunks <= 1 or calls < chunks:
             return Lanes(calls, max(1, round(self.width * calls)), self.order)
         turns = calls // chunks
-        return Lanes(turns * chunks, max(1, round(self.width * turns)), self.order, chunk, turns)
+        steps = max(1, round(self.width * turns))
+        if steps == 1 and self.order != "random":
+            turns = min(turns, chunk)  # each token has one to itself, and more would be idle
+        return Lanes(turns * chunks, steps, self.order, chunk, turns)
 
 
 @dataclass(frozen=True)
