@@ -128,7 +128,7 @@ def test_a_known_token_follows_its_own_bridge_where_that_is_asked_for(model: Lan
         assert frames is not None
         seen.append([torch.tensor(frame.points[0]) for frame in frames.frames])
     on_token = torch.stack(seen[0])[:, 0]
-    assert on_token[0] == 0 and on_token[-1] == 1 and bool((on_token[5:] > on_token[2] + 0.1).all())
+    assert on_token[0] == 0 and on_token[-1] == 1 and bool((on_token[6:] > on_token[2] + 0.1).all())
     assert all(point.tolist() == [1, 0, 0] for point in seen[1])
 
 

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdlm
 from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig
 from rdlm.data.batch import Batch
+from rdlm.likelihood import Posterior
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
+from rdlm.process.window import Window
 from rdlm.randomness import Draw, generator_of
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.solver import SOLVERS
@@ -30,8 +33,6 @@ ON_THE_CPU_ALONE = {
     "model/embedding.py:moments": "looks for equal times on the CPU only",
     "codec.py:encode": "checks the range of ids on the CPU only",
 }
-IN_A_WALK = {"sampler/walk.py", "sampler/rule.py", "process/window.py"}
-"""Files that ask whether any position rests or decodes, to skip work that a CPU would feel."""
 
 
 class Waits(TorchDispatchMode):
@@ -87,14 +88,65 @@ def test_a_training_step_reads_nothing_from_the_device(windows: float, base: int
     assert set(waits.places) <= set(ON_THE_CPU_ALONE)
 
 
-def test_a_step_of_the_sampler_asks_only_what_saves_work() -> None:
+class Copies(TorchDispatchMode):
+    """Collects the places that wait until a tensor of the CPU has arrived on the device: the meta device stands for it.
+
+    Values of that device cannot be read at all: who asks for one gets an error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, options = func.overloadpacket.__name__, kwargs or {}
+        to_device = name == "_to_copy" and options.get("device") == META and args[0].device != META
+        by_host = name.startswith("index") and args[0].device == META and any(
+            isinstance(index, torch.Tensor) and index.device != META
+            for index in (args[1] if isinstance(args[1], list | tuple) else args[1:])
+        )
+        if by_host or (to_device and not options.get("non_blocking")):
+            self.places.append(caller())
+        return func(*args, **options)
+
+
+META = torch.device("meta")
+CLOCKS = {
+    "together": {}, "windows": {"window": Window(0.5)}, "one step": {"window": Window(1 / 8, "spread")},
+    "chunks": {"window": Window(1 / 8, "spread", 2)},
+}  # fmt: skip
+
+
+def test_a_blocking_copy_is_seen() -> None:
+    with Copies() as copies:
+        torch.zeros(3, device=META)[torch.arange(2)]
+        torch.zeros(3).to(META)
+        torch.zeros(3).to(META, non_blocking=True)
+    assert len(copies.places) == 2
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("given", [False, True], ids=["free", "prompted"])
+def test_a_walk_never_waits_for_the_device(clock: str, solver: str, given: bool) -> None:
+    """Neither reads from it, nor waits for what it sends there: everything is decided on the CPU."""
     subject = method(process=ProcessConfig(levels=8, pairs=16))
     subject.network.eval()
-    chain = subject.chain(subject.process.mixture.paths[0], 8)
-    walker = Walker(subject.posterior(), chain, SOLVERS["mixture"], subject.process.clock)
-    walk = walker.begin(torch.full((2, 5), -1), Noise([generator_of(0)], 2))
-    with Waits() as waits:
-        walk, _ = walker.advance(walk, walker.posterior(*walker.query(walk)))
-    others = set(waits.places) - set(ON_THE_CPU_ALONE)
-    assert {place.partition(":")[0] for place in others} <= IN_A_WALK
-    assert len(waits.places) <= 10
+    chain = subject.chain(subject.process.mixture.paths[0], 8, **CLOCKS[clock])
+    walker = Walker(fake(subject), chain, SOLVERS[solver], subject.process.clock, device=META, clean=given)
+    known = torch.full((2, 6), -1)
+    known[0, :2] = 3 if given else -1
+    walker.run(known, Noise([generator_of(0), generator_of(1)], 2))  # tables
+    with Copies() as copies:
+        found = walker.run(known, Noise([generator_of(0), generator_of(1)], 2))
+    assert found.token.device == META and copies.places == []
+
+
+def fake(subject: Rdlm) -> Posterior:
+    """Return a model whose answers nobody can read; its network is not asked, which no walk would notice."""
+
+    def posterior(state: Tensor, noise: Tensor) -> Tensor:
+        assert state.device == noise.device == META and noise.shape == state.shape[:2]
+        return torch.empty(*noise.shape, subject.process.codec.vocabulary, device=META)
+
+    return posterior

@@ -48,7 +48,7 @@ def test_masks_and_settled_tokens_are_exact() -> None:
     allowed = torch.ones(3, 6, dtype=torch.bool)
     allowed[1, :5] = False
     settled = torch.tensor([[2, -1, -1], [-1, -1, 0]])
-    law = Rules(allowed=allowed).law(law_of(), settled).exp()
+    law = Rules(allowed=allowed).law(law_of(), settled >= 0, settled.clamp_min(0)).exp()
     assert law[0, 0].tolist() == [0, 0, 1, 0, 0, 0]
     assert law[1, 2].tolist() == [1, 0, 0, 0, 0, 0]
     assert law[:, 1].tolist() == [[0, 0, 0, 0, 0, 1]] * 2

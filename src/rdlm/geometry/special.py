@@ -87,11 +87,15 @@ _CURVE_SLOPE = [k * c for k, c in enumerate(_CURVE)][1:]
 def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Return the polynomial with these coefficients, lowest power first, by Horner's rule."""
     total = torch.full_like(x, coefficients[-1])
-    # On a CPU fresh memory costs more than the arithmetic: without a gradient to keep, one buffer serves all.
-    buffer = None if x.requires_grad and torch.is_grad_enabled() else total
+    buffer = None if _records(x) else total
     for c in reversed(coefficients[:-1]):
         total = torch.addcmul(x.new_full((), c), total, x, out=buffer)
     return total
+
+
+def _records(x: Tensor) -> bool:
+    """Return whether results are kept for a gradient; else one buffer serves all: fresh memory costs more than sums."""
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _by_precision(x: Tensor, single: float, double: float) -> float:
@@ -142,15 +146,17 @@ def squared_angle(cosine: Tensor) -> Tensor:
 def angle_over_sine(cosine: Tensor) -> Tensor:
     """Return theta/sin(theta), which is 1 + (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
     half = _half_cosine(cosine)
-    return _in_half(half, "ratio").div_(half)
+    return _in_half(half, "ratio")[0].div_(half)
 
 
-def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `angle_over_sine` with `cotangent_curve` and `cotangent_bend` at the same angle."""
+def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return 1/y, then `angle_over_sine`, `cotangent_curve` and `cotangent_bend` without their poles.
+
+    Times 1/y, 1/y and 1/y^2 they are what their names say.
+    """
     half = _half_cosine(cosine)
-    inverse = 1 / half
-    curve, bend = _in_half(half, "curve") * inverse, _in_half(half, "bend") * (inverse * inverse)
-    return _in_half(half, "ratio") * inverse, curve, bend
+    ratio, curve, bend = _in_half(half, "ratio", "curve", "bend")
+    return half.reciprocal(), ratio, curve, bend
 
 
 def _half_cosine(cosine: Tensor) -> Tensor:
@@ -158,12 +164,27 @@ def _half_cosine(cosine: Tensor) -> Tensor:
     return cosine.clamp(_FARTHEST_COSINE, 1.0).mul_(0.5).add_(0.5).sqrt_()
 
 
-def _in_half(half: Tensor, name: str) -> Tensor:
-    """Return a function of the angle without its pole at y = 0: one polynomial for all angles, no branch."""
-    if half.dtype != torch.float64:
-        return _series(1 - half, _fitted(name, 9))  # it converges like 5.8^-degree: the next singularity is y = -1
-    # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
-    return _series(1 - half, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20))
+def _in_half(half: Tensor, *names: str) -> list[Tensor]:
+    """Return functions of the angle without their poles at y = 0: one polynomial each for all angles, no branch."""
+    gap = 1 - half
+    if half.dtype == torch.float64:
+        # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
+        return [_series(gap, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20)) for name in names]
+    # They converge like 5.8^-degree: the next singularity is y = -1. All at once, since arrays are often small.
+    total, *others = _stacked(names, 9, gap.ndim, gap.dtype, gap.device)
+    buffer = None if _records(gap) else gap.new_empty(len(names), *gap.shape)
+    for coefficient in others:
+        total = torch.addcmul(coefficient, total, gap, out=buffer)
+    return [total[place] for place in range(len(names))]
+
+
+@lru_cache
+def _stacked(
+    names: tuple[str, ...], degree: int, axes: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return the coefficients of several fitted polynomials beside each other, highest first, for so many axes."""
+    fitted = torch.tensor([_fitted(name, degree) for name in names], dtype=dtype, device=device).T.flip(0)
+    return fitted.reshape(degree + 1, len(names), *[1] * axes).unbind(0)
 
 
 @lru_cache

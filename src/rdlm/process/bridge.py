@@ -89,8 +89,10 @@ class Bridge:
         """Return `pull / sin(angle)` as a smooth function of the cosine, with a finite limit at 1."""
         if self.kind == "logarithm":
             return special.angle_over_sine(cosine)
-        ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
-        return ratio * self._shortening(curve, bend, noise)
+        inverse, ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
+        level = inverse * noise  # Eq. (26) as `_shortening` has it, in few operations
+        shortening = torch.addcmul(self._half * curve, level, bend, value=-self._second).mul_(level).add_(1)
+        return ratio.mul_(inverse).mul_(shortening)
 
     def log_likelihood(
         self, state: Float[Tensor, "... d"], noise: Float[Tensor, "..."] | float

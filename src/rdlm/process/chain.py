@@ -78,12 +78,13 @@ class Chain:
         return -1 if step is None or step >= self.grid.steps - 1 else step
 
     def stride(self, step: Int[Tensor, "..."], like: Tensor) -> Stride:
-        """Return noise, gain and variance of steps, Eq. (18); for the decode step, whose variance is 0, it says 1."""
-        columns, flat = self._strides.to(like).unbind(-1), step.flatten()
+        """Return noise, gain and variance of steps, as `strides` has them."""
+        columns, flat = self.strides.to(like).unbind(-1), step.flatten()
         return Stride(*(column.index_select(0, flat).view(step.shape) for column in columns))
 
     @cached_property
-    def _strides(self) -> Float[Tensor, "steps 3"]:
+    def strides(self) -> Float[Tensor, "steps 3"]:
+        """Return noise, gain and variance of every step, Eq. (18); that of the decode step, which is 0, as 1."""
         strides = self.grid.strides.clone()
         strides[-1, -1] = 1
         return strides

@@ -42,10 +42,12 @@ class Walk:
     """Samples on their way, each at a step of its own; what a walker does to a row depends on that row alone."""
 
     step: Int[Tensor, "batch 1"]
+    """On the CPU, as are all of these but states and tokens."""
     calls: Int[Tensor, "batch 1"]
     """How often the network has been asked for each sample."""
     known: Int[Tensor, "batch positions"]
-    offsets: Int[Tensor, "batch positions"]
+    offsets: Int[Tensor, "batch columns"]
+    """When each position starts; one column where all run together."""
     state: Float[Tensor, "batch positions *spheres d"]
     token: Int[Tensor, "batch positions"]
     random: Noise
@@ -61,7 +63,8 @@ class Walk:
         """Return the rows of several walks as one."""
         if len(walks) == 1:
             return walks[0]
-        parts = [one._rows for one in walks]
+        columns = max(one.offsets.shape[1] for one in walks)  # one is enough where nothing is clean
+        parts = [one._rows | {"offsets": one.offsets.expand(-1, columns)} for one in walks]
         rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         generators = [generator for one in walks for generator in one.random.generators]
         return Walk(**rows, random=Noise(generators, len(rows["step"])), invalid=sum(one.invalid for one in walks))
@@ -76,5 +79,6 @@ class Walk:
 
     def subset(self, chosen: Sequence[int]) -> Walk:
         """Return some of the rows, each of which has its own generator."""
-        rows = {name: tensor[list(chosen)] for name, tensor in self._rows.items()}
+        index = torch.tensor(list(chosen))
+        rows = {name: tensor[index.to(tensor.device, non_blocking=True)] for name, tensor in self._rows.items()}
         return Walk(**rows, random=self.random.subset(chosen), invalid=self.invalid)

@@ -49,7 +49,7 @@ class Journey:
     def walker(self, stretch: Stretch, posterior: Posterior, callback: Callback | None = None) -> Walker:
         """Return what walks a window."""
         return Walker(posterior, self.chain, self.solver, self.plan.model.rdlm.process.clock, self._rules(stretch),
-                      self.law, self.plan.request.clean, self.plan.codes, callback,
+                      self.law, self.plan.request.clean, self.plan.codes, callback, self.plan.device,
                       self.plan.model.config.model.self_condition)  # fmt: skip
 
     def known(self, stretch: Stretch) -> Int[Tensor, "batch positions"]:
@@ -57,13 +57,13 @@ class Journey:
         method = self.plan.model.rdlm
         known = self.token[:, stretch.begin : stretch.end]
         open_too = (known == OPEN).repeat_interleave(method.symbols_per_token, dim=1)
-        return method.symbols(known.clamp_min(0)).masked_fill(open_too, OPEN).to(self.plan.device)
+        return method.symbols(known.clamp_min(0)).masked_fill(open_too, OPEN)
 
     def settle(self, stretch: Stretch, walked: Outcome) -> None:
         """Write down what a window's walk ended in, and turn to the next one."""
         self.token[:, stretch.begin : stretch.end] = self.plan.model.rdlm.spell(walked.token.cpu())
         self.invalid += walked.invalid
-        self.calls += walked.calls.cpu()
+        self.calls += walked.calls
         del self._left[0]
 
     def run(self, posterior: Callable[[int, Stretch], Posterior], callback: Callback) -> None:

@@ -27,10 +27,12 @@ def pick_token(
     """Return the token in whose interval of the summed probabilities each point of [0, 1) lies."""
     if log_probability.shape[-1] > 4 * BLOCK and log_probability.dtype == torch.float32:
         return _pick_in_blocks(log_probability, point)
-    mass = log_probability.exp().double().cumsum_(-1)
+    counting = torch.promote_types(log_probability.dtype, torch.float32)  # exact for so few
+    law = log_probability.to(counting).exp()
+    mass = law.double().cumsum_(-1)
     # Counting beats a binary search, whose branches no processor can foretell, where there is little to count.
-    token = (mass <= (point * mass[..., -1])[..., None]).sum(-1)
-    return token.clamp_max_(mass.shape[-1] - 1)
+    passed = torch.le(mass, (point * mass[..., -1])[..., None], out=law)
+    return passed.sum(-1).long().clamp_max_(mass.shape[-1] - 1)
 
 
 def _pick_in_blocks(log_probability: Tensor, point: Tensor) -> Tensor:
@@ -85,14 +87,14 @@ class Noise:
         drawn = torch.empty(like.shape, dtype=like.dtype)
         for part, generator in self._parts(drawn):
             part.normal_(generator=generator)
-        return drawn.to(like.device)
+        return drawn.to(like.device, non_blocking=True)
 
     def uniform(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return uniform numbers of [0, 1) in float64; the first axis is the batch."""
         drawn = torch.empty(tuple(shape), dtype=torch.float64)
         for part, generator in self._parts(drawn):
             part.uniform_(generator=generator)
-        return drawn.to(device)
+        return drawn.to(device, non_blocking=True)
 
     def _parts(self, drawn: Tensor) -> Iterator[tuple[Tensor, torch.Generator | None]]:
         """Return the rows of each generator with it; cut all at once, which takes a third of the time."""

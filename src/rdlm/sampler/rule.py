@@ -17,6 +17,7 @@ from torch import Tensor
 from rdlm.errors import InputError
 from rdlm.sampler.automaton import Restriction
 from rdlm.sampler.noise import Noise, pick_token
+from rdlm.sampler.pace import places
 
 Wish = Callable[[Tensor], Tensor]
 """A differentiable score [batch] of probabilities [batch, positions, v]: the log-likelihood of what is wished for."""
@@ -42,9 +43,12 @@ class Rules:
             raise InputError(f"top-p must lie in (0, 1], got {self.top_p:g}")
 
     def law(
-        self, log_probability: Float[Tensor, "batch positions v"], settled: Int[Tensor, "batch positions"] | None
+        self,
+        log_probability: Float[Tensor, "batch positions v"],
+        settled: Bool[Tensor, "batch positions"] | None = None,
+        token: Int[Tensor, "batch positions"] | None = None,
     ) -> Float[Tensor, "batch positions v"]:
-        """Return the law of each position on its own; a settled one (not -1) has its token for certain."""
+        """Return the law of each position on its own; one that is settled, on the CPU, has its token for certain."""
         law = log_probability
         if self.wish is not None:
             law = law + self.wish_scale * tilt(self.wish, law)
@@ -52,11 +56,11 @@ class Rules:
             law = law.masked_fill(~self.allowed, -torch.inf)
         if law is not log_probability:
             law = torch.log_softmax(law, -1)
-        if settled is not None:
-            row, place = (settled >= 0).nonzero(as_tuple=True)
+        if settled is not None and token is not None:
+            row, place = places(settled, law)
             law = law.clone() if law is log_probability else law
             law[row, place] = -torch.inf  # few passes over all tokens: of the settled positions alone
-            law[row, place, settled[row, place]] = 0.0
+            law[row, place, token[row, place]] = 0.0
         return law
 
     def marginals(self, law: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
@@ -84,7 +88,7 @@ class Rules:
 
     def draw(
         self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"], random: Noise,
-        wanted: Bool[Tensor, "batch positions"],
+        wanted: Bool[Tensor, "batch columns"],
     ) -> Int[Tensor, "batch positions"]:  # fmt: skip
         """Return a token per position where one is wanted: drawn from the marginals, or jointly from the language."""
         point = random.uniform(law.shape[:2], law.device)  # for all, so that it does not matter where one is wanted
@@ -92,9 +96,10 @@ class Rules:
             return self.language.draw(law, point, self.cut)
         if bool(wanted.all()):
             return pick_token(marginals, point)
-        drawn = torch.zeros(wanted.shape, dtype=torch.long, device=law.device)
+        drawn = torch.zeros(law.shape[:2], dtype=torch.long, device=law.device)
         if bool(wanted.any()):
-            drawn[wanted] = pick_token(marginals[wanted], point[wanted])
+            at = places(wanted, law)
+            drawn[at] = pick_token(marginals[at], point[at])
         return drawn
 
     def decide(

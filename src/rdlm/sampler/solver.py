@@ -27,6 +27,7 @@ from rdlm.process.clock import Schedule
 from rdlm.process.grid import Stride
 from rdlm.sampler.follow import follow as follow
 from rdlm.sampler.noise import Noise
+from rdlm.sampler.pace import beside
 from rdlm.sampler.piece import rows_of
 
 CUT = 1e-3
@@ -46,23 +47,32 @@ class Step:
     chain: Chain
     clock: Schedule
     state: Float[Tensor, "batch positions *spheres d"]
-    local: Int[Tensor, "batch positions"]
-    """Each position's own step; rest and decode included, where the result is not used."""
+    local: Int[Tensor, "batch columns"]
+    """Each position's own step, on the CPU; rest and decode included, where the result is not used."""
     log_probability: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
     """A token per position that decodes, and that moves where the solver is `by_token`, drawn from the law."""
     random: Noise
     predict: Predict
 
-    def levels(self, digit: Tensor) -> Int[Tensor, "batch positions *spheres"]:
-        """Return each sphere's own step."""
-        return self.chain.spread(self.local, digit)
+    @property
+    def stride(self) -> Stride:
+        """Return noise, gain and variance of each sphere's own step, Eq. (18)."""
+        return self.looked_up(self.chain.strides)
+
+    @property
+    def after(self) -> Float[Tensor, "batch positions *spheres"]:
+        """Return the noise that each sphere still has before it after the step."""
+        return beside(self.chain.grid.noise[self.local + 1].to(self.state.dtype), self.state)
+
+    def looked_up(self, strides: Float[Tensor, "steps 3"]) -> Stride:
+        """Return each sphere's own of what the steps of the grid have."""
+        return Stride(*(beside(one, self.state) for one in strides[self.local].to(self.state.dtype).unbind(-1)))
 
 
 def mixture(step: Step) -> Tensor:
     """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
-    digit = step.chain.split(step.drawn)
-    stride = step.chain.stride(step.levels(digit), step.state)
+    digit, stride = step.chain.split(step.drawn), step.stride
     index, scale = digit[..., None], stride.variance.sqrt()
     slope = step.chain.path.bridge.slope(step.state.gather(-1, index), stride.noise[..., None])
     pull = slope.mul_((stride.gain / scale)[..., None])  # in units of the noise, which is scaled last
@@ -71,7 +81,7 @@ def mixture(step: Step) -> Tensor:
 
 def drift(step: Step) -> Tensor:
     """Return states after a step by the mean of the bridges with their exact coefficients, Eq. (19) with Eq. (28)."""
-    return _mean_step(step, step.chain.stride(step.levels(step.chain.split(step.drawn)), step.state))
+    return _mean_step(step, step.stride)
 
 
 def euler(step: Step) -> Tensor:
@@ -79,13 +89,11 @@ def euler(step: Step) -> Tensor:
 
     It stops `CUT` before time 1, so that a fine grid's last steps stand still.
     """
-    level = step.levels(step.chain.split(step.drawn))
-    levels = step.chain.grid.noise.to(step.state.device)
+    levels = step.chain.grid.noise
     time = step.clock.time(levels)
     span = torch.diff(time.clamp_max(1 - CUT))
     spread = step.clock.rate(time[:-1]) * span
-    stride = Stride(*(table.to(step.state)[level] for table in (levels, spread / levels[:-1], spread)))
-    return _mean_step(step, stride)
+    return _mean_step(step, step.looked_up(torch.stack([levels[:-1], spread / levels[:-1], spread], -1)))
 
 
 def _mean_step(step: Step, stride: Stride) -> Tensor:
@@ -109,14 +117,11 @@ def heun(step: Step) -> Tensor:
     step, `v` and `v'` the pulls before and after it, and `T` the transport back.
     """
     chain, bridge = step.chain, step.chain.path.bridge
-    digit = chain.split(step.drawn)
-    level = step.levels(digit)
-    noise, gain, variance = chain.stride(level, step.state)
+    (noise, gain, variance), after = step.stride, step.after
     wobble = sphere.tangent(step.state, step.random.normal(step.state))
     pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
     first = gain[..., None] * pull + variance.sqrt()[..., None] * wobble
     ahead = sphere.project(sphere.exponential(step.state, first))
-    after = chain.grid.noise.to(step.state)[level + 1]
     law = chain.marginals(step.predict(ahead, step.local + 1).exp())
     second = sphere.transport(ahead, step.state, mean_pull(bridge, ahead, law, after))
     growing = after > 0
@@ -132,12 +137,11 @@ def corrector(step: Step) -> Tensor:
     """
     chain, bridge = step.chain, step.chain.path.bridge
     state = mixture(step)
-    level = step.levels(chain.split(step.drawn)) + 1
-    noise = chain.grid.noise.to(state)[level].clamp_min(special.SMALLEST_NOISE)
+    noise = step.after.clamp_min(special.SMALLEST_NOISE)
     spent = chain.grid.total - noise
     length = (CORRECTION * noise * spent / chain.grid.total)[..., None]
     probability = chain.marginals(step.predict(state, step.local + 1).exp())
-    start = _start_of(chain, level, state)
+    start = _start_of(chain, step.local + 1, state)
     toward = bridge.slope(state[..., : bridge.vocabulary], noise[..., None]) * probability / noise[..., None]
     cosine = (state * start).sum(-1, keepdim=True)
     ambient = step.random.normal(state).mul_((length * (2 - CORRECTION)).sqrt())
@@ -153,13 +157,11 @@ def deterministic(step: Step) -> Tensor:
     of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
     """
     chain, bridge, total = step.chain, step.chain.path.bridge, step.chain.grid.total
-    level = step.levels(chain.split(step.drawn))
-    noise = chain.stride(level, step.state).noise
-    after = chain.grid.noise.to(step.state)[level + 1]
+    noise, after = step.stride.noise, step.after
     at_start = noise >= total * (1 - 1e-6)
     spent = torch.where(at_start, total / 2, total - noise)
     pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
-    start = _start_of(chain, level, step.state)
+    start = _start_of(chain, step.local, step.state)
     cosine = (step.state * start).sum(-1, keepdim=True)
     back = sphere.tangent(step.state, start) * bridge.slope(cosine, spent[..., None])
     width = torch.sqrt((total - after) * after / (spent * noise))
@@ -177,13 +179,13 @@ def mean_pull(
     return mixture_direction(state, probability * slope)
 
 
-def _start_of(chain: Chain, level: Tensor, like: Tensor) -> Tensor:
+def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -> Tensor:
     """Return the start of the bridge that each sphere is on: the second one's from the switch on."""
     first = chain.path.bridge.start.point(like.dtype, like.device)
     if chain.path.second is None or chain.switch < 0:
         return first.expand_as(like)
     second = chain.path.second.start.point(like.dtype, like.device)
-    return torch.where((level > chain.switch)[..., None], second, first)
+    return torch.where(beside(level > chain.switch, like)[..., None], second, first)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +22,7 @@ from rdlm.sampler.automaton import Automaton, Choice
 from rdlm.sampler.course import Look, Outcome, Walk
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.noise import draw_token as draw_token
+from rdlm.sampler.pace import Moment, Pace, beside, handed, places
 from rdlm.sampler.rule import Rules, likeliest
 from rdlm.sampler.solver import SOLVERS, Predict, Solver, Step
 from rdlm.sampler.spelling import spelled
@@ -62,11 +64,13 @@ class Walker:
     codes: Automaton | None = None
     """Where a position is a digit: accepts the digits of existing tokens, the only ones that are decoded then."""
     callback: Callback | None = None
+    device: torch.device | str = "cpu"
+    """Where states and tokens are; the times of positions and what is known of them stay on the CPU."""
     tireless: bool = False
     """Ask the model at every step, also where nothing moves: for one that remembers what it answered."""
 
     def run(self, known: Int[Tensor, "batch positions"], random: Noise) -> Outcome:
-        """Return tokens; those of `known` that are not -1 come back as they are."""
+        """Return tokens; those of `known`, on the CPU, that are not -1 come back as they are."""
         walk, walker = self.begin(known, random), self
         token, calls, row = walk.token.clone(), walk.calls[:, 0].clone(), torch.arange(len(known))
         while bool((going := walk.step[:, 0] < self.chain.calls).any()):
@@ -76,7 +80,7 @@ class Walker:
                 walker = replace(self, rules=self.rules.subset(row))
             seen = walk
             walk, law = walker.advance(walk, self.posterior(*self.query(walk)))
-            token[row], calls[row] = walk.token, walk.calls[:, 0]
+            token[handed(row, token.device)], calls[row] = walk.token, walk.calls[:, 0]
             if self.callback is not None:
                 self.callback(Look(row, seen.step[:, 0], seen.state, law, int(walk.step.min())))
         return Outcome(token, walk.invalid, calls)
@@ -84,34 +88,22 @@ class Walker:
     def begin(self, known: Int[Tensor, "batch positions"], random: Noise) -> Walk:
         """Return a walk before its first step."""
         clean = (known >= 0) & (self.clean or self.chain.calls > self.chain.grid.steps)
-        offsets = self._offsets(clean, random)
-        none = torch.zeros(len(known), 1, dtype=torch.long, device=known.device)
-        step = self._busy(none, offsets)
-        return Walk(step, none, known, offsets, self._begin(known, clean), known.clamp_min(0), random)
+        offsets = self._pace.begin(clean, random)
+        none = torch.zeros(len(known), 1, dtype=torch.long)
+        token = handed(known.clamp_min(0), self.device)
+        return Walk(self._pace.busy(none, offsets), none, known, offsets, self._begin(token, clean), token, random)
 
     def stops(self, walk: Walk) -> list[int]:
         """Return the common steps that a walk of one sample will take from here on."""
         found, step = [], walk.step
         while (at := int(step)) < self.chain.calls:
             found.append(at)
-            step = self._busy(step + 1, walk.offsets)
+            step = self._pace.busy(step + 1, walk.offsets)
         return found
-
-    def _busy(self, step: Int[Tensor, "batch 1"], offsets: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch 1"]:
-        """Return the first step from `step` on in which some position of a sample moves; the number of calls if none.
-
-        The steps before it change nothing, so that the model need not be asked. Each sample decides by itself, so that
-        its random numbers are the same in any company.
-        """
-        if self.tireless:
-            return step
-        calls, lane = self.chain.calls, self.chain.grid.steps
-        return torch.where(step < offsets + lane, torch.maximum(step, offsets), calls).amin(1, keepdim=True)
 
     def query(self, walk: Walk) -> tuple[Tensor, Float[Tensor, "batch positions"]]:
         """Return what the model is asked at this step: the states, and the noise that each position has before it."""
-        local = self.chain.clocks.local_step(walk.step, walk.offsets)
-        return walk.state, self.chain.grid.noise.to(walk.state)[local]
+        return walk.state, self._noise(self._pace.local(walk.step, walk.offsets), walk.state)
 
     def advance(
         self, walk: Walk, log_probability: Float[Tensor, "batch positions v"]
@@ -120,37 +112,49 @@ class Walker:
 
         Where all positions run together, the rows of a walk must decode at once: a step that decodes draws less.
         """
-        rules, known, random = self.rules, walk.known, walk.random
-        local = self.chain.clocks.local_step(walk.step, walk.offsets)
-        settled = torch.where(local == self.chain.grid.steps, walk.token, known)
-        moving = (walk.step >= walk.offsets) & (local < self.chain.grid.steps)
-        decoding = moving & (local == self.chain.grid.steps - 1)
-        some = settled if bool((settled >= 0).any()) else None
-        law = rules.law(log_probability, some)
+        rules, random = self.rules, walk.random
+        now = self._pace.moment(walk.step, walk.offsets, walk.known)
+        law = rules.law(log_probability, now.settled, walk.token)
         marginals = rules.marginals(law)
-        wanted = moving if self.solver.by_token or self.law is not None else decoding  # a switch needs tokens, too
+        # A switch needs tokens, too.
+        wanted = now.moving if self.solver.by_token or self.law is not None else now.decoding
         drawn, invalid = rules.draw(law, marginals, random, wanted), 0
         if not self._greedy:
-            drawn, invalid = self._spelled(drawn, law, decoding, rules.cut, random)
-        predict = _Counted(self._predict(some))
-        after = self._moved(walk.state, local, moving, marginals, drawn, random, predict)
+            drawn, invalid = self._spelled(drawn, law, now, rules.cut, random)
+        predict = _Counted(self._predict(now, walk.token))
+        after = self._moved(walk.state, now, marginals, drawn, random, predict)
         if self._greedy:
-            drawn, invalid = self._decided(after, law, marginals, drawn, decoding, random)
-        state = self._placed(walk.state, after, drawn, local, moving, decoding, random)
+            drawn, invalid = self._decided(after, law, marginals, drawn, now, random)
+        state = self._placed(walk.state, after, drawn, now, random)
+        token = self._settled(walk, now, drawn)
         asked = torch.where(walk.step < self.chain.calls, 1 + predict.calls, 0)
-        token = torch.where(moving & (known < 0), drawn, walk.token)
-        step, invalid = self._busy(walk.step + 1, walk.offsets), walk.invalid + invalid
+        step, invalid = self._pace.busy(walk.step + 1, walk.offsets), walk.invalid + invalid
         return replace(walk, step=step, calls=walk.calls + asked, state=state, token=token, invalid=invalid), marginals
 
     def finished(self, walk: Walk) -> Bool[Tensor, "batch positions"]:
-        """Return which positions have the token that they will end with."""
-        return (self.chain.clocks.local_step(walk.step, walk.offsets) == self.chain.grid.steps) | (walk.known >= 0)
+        """Return which positions have the token that they will end with, on the CPU."""
+        return (self._pace.local(walk.step, walk.offsets) == self.chain.grid.steps) | (walk.known >= 0)
 
-    def _predict(self, settled: Tensor | None) -> Predict:
-        levels = self.chain.grid.noise
+    @cached_property
+    def _pace(self) -> Pace:
+        return Pace(self.chain, self.tireless)
 
+    def _noise(
+        self, local: Int[Tensor, "batch columns"], state: Float[Tensor, "batch positions ..."]
+    ) -> Float[Tensor, "batch positions"]:
+        """Return the noise that positions have before them at their own steps."""
+        level = self.chain.grid.noise[local].to(state.dtype)
+        return handed(level, state.device).expand(state.shape[:2])
+
+    @staticmethod
+    def _settled(walk: Walk, now: Moment, drawn: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch positions"]:
+        """Return the tokens after a step: the drawn ones where something moves to what is not known."""
+        fresh = now.moving & (walk.known < 0)
+        return drawn if bool(fresh.all()) else torch.where(handed(fresh, drawn.device), drawn, walk.token)
+
+    def _predict(self, now: Moment, token: Int[Tensor, "batch positions"]) -> Predict:
         def predict(state: Tensor, local: Tensor) -> Tensor:
-            return self.rules.law(self.posterior(state, levels.to(state)[local]), settled)
+            return self.rules.law(self.posterior(state, self._noise(local, state)), now.settled, token)
 
         return predict
 
@@ -159,23 +163,22 @@ class Walker:
         return self.rules.greedy or self.solver.greedy
 
     def _moved(
-        self, state: Tensor, local: Int[Tensor, "batch positions"], moving: Bool[Tensor, "batch positions"],
-        marginals: Float[Tensor, "batch positions v"], drawn: Int[Tensor, "batch positions"], random: Noise,
-        predict: Predict,
+        self, state: Tensor, now: Moment, marginals: Float[Tensor, "batch positions v"],
+        drawn: Int[Tensor, "batch positions"], random: Noise, predict: Predict,
     ) -> Tensor:  # fmt: skip
         """Return the states after the solver's step; for positions that rest or decode they mean nothing."""
         chain, last = self.chain, self.chain.grid.steps - 1
         # Where all positions run together and decode, or never do anything else, no move is wanted. In longer lanes
         # it could be some row's.
-        together = last == 0 or (chain.calls == chain.grid.steps and bool((local >= last).all()))
+        together = last == 0 or (chain.calls == chain.grid.steps and bool((now.local >= last).all()))
         if together and not self.solver.by_state:
             return state
-        again = self._again(state, local, moving, drawn, predict)
-        step = Step(chain, self.clock, state, local.clamp_max(last), marginals, drawn, random, again)
+        again = self._again(state, now, drawn, predict)
+        step = Step(chain, self.clock, state, now.local.clamp_max(last), marginals, drawn, random, again)
         return self.solver.step(step)
 
     def _decided(
-        self, after: Tensor, law: Tensor, marginals: Tensor, drawn: Tensor, decoding: Tensor, random: Noise
+        self, after: Tensor, law: Tensor, marginals: Tensor, drawn: Tensor, now: Moment, random: Noise
     ) -> tuple[Int[Tensor, "batch positions"], int]:
         """Return the tokens with the likeliest ones where positions decode: by the law, or as the moved states say."""
         decided = self.rules.decide(law, marginals)
@@ -183,87 +186,68 @@ class Walker:
             impossible = law == -torch.inf
             decided = after[..., :-1].masked_fill(impossible, -torch.inf).argmax(-1)
             law = 2 * after[..., :-1].clamp_min(special.SMALLEST_NOISE).log().masked_fill(impossible, -torch.inf)
-        return self._spelled(torch.where(decoding, decided, drawn), law, decoding, likeliest, random)
+        chosen = torch.where(handed(now.decoding, drawn.device), decided, drawn)
+        return self._spelled(chosen, law, now, likeliest, random)
 
     def _spelled(
-        self, digit: Tensor, law: Tensor, decoding: Tensor, choice: Choice, random: Noise
+        self, digit: Tensor, law: Tensor, now: Moment, choice: Choice, random: Noise
     ) -> tuple[Int[Tensor, "batch positions"], int]:
         if self.codes is None:
             return digit, 0
         point = random.uniform(digit.shape)  # always, so that what follows does not depend on it
-        return spelled(self.codes, digit, decoding, law, point, choice, self.chain.group)
+        return spelled(self.codes, digit, now.decoding.expand(digit.shape), law, point, choice, self.chain.group)
 
-    def _placed(
-        self, state: Tensor, after: Tensor, drawn: Tensor, local: Tensor, moving: Tensor, decoding: Tensor,
-        random: Noise,
-    ) -> Tensor:  # fmt: skip
+    def _placed(self, state: Tensor, after: Tensor, drawn: Tensor, now: Moment, random: Noise) -> Tensor:
         """Return the states after a step: new ones where they switch, vertices where they decode, at rest the old."""
-        chain, digit = self.chain, self.chain.split(drawn)
+        digit = self.chain.split(drawn)
         if self.law is not None:
-            after = self._renoised(self.law, after, digit, chain.spread(local, digit), random)
-        if bool(decoding.all()):
+            after = self._renoised(self.law, after, digit, now.local, random)
+        if bool(now.decoding.all()):
             return _vertices(state, digit)
-        if not bool(moving.all()):
+        if not bool(now.moving.all()):
             still = after is state  # everything that moves decodes
-            after = state.clone() if still else torch.where(chain.spread(moving, digit)[..., None], after, state)
-        if bool(decoding.any()):
-            after[decoding] = _vertices(state[decoding], digit[decoding])
+            after = state.clone() if still else torch.where(beside(now.moving, state)[..., None], after, state)
+        if bool(now.decoding.any()):
+            at = places(now.decoding, state)
+            after[at] = _vertices(state[at], digit[at])
         return after
 
-    def _again(
-        self, state: Tensor, local: Tensor, moving: Tensor, drawn: Tensor, predict: Predict
-    ) -> Predict:
+    def _again(self, state: Tensor, now: Moment, drawn: Tensor, predict: Predict) -> Predict:
         """Return the model for a solver's second look, at states that it has moved and at their levels.
 
         Those that rest are seen where they are, and those that decode now at the vertex that they are drawn to.
         """
         steps = self.chain.grid.steps
-        if self.chain.calls == steps and bool(moving.all()):
+        if self.chain.calls == steps and bool(now.moving.all()):
             return lambda at, level: self.rules.marginals(predict(at, level))
-        digit = self.chain.split(drawn)
-        vertex = _vertices(state, digit)
+        vertex = _vertices(state, self.chain.split(drawn))
 
         def again(at: Tensor, level: Tensor) -> Tensor:
-            seen = torch.where(self.chain.spread(level == steps, digit)[..., None], vertex, at)
-            seen = torch.where(self.chain.spread(moving, digit)[..., None], seen, state)
-            return self.rules.marginals(predict(seen, torch.where(moving, level, local)))
+            seen = torch.where(beside(level == steps, at)[..., None], vertex, at)
+            seen = torch.where(beside(now.moving, at)[..., None], seen, state)
+            return self.rules.marginals(predict(seen, torch.where(now.moving, level, now.local)))
 
         return again
 
-    def _renoised(self, law: ChainLaw, after: Tensor, digit: Tensor, level: Tensor, random: Noise) -> Tensor:
+    def _renoised(
+        self, law: ChainLaw, after: Tensor, digit: Tensor, local: Int[Tensor, "batch columns"], random: Noise
+    ) -> Tensor:
         """Return the states with those that switch put at the second bridge's law given their token, Eq. (32)."""
-        switching = level == self.chain.switch
+        switching, then = local == self.chain.switch, (local + 1).clamp_max(self.chain.grid.steps)  # some rest there
+        level, where = beside(then, after), beside(switching, after)[..., None]
         for rows, generator in random.rows():
             # By sample: what one draws must not depend on whether its neighbours switch now.
             if bool(switching[rows].any()):
-                after_it = (level[rows] + 1).clamp_max(self.chain.grid.steps)  # some rest at the last one
-                fresh = law.draw(digit[rows], after_it, generator)
-                after[rows] = torch.where(switching[rows][..., None], fresh, after[rows])
+                fresh = law.draw(digit[rows], level[rows], generator)
+                after[rows] = torch.where(where[rows], fresh, after[rows])
         return after
 
-    def _begin(self, known: Tensor, clean: Tensor) -> Tensor:
-        digit = self.chain.split(known.clamp_min(0))
-        state = self.chain.path.bridge.start.point(device=known.device).repeat(*digit.shape, 1)
+    def _begin(self, token: Int[Tensor, "batch positions"], clean: Bool[Tensor, "batch positions"]) -> Tensor:
+        digit = self.chain.split(token)
+        state = self.chain.path.bridge.start.point(device=self.device).repeat(*digit.shape, 1)
         if not bool(clean.any()):
             return state
-        return torch.where(self.chain.spread(clean, digit)[..., None], _vertices(state, digit), state)
-
-    def _offsets(self, clean: Bool[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch positions"]:
-        """Return when each position starts, Eq. (35): the open ones share the lanes, clean ones ended before.
-
-        Chunks have their places in the sequence, whatever of them is open.
-        """
-        group, clocks = self.chain.group, self.chain.clocks
-        offsets = torch.full(clean.shape, -clocks.steps)
-        for rows, generator in random.rows():
-            open_tokens = ~clean[rows].cpu()[:, ::group]
-            taking = torch.ones_like(open_tokens) if clocks.chunk else open_tokens
-            count = int(taking.sum(1).max()) if len(taking) else 0
-            drawn = clocks.offsets(len(open_tokens), count, generator)  # one row per sample, its open tokens in order
-            rank = (taking.cumsum(1) - 1).clamp_min(0)
-            chosen = torch.where(open_tokens, drawn.gather(1, rank) if count else -clocks.steps, -clocks.steps)
-            offsets[rows] = chosen.repeat_interleave(group, dim=1)
-        return offsets.to(clean.device)
+        return torch.where(beside(clean, state)[..., None], _vertices(state, digit), state)
 
 
 def _vertices(like: Float[Tensor, "... d"], digit: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
