@@ -22,9 +22,11 @@ from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 from rdlm.generation import generate
 from rdlm.language_model import LanguageModel
+from rdlm.likelihood import by_steps
 from rdlm.method import build
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
+from rdlm.process.window import Window
 from rdlm.training.loop import train
 
 NETWORK = TransformerConfig(width=16, layers=1, heads=2, time_width=8)
@@ -60,6 +62,18 @@ def test_rows_have_equally_many_network_calls(model: LanguageModel) -> None:
         assert fewest <= made.network_calls <= setting.calls
     assert Setting(8, width=0.5, order="left_to_right").clock == "left_to_right 0.5"
     assert Setting(8, width=0.0).window.lanes(8).steps == 1
+
+
+def test_chunks_come_where_there_are_calls_enough(model: LanguageModel) -> None:
+    table = Steps((3, 4, 8), ("mixture",), ("time",), (), chunk=1, length=8, samples=4, evaluations=40)
+    rows = list(measure(model, even(40), None, table))
+    assert [(row["calls"], row["clock"]) for row in rows[1:]] == [
+        (3, "synchronous"), (4, "synchronous"), (4, "chunks of 1"), (8, "synchronous"), (8, "chunks of 1")
+    ]  # fmt: skip
+    (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "chunks of 1")
+    problem = model.rdlm.problem(even(40), 8, window=Window(1 / 8, "spread", 1))
+    found = by_steps(problem, 40, torch.Generator().manual_seed(0)).total
+    assert made["bound"] == pytest.approx(found.value / 8 / math.log(2), abs=0.05) and made["network_calls"] == 8
 
 
 def test_windows_are_parts_of_the_walk_and_grids_have_names() -> None:

@@ -53,6 +53,8 @@ class Setting:
     width: float = 1.0
     """Part of the walk in which one position runs; 0 is a single step."""
     order: Order = "spread"
+    chunk: int = 0
+    """Tokens of a chunk, where chunks are written one after the other."""
 
     @property
     def steps(self) -> int:
@@ -65,11 +67,13 @@ class Setting:
     @property
     def window(self) -> Window:
         """Return the window, of one step at least."""
-        return Window(max(self.width, 1 / self.steps), self.order)
+        return Window(max(self.width, 1 / self.steps), self.order, self.chunk)
 
     @property
     def clock(self) -> str:
         """Return the name of the positions' clocks."""
+        if self.chunk:
+            return f"chunks of {self.chunk}"
         if self.width == 1:
             return "synchronous"
         return f"{self.order} {self.width:g}" if self.width else f"{self.order}, one step"
@@ -77,7 +81,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Steps:
-    """What is measured: every solver on every grid, and the first solver in windows of every width and order."""
+    """What is measured: every solver on every grid, and the first one in windows and in chunks."""
 
     calls: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
     solvers: tuple[str, ...] = tuple(SOLVERS)
@@ -85,6 +89,10 @@ class Steps:
     widths: tuple[float, ...] = (0.5, 0.25, 0.0)
     orders: tuple[Order, ...] = ORDERS
     temperatures: tuple[float, ...] = (0.8, 1.0, 1.2)
+    chunk: int = 0
+    """Tokens of a chunk; 0: there are none."""
+    length: int = 0
+    """Tokens of a sequence, which decides how many calls chunks need."""
     samples: int = 64
     evaluations: int = 1024
     """Sequences through the network for each bound."""
@@ -109,6 +117,9 @@ class Steps:
             yield from (Setting(calls, solver, grid) for solver in self.solvers for grid in self.grids)
             widths = [width for width in self.widths if width == 0 or round(width * calls) > 1]
             yield from (Setting(calls, self.solvers[0], "time", w, order) for w in widths for order in self.orders)
+            written = Setting(calls, self.solvers[0], "time", 0.0, chunk=self.chunk)
+            if self.chunk and written.window.lanes(calls, self.length).chunk:  # else too few calls for any
+                yield written
 
     @property
     def cost(self) -> int:
@@ -172,7 +183,7 @@ def samples(
     window = setting.window
     return generate(
         model, num=table.samples, steps=setting.steps, solver=setting.solver, grid=setting.grid, seed=table.seed,
-        window=window.width, order=window.order, temperature=temperature, batch=ROWS, rows=ROWS,
+        window=window.width, order=window.order, chunk=window.chunk, temperature=temperature, batch=ROWS, rows=ROWS,
     )  # fmt: skip
 
 
@@ -184,10 +195,13 @@ def bound(
     if kernel is None or model.config.model.self_condition:
         return {}
     method, grid = model.rdlm, grid_of(model, setting.grid)
-    problem = method.problem(data, setting.steps, kernel, setting.window)
-    chains = (method.chain(path, setting.steps, kernel, setting.window, grid) for path in method.process.mixture.paths)
+    problem, length = method.problem(data, setting.steps, kernel, setting.window), data.ids.shape[1]
+    chains = tuple(
+        method.chain(path, setting.steps, kernel, setting.window, grid, length).side_by_side()
+        for path in method.process.mixture.paths
+    )
     with torch.no_grad():
-        found = by_steps(replace(problem, chains=tuple(chains)), evaluations, generator_of("steps", seed)).total
+        found = by_steps(replace(problem, chains=chains), evaluations, generator_of("steps", seed)).total
     bits = found * (1 / (data.ids.shape[1] * math.log(2)))
     return {"bound": bits.value, "bound_low": bits.low, "bound_high": bits.high}
 

@@ -169,7 +169,10 @@ class Analyze:
 
         assert self.model is not None  # `_check` has seen to it
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer) if self.scorer else None
-        wanted = steps.Steps(grids=steps.grids_of(model), samples=self.samples, seed=self.seed)
+        wanted = steps.Steps(
+            grids=steps.grids_of(model), chunk=model.rdlm.window.chunk, length=model.length, samples=self.samples,
+            seed=self.seed,
+        )  # fmt: skip
         if self.sampler_steps:
             wanted = replace(wanted, calls=tuple(map(int, _numbers("sampler-steps", self.sampler_steps))))
         if self.solvers:
