@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
 
-from rdlm import __version__
+from rdlm import __version__, heap
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.storage import FULL, cache_dir
 
@@ -58,6 +58,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; only a defect of the program raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and arguments[:1] != ["serve"]:  # a service gives back what it does not need
+        heap.hold()
     try:
         code = dispatch(arguments)
         sys.stdout.flush()

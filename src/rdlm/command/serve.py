@@ -62,7 +62,7 @@ class Serve:
 
         import torch
 
-        from rdlm.serve import heap
+        from rdlm import heap
         from rdlm.serve.app import create
         from rdlm.serve.server import Server
         from rdlm.serve.service import Service

@@ -15,12 +15,12 @@ from starlette.requests import Request
 
 from rdlm.errors import InputError, unknown
 from rdlm.evaluation.bound import check_weights
+from rdlm.heap import Keeper
 from rdlm.language_model import LanguageModel
 from rdlm.method.rdlm import Rdlm
 from rdlm.serve import error
 from rdlm.serve.engine import Engine
 from rdlm.serve.error import Left, Refusal
-from rdlm.serve.heap import Keeper
 from rdlm.serve.host import Host
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.ticket import Ticket, until_left

@@ -1,4 +1,4 @@
-"""The heap is shared by all threads, and what is free in its midst goes back to the system when the service rests."""
+"""The heap is kept between steps, shared by a service's threads, and given back to the system when that rests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from rdlm.serve import heap
+from rdlm import heap
 
 THREADS = """
 import ctypes, os, threading
-from rdlm.serve import heap
+from rdlm import heap
 
 libc = ctypes.CDLL(None)
 libc.fdopen.restype = ctypes.c_void_p
@@ -55,9 +55,50 @@ def test_all_threads_share_one_arena_unless_the_user_chose_otherwise() -> None:
     assert shared == "False" and count > 1
 
 
+PAGES = """
+import ctypes, resource
+from rdlm import heap
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+held = heap.hold()
+
+def step():
+    places = [libc.malloc(size) for size in (400_000, 40_000_000, 3_000_000)]
+    for place in places:
+        ctypes.memset(place, 1, 400_000)
+    for place in reversed(places):
+        libc.free(place)
+
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    step()
+print(held, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(**environment: str) -> tuple[str, int]:
+    """Return whether memory is held, and how many pages twenty steps had to find anew."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    said = subprocess.run(
+        [sys.executable, "-c", PAGES], env=inherited | environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return said[0], int(said[1])
+
+
+@GLIBC
+def test_a_step_finds_the_memory_of_the_last_one_unless_the_user_chose_otherwise() -> None:
+    held, found = pages()
+    assert held == "True" and found < 200
+    held, found = pages(MALLOC_TRIM_THRESHOLD_="131072")
+    assert held == "False" and found > 2000
+
+
 HOLES = """
 import ctypes
-from rdlm.serve import heap
+from rdlm import heap
 
 def resident():
     with open("/proc/self/statm") as file:
