@@ -13,6 +13,7 @@ from rdlm.codec import Codec
 from rdlm.config import DenoiserConfig
 from rdlm.errors import InputError
 from rdlm.model import features
+from rdlm.model.attention import Cache
 from rdlm.model.config import Interface
 from rdlm.process.bridge import Bridge
 from rdlm.process.clock import Schedule
@@ -36,9 +37,11 @@ class Sight(NamedTuple):
     """Tokens of a chunk, for all sequences or for each."""
     finished: Float[Tensor, "..."] | None = None
     """States in which all tokens are finished: where given, the chunks before one's own are seen as they are there."""
+    cache: Cache | None = None
+    """What the network keeps of finished positions: where given, it is asked only about those that follow."""
 
     def part(self, rows: slice) -> Sight:
-        """Return the sight of some of the sequences."""
+        """Return the sight of some of the sequences, without a cache."""
         chunk = self.chunk if isinstance(self.chunk, int) else self.chunk[rows]
         return Sight(chunk, None if self.finished is None else self.finished[rows])
 
@@ -121,7 +124,7 @@ class Denoiser:
         chunk = sight.chunk * self.codec.positions
         time = time.expand(inputs.shape[:2])
         if sight.finished is None:
-            logits: Tensor = network(inputs, time, condition, previous, chunk=chunk)
+            logits: Tensor = network(inputs, time, condition, previous, chunk=chunk, cache=sight.cache)
             return logits
         over = torch.zeros_like(time)
         finished, _ = self._inputs(self._grouped(sight.finished, over)[0], over)

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdlm
 from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig
 from rdlm.data.batch import Batch
-from rdlm.likelihood import Posterior
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
 from rdlm.process.window import Window
 from rdlm.randomness import Draw, generator_of
 from rdlm.sampler.noise import Noise
+from rdlm.sampler.predictor import Predictor
 from rdlm.sampler.solver import SOLVERS
 from rdlm.sampler.walk import Walker
 
@@ -127,26 +126,18 @@ def test_a_blocking_copy_is_seen() -> None:
 
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("given", [False, True], ids=["free", "prompted"])
-def test_a_walk_never_waits_for_the_device(clock: str, solver: str, given: bool) -> None:
+def test_a_walk_never_waits_for_the_device(clock: str, solver: str) -> None:
     """Neither reads from it, nor waits for what it sends there: everything is decided on the CPU."""
     subject = method(process=ProcessConfig(levels=8, pairs=16))
-    subject.network.eval()
-    chain = subject.chain(subject.process.mixture.paths[0], 8, **CLOCKS[clock])
-    walker = Walker(fake(subject), chain, SOLVERS[solver], subject.process.clock, device=META, clean=given)
+    chain = subject.chain(subject.process.mixture.paths[0], 8, **CLOCKS[clock], length=6)
+    assert bool(chain.clocks.chunk) == (clock == "chunks")
+    subject.network.eval().to(META)
+    model = Predictor(subject, rows=2, sight=subject.sight(chain))
+    remember = subject.network.cache if chain.clocks.chunk else None
+    walker = Walker(model, chain, SOLVERS[solver], subject.process.clock, device=META, clean=True, remember=remember)
     known = torch.full((2, 6), -1)
-    known[0, :2] = 3 if given else -1
+    known[0, :2] = 3
     walker.run(known, Noise([generator_of(0), generator_of(1)], 2))  # tables
     with Copies() as copies:
         found = walker.run(known, Noise([generator_of(0), generator_of(1)], 2))
     assert found.token.device == META and copies.places == []
-
-
-def fake(subject: Rdlm) -> Posterior:
-    """Return a model whose answers nobody can read; its network is not asked, which no walk would notice."""
-
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
-        assert state.device == noise.device == META and noise.shape == state.shape[:2]
-        return torch.empty(*noise.shape, subject.process.codec.vocabulary, device=META)
-
-    return posterior

@@ -101,7 +101,7 @@ def test_the_cached_forward_is_the_full_one(awake: Any, chunks: list[int]) -> No
 
 def test_a_cache_needs_a_causal_network(awake: Any) -> None:
     network = awake(CONFIG, Interface(5, 4))
-    with pytest.raises(InputError, match="causal networks only"):
+    with pytest.raises(InputError, match="causal networks and chunks"):
         network(normal(1, 2, 5), 0.3, cache=network.cache())
 
 

@@ -1,6 +1,8 @@
-"""Self-attention with rotary positions, and the cache of keys and values of a causal network."""
+"""Self-attention with rotary positions, and the cache of keys and values of what will not change."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +13,7 @@ from rdlm.model.linear import scaled
 
 
 class Cache:
-    """The keys and values of the positions that a causal network has already seen, per layer."""
+    """The keys and values of the positions that a network has already seen and will not see otherwise, per layer."""
 
     def __init__(self, layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * layers
@@ -30,6 +32,29 @@ class Cache:
             key, value = torch.cat((old_key, key), dim=2), torch.cat((old_value, value), dim=2)
         self.keys[layer], self.values[layer] = key, value
         return key, value
+
+    def keep(self, length: int) -> None:
+        """Forget all but the first positions."""
+        self._each(lambda tensor: tensor[:, :, :length])
+
+    def rows(self, chosen: slice | Int[Tensor, " rows"]) -> Cache:
+        """Return what is kept of some of the sequences, as a cache of its own."""
+        found = Cache(len(self.keys))
+        found.keys, found.values = list(self.keys), list(self.values)
+        found._each(lambda tensor: tensor[chosen])
+        return found
+
+    def take(self, parts: Sequence[Cache]) -> Cache:
+        """Have what several caches of equal length keep, one after the other, and return this one."""
+        for mine, theirs in ((self.keys, [one.keys for one in parts]), (self.values, [one.values for one in parts])):
+            for layer, tensors in enumerate(zip(*theirs, strict=True)):
+                found = [tensor for tensor in tensors if tensor is not None]
+                mine[layer] = (found[0] if len(found) == 1 else torch.cat(found)) if found else None
+        return self
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+        for tensors in (self.keys, self.values):
+            tensors[:] = [None if tensor is None else change(tensor) for tensor in tensors]
 
 
 def angles(start: int, length: int, head: int, like: Tensor) -> Float[Tensor, "length half"]:

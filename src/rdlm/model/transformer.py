@@ -126,13 +126,15 @@ class Transformer(nn.Module):
 
         `inputs` are features [B, L, F] or ids [B, L]; `time` is a number, [B] or [B, L]; `condition` is
         labels [B] or a signal [B, L, S], absent means none; `previous` is the last prediction as features
-        [B, L, F]. With a `cache`, which grows, they describe only the positions after those it has seen.
+        [B, L, F]. With a `cache`, which grows, they describe only the positions after those it has seen; in chunks it
+        must `keep` none that will be seen otherwise.
         With a `chunk`, a number or [B], positions see their own chunk of so many and the ones before it. Where the
         sequence is `doubled`, inputs [B, 2L, F] and times [B, 2L] are those of the finished sequence and of the one in
         question, which is answered, see `sight`.
         """
-        if cache is not None and not self.config.causal:
-            raise InputError("a cache serves causal networks only: others change the past when they see more")
+        chunked = not isinstance(chunk, int) or chunk > 0
+        if cache is not None and not (self.config.causal or (chunked and not doubled)):
+            raise InputError("a cache serves causal networks and chunks: others change the past when they see more")
         labels, signal = label_or_signal(condition, self.interface)
         start, length = 0 if cache is None else cache.length, inputs.shape[1] // (2 if doubled else 1)
         halves = [
@@ -141,7 +143,7 @@ class Transformer(nn.Module):
         x = torch.cat(halves, dim=1) if doubled else halves[0]
         moments = self.time.moments(time, labels)
         angle = angles(start, length, self.config.width // self.config.heads, x).repeat(len(halves), 1)
-        seen = None if isinstance(chunk, int) and not chunk else sight(x.shape[1], chunk, doubled, x.device)
+        seen = sight(start + x.shape[1], chunk, doubled, x.device)[:, :, start:] if chunked else None
         for layer, block in enumerate(self.blocks):
             x = block(x, moments, angle, cache, layer, seen)
         logits: Tensor = self.head(x[:, -length:], moments.last(length), self.input.weight)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm.model.attention import Cache
 from rdlm.sampler.noise import Noise
 
 
@@ -51,6 +52,8 @@ class Walk:
     state: Float[Tensor, "batch positions *spheres d"]
     token: Int[Tensor, "batch positions"]
     random: Noise
+    memory: Cache | None = None
+    """What the model keeps of finished tokens, if it keeps anything; it grows as the model is asked."""
     invalid: int = 0
 
     @property
@@ -67,18 +70,24 @@ class Walk:
         parts = [one._rows | {"offsets": one.offsets.expand(-1, columns)} for one in walks]
         rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         generators = [generator for one in walks for generator in one.random.generators]
-        return Walk(**rows, random=Noise(generators, len(rows["step"])), invalid=sum(one.invalid for one in walks))
+        kept = [one.memory for one in walks if one.memory is not None]
+        memory = Cache(len(kept[0].keys)).take(kept) if kept else None
+        noise, invalid = Noise(generators, len(rows["step"])), sum(one.invalid for one in walks)
+        return Walk(**rows, random=noise, memory=memory, invalid=invalid)
 
     def split(self) -> list[Walk]:
         """Return each row as a walk of its own; each must have its own generator, and codes are no longer counted."""
         rows = {name: tensor.split(1) for name, tensor in self._rows.items()}
         return [
-            Walk(**{name: parts[i] for name, parts in rows.items()}, random=self.random.subset([i]))
+            Walk(**{name: parts[i] for name, parts in rows.items()}, random=self.random.subset([i]),
+                 memory=self.memory and self.memory.rows(slice(i, i + 1)))
             for i in range(len(self.step))
-        ]
+        ]  # fmt: skip
 
     def subset(self, chosen: Sequence[int]) -> Walk:
         """Return some of the rows, each of which has its own generator."""
         index = torch.tensor(list(chosen))
-        rows = {name: tensor[index.to(tensor.device, non_blocking=True)] for name, tensor in self._rows.items()}
-        return Walk(**rows, random=self.random.subset(chosen), invalid=self.invalid)
+        there = index.to(self.state.device, non_blocking=True)
+        rows = {name: tensor[index if tensor.device == index.device else there] for name, tensor in self._rows.items()}
+        memory = self.memory and self.memory.rows(there)
+        return Walk(**rows, random=self.random.subset(chosen), memory=memory, invalid=self.invalid)

@@ -11,6 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rdlm.likelihood import Posterior
+from rdlm.model.attention import Cache
+from rdlm.model.transformer import Transformer
 from rdlm.process.path import Path
 from rdlm.sampler.automaton import Restriction
 from rdlm.sampler.block import Stretch
@@ -49,8 +51,19 @@ class Journey:
     def walker(self, stretch: Stretch, posterior: Posterior, callback: Callback | None = None) -> Walker:
         """Return what walks a window."""
         return Walker(posterior, self.chain, self.solver, self.plan.model.rdlm.process.clock, self._rules(stretch),
-                      self.law, self.plan.request.clean, self.plan.codes, callback, self.plan.device,
+                      self.law, self.plan.request.clean, self.plan.codes, callback, self.plan.device, self._remember(),
                       self.plan.model.config.model.self_condition)  # fmt: skip
+
+    def _remember(self) -> Callable[[], Cache] | None:
+        """Return what makes room for finished chunks; none where a model is asked about more than the one that runs."""
+        request, network = self.plan.request, self.plan.model.rdlm.network
+        # A wish and a regex look at tokens ahead, a guided model answers twice, and a last prediction is not recalled.
+        ahead = request.wish is not None or request.regex is not None
+        twice = request.guidance != 1 or self.plan.model.config.model.self_condition
+        signal = self.plan.condition is not None and self.plan.condition.is_floating_point()
+        if self.sight is None or ahead or twice or signal or not isinstance(network, Transformer):
+            return None
+        return network.cache
 
     def known(self, stretch: Stretch) -> Int[Tensor, "batch positions"]:
         """Return the symbols of a window that are known, `OPEN` where they are not."""

@@ -97,3 +97,11 @@ class Pace:
         moving = (step >= offsets) & (local <= last)
         settled = (known >= 0) | (local > last)
         return Moment(local, moving, moving & (local == last), settled if bool(settled.any()) else None)
+
+    def reach(self, step: Int[Tensor, "batch 1"], tokens: int) -> tuple[int, int]:
+        """Return how many tokens are behind all samples' chunks at a step, and with how many the last of these ends."""
+        clocks = self.chain.clocks
+        if not clocks.chunk:
+            return 0, tokens
+        chunk = step.clamp_max(clocks.calls - 1) // clocks.turns
+        return int(chunk.min()) * clocks.chunk, min(tokens, (int(chunk.max()) + 1) * clocks.chunk)

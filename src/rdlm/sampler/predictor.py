@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.denoiser import Sight
 from rdlm.method.rdlm import Rdlm
+from rdlm.sampler.recall import Recall
 
 
 def tempered(
@@ -59,25 +62,44 @@ class Predictor:
         self._previous: Tensor | None = None
 
     def __call__(
-        self, state: Float[Tensor, "batch positions *spheres d"], noise: Float[Tensor, "batch positions"]
+        self,
+        state: Float[Tensor, "batch positions *spheres d"],
+        noise: Float[Tensor, "batch positions"],
+        recall: Recall | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, guided where there is a condition, Eq. (45), and tempered."""
         with torch.no_grad():
-            starts = range(0, len(state), self.rows)
-            parts = [self._rows(slice(at, at + self.rows), state, noise) for at in starts]
+            some = [slice(at, at + self.rows) for at in range(0, len(state), self.rows)]
+            if recall is None:
+                parts = [self._rows(rows, state, noise) for rows in some]
+            else:
+                parts = self._recalled(some, state, noise, recall)
             law = parts[0] if len(parts) == 1 else torch.cat(parts)
             if self.method.config.model.self_condition:
                 self._previous = self.method.denoiser.previous(law)
             return law if self.temperature == 1 else tempered(self.method, law, state, noise, self.temperature)
 
+    def _recalled(self, some: Sequence[slice], state: Tensor, noise: Tensor, recall: Recall) -> list[Tensor]:
+        """Return what is said of some sequences after the other about the chunk that runs; they are not guided."""
+        asked = [recall.rows(rows) for rows in some]
+        laws = [
+            one.law(self.method, state[rows], noise[rows], self._given(rows, len(state)))
+            for rows, one in zip(some, asked, strict=True)
+        ]
+        recall.remember(asked)
+        return laws
+
+    def _given(self, rows: slice, count: int) -> Tensor | None:
+        """Return the condition of some of so many sequences."""
+        if self.condition is None:
+            return None
+        alike = len(self.condition) == 1
+        return (self.condition.expand(count, *self.condition.shape[1:]) if alike else self.condition)[rows]
+
     def _rows(self, rows: slice, state: Tensor, noise: Tensor) -> Tensor:
         previous = None if self._previous is None else self._previous[rows]
-        if self.condition is None:
-            return self._ask(state[rows], noise[rows], None, previous)
-        alike = len(self.condition) == 1
-        given = self.condition.expand(len(state), *self.condition.shape[1:]) if alike else self.condition
-        condition = given[rows]
-        if self.guidance == 1:
+        condition = self._given(rows, len(state))
+        if condition is None or self.guidance == 1:
             return self._ask(state[rows], noise[rows], condition, previous)
         absent = torch.full_like(condition, float("nan") if condition.is_floating_point() else -1)
         twice = None if previous is None else torch.cat([previous, previous])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rdlm.geometry import special
 from rdlm.likelihood import Posterior
+from rdlm.model.attention import Cache
 from rdlm.process.chain import Chain, ChainLaw
 from rdlm.process.clock import Linear, Schedule
 from rdlm.sampler.automaton import Automaton, Choice
@@ -23,6 +24,7 @@ from rdlm.sampler.course import Look, Outcome, Walk
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.noise import draw_token as draw_token
 from rdlm.sampler.pace import Moment, Pace, beside, handed, places
+from rdlm.sampler.recall import Asked, Question, Recall
 from rdlm.sampler.rule import Rules, likeliest
 from rdlm.sampler.solver import SOLVERS, Predict, Solver, Step
 from rdlm.sampler.spelling import spelled
@@ -52,7 +54,7 @@ def walk(
 class Walker:
     """A model on a chain with a solver and rules, ready to run."""
 
-    posterior: Posterior
+    posterior: Posterior | Asked
     chain: Chain
     solver: Solver
     clock: Schedule
@@ -66,6 +68,8 @@ class Walker:
     callback: Callback | None = None
     device: torch.device | str = "cpu"
     """Where states and tokens are; the times of positions and what is known of them stay on the CPU."""
+    remember: Callable[[], Cache] | None = None
+    """Makes room for what the model keeps of finished chunks; then it is asked with a `Recall`."""
     tireless: bool = False
     """Ask the model at every step, also where nothing moves: for one that remembers what it answered."""
 
@@ -79,7 +83,7 @@ class Walker:
                 walk, row = walk.subset(kept), row[kept]
                 walker = replace(self, rules=self.rules.subset(row))
             seen = walk
-            walk, law = walker.advance(walk, self.posterior(*self.query(walk)))
+            walk, law = walker.advance(walk, self._ask(self.query(walk)))
             token[handed(row, token.device)], calls[row] = walk.token, walk.calls[:, 0]
             if self.callback is not None:
                 self.callback(Look(row, seen.step[:, 0], seen.state, law, int(walk.step.min())))
@@ -91,7 +95,8 @@ class Walker:
         offsets = self._pace.begin(clean, random)
         none = torch.zeros(len(known), 1, dtype=torch.long)
         token = handed(known.clamp_min(0), self.device)
-        return Walk(self._pace.busy(none, offsets), none, known, offsets, self._begin(token, clean), token, random)
+        state, memory = self._begin(token, clean), self.remember and self.remember()
+        return Walk(self._pace.busy(none, offsets), none, known, offsets, state, token, random, memory)
 
     def stops(self, walk: Walk) -> list[int]:
         """Return the common steps that a walk of one sample will take from here on."""
@@ -101,9 +106,21 @@ class Walker:
             step = self._pace.busy(step + 1, walk.offsets)
         return found
 
-    def query(self, walk: Walk) -> tuple[Tensor, Float[Tensor, "batch positions"]]:
+    def query(self, walk: Walk) -> Question:
         """Return what the model is asked at this step: the states, and the noise that each position has before it."""
-        return walk.state, self._noise(self._pace.local(walk.step, walk.offsets), walk.state)
+        local = self._pace.local(walk.step, walk.offsets)
+        return Question(walk.state, self._noise(local, walk.state), self.recall(walk))
+
+    def recall(self, walk: Walk) -> Recall | None:
+        """Return what of the sequence the question is about, where the model remembers the rest."""
+        if walk.memory is None:
+            return None
+        tokens = walk.known.shape[1] // self.chain.group
+        return Recall(walk.memory, self.chain.clocks.chunk, *self._pace.reach(walk.step, tokens))
+
+    def _ask(self, question: Question) -> Float[Tensor, "batch positions v"]:
+        told: Tensor = self.posterior(*(question if question.recall else question[:2]))
+        return told
 
     def advance(
         self, walk: Walk, log_probability: Float[Tensor, "batch positions v"]
@@ -121,7 +138,7 @@ class Walker:
         drawn, invalid = rules.draw(law, marginals, random, wanted), 0
         if not self._greedy:
             drawn, invalid = self._spelled(drawn, law, now, rules.cut, random)
-        predict = _Counted(self._predict(now, walk.token))
+        predict = _Counted(self._predict(walk, now))
         after = self._moved(walk.state, now, marginals, drawn, random, predict)
         if self._greedy:
             drawn, invalid = self._decided(after, law, marginals, drawn, now, random)
@@ -152,9 +169,10 @@ class Walker:
         fresh = now.moving & (walk.known < 0)
         return drawn if bool(fresh.all()) else torch.where(handed(fresh, drawn.device), drawn, walk.token)
 
-    def _predict(self, now: Moment, token: Int[Tensor, "batch positions"]) -> Predict:
+    def _predict(self, walk: Walk, now: Moment) -> Predict:
         def predict(state: Tensor, local: Tensor) -> Tensor:
-            return self.rules.law(self.posterior(state, self._noise(local, state)), now.settled, token)
+            law = self._ask(Question(state, self._noise(local, state), self.recall(walk)))
+            return self.rules.law(law, now.settled, walk.token)
 
         return predict
 

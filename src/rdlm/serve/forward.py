@@ -29,6 +29,7 @@ from rdlm.denoiser import Sight
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.embedding import TimeEmbedding
 from rdlm.randomness import generator_of
+from rdlm.sampler.recall import Recall
 
 ROWS = 8
 """Most rows of one network call: more of them are no faster each."""
@@ -48,6 +49,8 @@ class Query(NamedTuple):
     """Classes, -1 for a row without one; none for a network that knows no classes."""
     sight: Sight | None = None
     """What positions see of each other; none: everything."""
+    recall: Recall | None = None
+    """What is asked of a model that remembers the rest: then each row goes by itself."""
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -60,7 +63,8 @@ class Query(NamedTuple):
         previous = None if self.previous is None else self.previous[rows]
         condition = None if self.condition is None else self.condition[rows]
         sight = None if self.sight is None else self.sight.part(rows)
-        return Query(self.state[rows], self.noise[rows], previous, condition, sight)
+        recall = None if self.recall is None else self.recall.rows(rows)
+        return Query(self.state[rows], self.noise[rows], previous, condition, sight, recall)
 
 
 class Forward:
@@ -79,20 +83,31 @@ class Forward:
         self._pool = ThreadPoolExecutor(self.threads, "rdlm-forward", partial(torch.set_num_threads, 1))
 
     def __call__(self, queries: Sequence[Query]) -> list[Float[Tensor, "rows positions v"]]:
-        """Return the answers to all queries; those of one shape share their calls."""
+        """Return the answers to all queries; those of one shape share their calls, unless the model remembers."""
+        answers: list[Tensor] = [torch.empty(0)] * len(queries)
         shapes: dict[tuple[object, ...], list[int]] = {}
         for index, query in enumerate(queries):
-            shapes.setdefault(query.shape, []).append(index)
+            if query.recall is not None:
+                answers[index] = self._recalled(query, query.recall)
+            else:
+                shapes.setdefault(query.shape, []).append(index)
         chunks = [chunk for places in shapes.values() for chunk in self._chunks([queries[i] for i in places])]
         self.calls += len(chunks)
         parts = iter(self._run(chunks))
-        answers: list[Tensor] = [torch.empty(0)] * len(queries)
         for places in shapes.values():
             counts = [len(queries[i].state) for i in places]
             whole = torch.cat([next(parts) for _ in range(self._pieces(sum(counts)))])
             for place, part in zip(places, whole.split(counts), strict=True):
                 answers[place] = part
         return answers
+
+    def _recalled(self, query: Query, recall: Recall) -> Float[Tensor, "rows positions v"]:
+        """Return the answer of a model that remembers; about so few positions, rows together would round apart."""
+        rows = [query.part(slice(row, row + 1)) for row in range(len(query.state))]
+        self.calls += len(rows)
+        laws = self._run(rows)
+        recall.remember([row.recall for row in rows if row.recall is not None])
+        return torch.cat(laws)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -153,6 +168,8 @@ class Forward:
     def _ask(self, query: Query) -> Tensor:
         with torch.no_grad():
             method = self.method
+            if query.recall is not None:
+                return query.recall.law(method, query.state, query.noise, query.condition)
             return method.denoiser(
                 method.network, query.state, query.noise, query.condition, query.previous, query.sight
             )

@@ -11,6 +11,7 @@ from rdlm.method.rdlm import Rdlm
 from rdlm.sampler.course import Outcome, Walk
 from rdlm.sampler.plan import Plan
 from rdlm.sampler.predictor import guided, tempered
+from rdlm.sampler.recall import Question, Recall
 from rdlm.sampler.walk import Walker
 from rdlm.serve.forward import Query, conditions
 from rdlm.serve.ticket import Finished, Progress, Ticket
@@ -62,8 +63,14 @@ class Sample:
         return (
             self.walk.known.shape[1], self.journey.path, request.steps, request.solver, request.grid, request.window,
             request.order, request.chunk, request.guidance, request.temperature, request.top_p, request.greedy,
-            decoding, alone,
+            decoding, alone, self._remembered,
         )  # fmt: skip
+
+    @property
+    def _remembered(self) -> tuple[int, ...]:
+        """Return what is asked of a model that remembers; nothing where it does not."""
+        recall = self.journey.walker(self.stretch, _unasked).recall(self.walk)
+        return () if recall is None else (recall.cache.length, recall.front, recall.end)
 
     def moved(self, walk: Walk, finished: Tensor) -> bool:
         """Take over the walk after a step; return whether the sample is whole."""
@@ -113,7 +120,7 @@ class Group:
         self._request = first.plan.request
         self.walker: Walker = first.journey.walker(first.stretch, self._second_look)
         self._seen = self.walker.query(self.walk)
-        self.query = self._question(*self._seen)
+        self.query = self._question(self._seen)
 
     @property
     def _method(self) -> Rdlm:
@@ -124,7 +131,7 @@ class Group:
         before = self.walk
         watched = [sample.watch is not None for sample in self.samples]
         finished = self.walker.finished(before) if any(watched) else None
-        self.walk, law = self.walker.advance(before, self._heard(answer, *self._seen))
+        self.walk, law = self.walker.advance(before, self._heard(answer, self._seen))
         for row, sample in enumerate(self.samples):
             if sample.watch is not None and finished is not None:
                 sample.watch(sample.step, before.state[row], law[row], finished[row])
@@ -135,22 +142,24 @@ class Group:
             sample.previous = last
         return [sample for sample, walk, done in rows if sample.moved(walk, done)]
 
-    def _second_look(self, state: Tensor, noise: Tensor) -> Tensor:
+    def _second_look(self, state: Tensor, noise: Tensor, recall: Recall | None = None) -> Tensor:
         """Return the model's answer where a solver asks twice in a step."""
-        return self._heard(self._ask(self._question(state, noise)), state, noise)
+        question = Question(state, noise, recall)
+        return self._heard(self._ask(self._question(question)), question)
 
-    def _question(self, state: Tensor, noise: Tensor) -> Query:
+    def _question(self, question: Question) -> Query:
         """Return what the network is asked; a guided law needs its answer with the classes and without them."""
-        sight = self.samples[0].journey.sight
-        query = Query(state, noise, self.previous, self._condition, sight)
+        sight, (state, noise, recall) = self.samples[0].journey.sight, question
+        query = Query(state, noise, self.previous, self._condition, sight, recall)
         if self._request.guidance == 1 or self._condition is None:
             return query
         twice = None if self.previous is None else torch.cat([self.previous] * 2)
         both = torch.cat([self._condition, torch.full_like(self._condition, -1)])
         return Query(torch.cat([state] * 2), torch.cat([noise] * 2), twice, both, sight)
 
-    def _heard(self, answer: Tensor, state: Tensor, noise: Tensor) -> Tensor:
+    def _heard(self, answer: Tensor, question: Question) -> Tensor:
         """Return the network's answer as the predictor gives it: guided, remembered and tempered."""
+        state, noise, _ = question
         if len(answer) > len(state):
             conditional, free = answer.chunk(2)
             answer = guided(conditional, free, self._request.guidance)
@@ -160,5 +169,5 @@ class Group:
         return answer if temperature == 1 else tempered(self._method, answer, state, noise, temperature)
 
 
-def _unasked(state: Tensor, noise: Tensor) -> Tensor:
+def _unasked(state: Tensor, noise: Tensor, recall: Recall | None = None) -> Tensor:
     raise AssertionError("a walk begins without asking the model")
