@@ -20,6 +20,7 @@ class Entry(NamedTuple):
 
 CATALOGUE = {
     "step": Entry("training", "step", "training step against the network on token ids, d = 28"),
+    "chunks": Entry("training", "chunks", "the same from left to right"),
     "packed": Entry("training", "packed", "the same for 30,522 tokens as ten base-3 digits"),
     "unsplit": Entry("training", "unsplit", "the same for 30,522 tokens on one sphere"),
     "layout": Entry("layout", "layout", "packed against serial digits"),
@@ -30,6 +31,7 @@ CATALOGUE = {
     "simulation": Entry("draw", "simulation", "a draw against the simulation it replaces"),
     "tables": Entry("draw", "tables", "building the laws' tables against drawing their random numbers"),
     "sampler": Entry("walking", "sampler", "a sampler's step without the network"),
+    "recall": Entry("walking", "recall", "samples from left to right with and without recalling finished tokens"),
     "bound": Entry("bounding", "bound", "the likelihood bound against the network's calls, walks and simulation"),
     "loading": Entry("loading", "loading", "data loading against the training step"),
     "startup": Entry("startup", "startup", "rdlm --help and a wrong flag against python alone"),

@@ -8,6 +8,7 @@ import torch
 
 from rdlm.bench.measure import Figure, Work, alternate, at_most
 from rdlm.bench.subject import (
+    CHUNKS,
     LETTERS,
     NETWORK,
     ONE_SPHERE,
@@ -38,6 +39,23 @@ def step(quick: bool) -> list[Figure]:
     return [
         Figure.of(f"training step, d = 28, {name}", "the network on ids", taken[name], taken["ids"], at_most(1.05))
         for name in works
+    ]
+
+
+def chunks(quick: bool) -> list[Figure]:
+    """Return the step of a sequence that is learned token after token: it goes in twice, finished and noisy."""
+    ids = tokens(LETTERS, 2 if quick else 8, 64 if quick else 256)
+    config = RunConfig(process=SMALL_TABLE, model=NETWORK, objective=CHUNKS)
+    works = {
+        "chunks": training_step(method(config, LETTERS), ids),
+        "ids": network_on_ids(NETWORK, LETTERS, ids),
+        "twice": network_on_ids(NETWORK, LETTERS, torch.cat([ids, ids], dim=1)),
+    }
+    taken = alternate(works, 3 if quick else 5)
+    name = "training step, d = 28, left to right"
+    return [
+        Figure.of(name, "the network on ids", taken["chunks"], taken["ids"]),
+        Figure.of(name, "the network on twice as many ids", taken["chunks"], taken["twice"]),
     ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from rdlm.bench.measure import Figure, Work, alternate, at_most
 from rdlm.bench.subject import LETTERS, NETWORK, ONE_SPHERE, PIECES, PLAIN, SMALL_TABLE, TINY, Timed, method
 from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig
 from rdlm.method.rdlm import Rdlm
+from rdlm.model.transformer import Transformer
 from rdlm.process.window import Window
 from rdlm.randomness import generator_of
 from rdlm.sampler.noise import Noise
@@ -64,6 +66,29 @@ def sampler(quick: bool) -> list[Figure]:
         figures += [_step(case, subject, 3 if quick else 7)]
         figures += [_share(case, subject, way, 1 if quick else 3) for way in WAYS]
     return figures
+
+
+def recall(quick: bool) -> list[Figure]:
+    """Return what a sample from left to right costs if all tokens are asked about at every step, over what it costs."""
+    length, network = (32, TINY) if quick else (128, NETWORK)
+    subject = method(RunConfig(process=replace(SMALL_TABLE, window=1 / length, chunk=1), model=network), LETTERS)
+    subject.network.eval()
+    assert isinstance(subject.network, Transformer)
+    chain = subject.chain(subject.process.mixture.paths[0], length, length=length)
+    model = Predictor(subject, sight=subject.sight(chain))
+    asking = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
+    known = torch.full((1, length), -1)
+    works: dict[str, Work] = {
+        name: partial(_run, replace(asking, remember=remember), known)
+        for name, remember in (("all", None), ("recalled", subject.network.cache))
+    }
+    taken = alternate(works, 3)
+    name = f"sample of {length} letters, all asked about at every step"
+    return [Figure.of(name, "recalling finished ones", taken["all"], taken["recalled"])]
+
+
+def _run(walker: Walker, known: torch.Tensor) -> None:
+    walker.run(known, Noise([generator_of(0)], 1))
 
 
 def _step(case: Case, subject: Rdlm, turns: int) -> Figure:
