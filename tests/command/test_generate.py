@@ -146,6 +146,7 @@ def test_a_hostile_token_stays_text(text: str) -> None:
         (["--steps", "0"], "steps must be at least 1"),
         (["--prompt", "a" * 12], "leave nothing open"),
         (["--prompt", "UPPER"], "outside the model's alphabet"),
+        (["--infill", "a__ b_C"], "infill: the character 'C' at position 6 is outside the model's alphabet"),
         (["--infill", "no gap"], "has no gap"),
         (["--regex", "abc"], "nothing of length 12 matches"),
         (["--label", "cat"], "trained without classes"),

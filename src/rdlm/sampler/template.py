@@ -36,10 +36,13 @@ class Template:
         return torch.where((self.known != OPEN)[:, None], fixed & allowed, allowed)
 
 
-def encode(tokenizer: Tokenizer, text: str, what: str) -> Int[Tensor, " n"]:
-    """Return the ids of a text; a character outside the alphabet is an error even where the corpus was lenient."""
+def encode(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) -> Int[Tensor, " n"]:
+    """Return the ids of a text; a character outside the alphabet is an error even where the corpus was lenient.
+
+    `begin` is where the text begins in what the user wrote.
+    """
     if isinstance(tokenizer, Characters):
-        for at, character in enumerate(text):
+        for at, character in enumerate(text, begin):
             if character not in tokenizer.alphabet:
                 raise InputError(
                     f"{what}: the character {character!r} at position {at} is outside the model's alphabet "
@@ -67,11 +70,11 @@ def infilled(tokenizer: Tokenizer, text: str, gap: str = "_") -> Int[Tensor, " n
         raise InputError(f"the gap {gap!r} is a character of the model's alphabet: choose another one with --gap")
     if gap not in text:
         raise InputError(f"the infill {text!r} has no gap: write {gap!r} for every open token")
-    parts = [encode(tokenizer, part, "infill") for part in text.split(gap)]
-    pieces = [parts[0]]
-    for part in parts[1:]:
-        pieces += [torch.tensor([OPEN]), part]
-    return torch.cat(pieces)
+    pieces, begin = [], 0
+    for part in text.split(gap):
+        pieces += [encode(tokenizer, part, "infill", begin), torch.tensor([OPEN])]
+        begin += len(part) + 1
+    return torch.cat(pieces[:-1])
 
 
 def restricted(
