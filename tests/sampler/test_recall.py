@@ -44,6 +44,13 @@ def subject(process: dict[str, Any] | None = None, denoiser: dict[str, Any] | No
     return method
 
 
+def chunked() -> LanguageModel:
+    """Return a model that writes letter after letter."""
+    method = subject({"window": 0.01, "chunk": 1})
+    about = {"kind": "text", "length": LENGTH, "classes": [], "signal": False}
+    return LanguageModel("chunked", method, Characters(TEXT8_ALPHABET), method.config, about)
+
+
 class Run:
     """The tokens of a walk, and of each step the states, the laws and the moving positions' laws."""
 
@@ -124,10 +131,15 @@ def test_a_cache_of_some_rows_is_a_cache_of_its_own() -> None:
     ids=["free", "prompt", "cut", "regex", "wish"],
 )  # fmt: skip
 def test_what_looks_ahead_is_asked_about_everything(options: dict[str, Any], longest: int) -> None:
-    method = subject({"window": 0.01, "chunk": 1})
-    about = {"kind": "text", "length": LENGTH, "classes": [], "signal": False}
-    model = LanguageModel("chunked", method, Characters(TEXT8_ALPHABET), method.config, about)
+    model = chunked()
     asked: list[int] = []
-    method.network.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].shape[1]))
+    model.rdlm.network.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].shape[1]))
     model.generate(**options)
     assert max(asked) == longest
+
+
+def test_a_trace_shows_nothing_where_nothing_was_asked() -> None:
+    trace = chunked().generate(trace=True).trace
+    assert trace is not None
+    for at, frame in enumerate(trace.frames[:-1]):
+        assert [token == "" for token in frame.tokens] == [False] * (at + 1) + [True] * (LENGTH - 1 - at)

@@ -101,6 +101,15 @@ def test_a_frame_is_whole(served: Served) -> None:
     assert frames[0]["settled"] == [True, False, False, True] and frames[-1]["settled"][1] is True
 
 
+def test_tokens_that_nobody_has_asked_about_are_null(served: Served) -> None:
+    """In chunks of one token the model is asked about each when it is its turn."""
+    frames = [data for name, data in events(served, {"model": "chunked", "steps": 16}) if name == "frame"]
+    for at, frame in enumerate(frames):
+        blank = [token is None for token in frame["tokens"]]
+        assert blank == [False] * (at + 1) + [True] * (15 - at)
+        assert [len(row) for row in frame["alternatives"]] == [3] * (at + 1) + [0] * (15 - at)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rdlm.denoiser import Sight
@@ -56,6 +56,11 @@ class Recall(NamedTuple):
         law = found.new_full((*noise.shape, found.shape[-1]), -math.log(found.shape[-1]))
         law[:, asked] = found
         return law
+
+
+def answered(law: Float[Tensor, "... v"]) -> Bool[Tensor, "..."]:
+    """Return where a law says anything: to whom nothing was asked all tokens are exactly alike."""
+    return law.amax(-1) > law.amin(-1)
 
 
 class Question(NamedTuple):

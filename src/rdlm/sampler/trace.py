@@ -9,7 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.language_model import LanguageModel
+from rdlm.sampler.recall import answered
 
+UNASKED = -2
+"""In place of a token of which the model has not been asked yet."""
 SHOWN_SPHERES = 24
 """Positions whose states are kept, evenly spread over the sample."""
 
@@ -39,7 +42,9 @@ class Trace:
         # [positions] -> [length, digits]: a token of several digits is as certain as all of them together.
         certainty = best.values.view(-1, method.symbols_per_token).sum(-1).exp()
         kept = state.flatten(0, -2)[self._shown(state.flatten(0, -2).shape[0])]
-        self._seen.append((method.spell(best.indices[None].cpu())[0], certainty.cpu(), kept.cpu()))
+        told = answered(log_probability).view(-1, method.symbols_per_token).any(-1).cpu()
+        ids = method.spell(best.indices[None].cpu())[0].masked_fill(~told, UNASKED)
+        self._seen.append((ids, certainty.cpu(), kept.cpu()))
 
     def finish(self, token: Int[Tensor, " length"]) -> None:
         """Turn what was recorded into frames, now that the end is known."""
@@ -56,7 +61,8 @@ class Trace:
         self.frames.append(Frame(self._words(token), (1.0,) * len(token), ends))
 
     def _words(self, ids: Tensor) -> tuple[str, ...]:
-        return tuple("\ufffd" if i < 0 else self.model.tokenizer.decode([i]) for i in ids.tolist())
+        strange = {UNASKED: "", -1: "\ufffd"}  # digits may spell no token
+        return tuple(strange[i] if i in strange else self.model.tokenizer.decode([i]) for i in ids.tolist())
 
     def _shown(self, spheres: int) -> Tensor:
         return torch.linspace(0, spheres - 1, min(SHOWN_SPHERES, spheres)).round().long()

@@ -18,6 +18,7 @@ from rdlm.codec import Codec
 from rdlm.errors import InputError
 from rdlm.language_model import LanguageModel
 from rdlm.sampler.plan import Plan
+from rdlm.sampler.recall import answered
 from rdlm.sampler.template import OPEN, encode
 from rdlm.serve import error
 from rdlm.serve.event import HEADERS, data
@@ -44,6 +45,7 @@ class Frame:
     """[length, SHOWN] ids of whole tokens or digits, and"""
     probability: Tensor
     entropy: Tensor
+    answered: Tensor
     settled: Tensor
     axes: list[int]
     state: list[float]
@@ -86,7 +88,8 @@ class Film:
         if len(coordinates) <= WIDEST_TRAIL:
             self._trail.append(coordinates.clone())
         point = _point(coordinates, self._axes)
-        self.ticket.post(Frame(step, best.indices, best.values.exp(), entropy, settled, list(self._axes), point))
+        chance, known = best.values.exp(), answered(law)
+        self.ticket.post(Frame(step, best.indices, chance, entropy, known, settled, list(self._axes), point))
 
     @property
     def _codec(self) -> Codec:
@@ -117,15 +120,18 @@ class Film:
         per = self.plan.model.rdlm.symbols_per_token
         digits = frame.likeliest.view(-1, per, frame.likeliest.shape[-1])  # [length, digits, shown]
         chance = frame.probability.view(digits.shape).prod(1)
-        words = [[self._word(ids) for ids in token.T.tolist()] for token in digits]
+        told = frame.answered.view(-1, per).any(-1).tolist()
+        words = [[self._word(ids) for ids in token.T.tolist()] if some else [] for token, some in
+                 zip(digits, told, strict=True)]  # fmt: skip
         entropy = frame.entropy.view(-1, per).sum(-1)
         most = math.log2(self.plan.model.tokenizer.size)
         gained = sum(most - bits for bits, known in zip(entropy.tolist(), self.known, strict=True) if not known)
         return {
-            "step": frame.step, "time": frame.step / self.plan.steps, "tokens": [row[0] for row in words],
+            "step": frame.step, "time": frame.step / self.plan.steps,
+            "tokens": [row[0] if row else None for row in words],
             "certainty": _rounded(chance[:, 0]), "entropy": _rounded(entropy), "information": round(gained, 4),
-            "alternatives": [list(map(list, zip(row, p, strict=True))) for row, p in zip(words, map(_rounded, chance),
-                                                                                          strict=True)],
+            "alternatives": [list(map(list, zip(row, p, strict=False))) for row, p in zip(words, map(_rounded, chance),
+                                                                                           strict=True)],
             "known": self.known, "settled": frame.settled.view(-1, per).all(-1).tolist(),
             "sphere": {"position": self.position, "tokens": [self._axis(axis) for axis in frame.axes],
                        "state": frame.state},

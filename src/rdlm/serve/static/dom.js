@@ -24,12 +24,14 @@ export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches
 
 // A token as a reader sees it in a cell, and as a reader hears it.
 export function glyph(token) {
+  if (token === null) return "·"; // nobody has asked the model about it yet
   if (token === "") return "∅";
   if (token === " ") return "\u00a0";
   return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "\u00a0");
 }
 
 export function spoken(token) {
+  if (token === null) return "not asked yet";
   return { "": "empty", " ": "space", "\n": "new line", "\t": "tab" }[token] ?? token;
 }
 

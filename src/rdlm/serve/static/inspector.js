@@ -3,6 +3,7 @@
 import { glyph, make, percent, spoken } from "./dom.js";
 
 export function words(frame, i) {
+  if (frame.tokens[i] === null) return `position ${i + 1}: ${spoken(null)}`;
   const what = frame.known[i] ? "given" : `${percent(frame.certainty[i])} certain`;
   const others = (frame.alternatives[i] ?? []).map(([token, p]) => `${spoken(token)} ${percent(p)}`).join(", ");
   return `position ${i + 1}: ${spoken(frame.tokens[i])}, ${what}${frame.known[i] ? "" : `; likeliest: ${others}`}`;
