@@ -106,7 +106,7 @@ def mistakes(model: str, folder: Path) -> Iterator[Row]:
     runs["a model that is not there"] = command(str(folder / "none"))
     runs["a model of another format"] = command(str(other))
     for what, done in runs.items():
-        lines = done.stderr.strip().splitlines()
+        lines = [line.strip("│ ") for line in done.stderr.splitlines() if any(map(str.isalpha, line))]
         clear = done.returncode == 2 and "Traceback" not in done.stderr
         yield {"what": what, "seen": int(clear), "of": 1, "note": lines[-1][:100] if lines else ""}
 
