@@ -231,6 +231,20 @@ def test_a_wish_is_heard(model: LanguageModel) -> None:
     assert int((guided == letter).sum()) > 3 * int((plain == letter).sum()) + 20
 
 
+def test_samples_share_calls_where_that_changes_nothing(model: LanguageModel) -> None:
+    rows: list[int] = []
+    hook = model.rdlm.network.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    try:
+        shared = generate(model, num=5, steps=6)
+        most = max(rows)
+        rows.clear()
+        alone = generate(model, num=5, steps=6, rows=1)
+    finally:
+        hook.remove()
+    assert most == 5 and set(rows) == {1}
+    assert torch.equal(shared.tokens, alone.tokens)
+
+
 def test_a_self_conditioned_network_sees_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(network={"self_condition": True})
     seen: list[Tensor | None] = []
@@ -241,7 +255,7 @@ def test_a_self_conditioned_network_sees_its_last_answer(monkeypatch: pytest.Mon
         return real(network, state, noise, condition, previous, sight)
 
     monkeypatch.setattr(type(model.method.denoiser), "__call__", lambda self, *given: spy(*given))
-    made = generate(model, num=2, steps=3)
+    made = generate(model, num=2, steps=3, rows=1)
     assert [previous is None for previous in seen] == [True, True] + [False] * 4
     assert not made.claims_bound
 

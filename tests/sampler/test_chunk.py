@@ -13,8 +13,8 @@ from rdlm.errors import InputError
 from rdlm.language_model import LanguageModel
 from rdlm.method.rdlm import Rdlm
 from rdlm.model.config import TransformerConfig
+from rdlm.sampler.forward import Forward, Query
 from rdlm.scoring import Effort, effort_for
-from rdlm.serve.forward import Forward, Query
 
 LENGTH = 80
 

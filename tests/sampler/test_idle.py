@@ -67,7 +67,7 @@ def test_few_open_tokens_take_few_calls(model: LanguageModel, monkeypatch: pytes
         made = generate(model, steps=64, window=window, order="left_to_right", infill="__ _____ ___")
         assert made.network_calls == len(counted) == calls
         counted.clear()
-    spread = generate(model, num=3, steps=64, window=1 / 64, infill="__ _____ ___", trace=True)
+    spread = generate(model, num=3, steps=64, window=1 / 64, infill="__ _____ ___", trace=True, rows=1)
     assert spread.network_calls == 10 and len(counted) == 30
     assert spread.trace is not None and len(spread.trace.frames) == 11
 

@@ -14,8 +14,8 @@ from running import save
 from torch import Tensor
 
 import rdlm
+from rdlm.sampler.forward import Query
 from rdlm.serve.app import create
-from rdlm.serve.forward import Query
 from rdlm.serve.service import Limits, Service
 
 

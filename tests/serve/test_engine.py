@@ -15,12 +15,12 @@ from torch import Tensor
 
 import rdlm
 from rdlm.language_model import LanguageModel
+from rdlm.sampler.forward import Query
 from rdlm.sampler.plan import Plan
 from rdlm.sampler.request import Request
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine
 from rdlm.serve.error import Left, Refusal
-from rdlm.serve.forward import Query
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.sample import Sample
 from rdlm.serve.service import Limits, Service

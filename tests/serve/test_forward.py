@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rdlm
 from rdlm.method.rdlm import Rdlm
-from rdlm.serve.forward import Forward, Query
+from rdlm.sampler.forward import Forward, Query
 
 
 @pytest.fixture(scope="module")

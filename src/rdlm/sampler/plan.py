@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from rdlm.sampler import curve
 from rdlm.sampler.automaton import Automaton, spellings
 from rdlm.sampler.block import Stretch, stretches
 from rdlm.sampler.course import Look, Outcome
+from rdlm.sampler.forward import Forward
 from rdlm.sampler.journey import Journey
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.predictor import Predictor
@@ -122,9 +123,16 @@ class Plan:
         condition, positions = self.condition, self.model.rdlm.process.codec.positions
         if condition is not None and condition.is_floating_point():
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
+        # Whether rows round alike is tried out without a signal, so that those with one go by themselves.
+        alone = condition is not None and condition.is_floating_point()
+        forward = None if self.request.rows or self.device.type != "cpu" or alone else self._forward
         rows = self.request.rows or (1 if self.device.type == "cpu" else batch)
         return Predictor(self.model.rdlm, None if condition is None else condition.to(self.device),
-                         self.request.guidance, self.request.temperature, rows, sight)  # fmt: skip
+                         self.request.guidance, self.request.temperature, rows, sight, forward)  # fmt: skip
+
+    @cached_property
+    def _forward(self) -> Forward:
+        return Forward(self.model.rdlm)
 
 
 class _Report:

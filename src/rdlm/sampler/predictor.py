@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.denoiser import Sight
 from rdlm.method.rdlm import Rdlm
+from rdlm.sampler.forward import Forward, Query
 from rdlm.sampler.recall import Recall
 
 
@@ -25,6 +24,8 @@ def tempered(
     Then the samples of independent tokens have the law `p^(1/T)`. Sharpening the evidence, too, would make the
     first noise decide. Without evidence the two cannot be told apart, and all is divided.
     """
+    if temperature == 1:
+        return law
     denoiser = method.denoiser
     if not denoiser.config.evidence:
         return torch.log_softmax(law / temperature, -1)
@@ -34,18 +35,27 @@ def tempered(
     return torch.log_softmax(evidence + (law - evidence) / temperature, -1)
 
 
+def asked(query: Query, guidance: float) -> Query:
+    """Return what the network is asked: a guided law needs its answer with the conditions and without them."""
+    return query if guidance == 1 or query.condition is None else query.twice()
+
+
 def guided(
-    conditional: Float[Tensor, "batch positions v"], free: Float[Tensor, "batch positions v"], guidance: float
+    answer: Float[Tensor, "rows positions v"], query: Query, guidance: float
 ) -> Float[Tensor, "batch positions v"]:
-    """Return the law with the condition weighed by the guidance, Eq. (45), from those with and without it."""
+    """Return the law with the condition weighed by the guidance, Eq. (45), where it was asked for with and without."""
+    if len(answer) == len(query.state):
+        return answer
+    conditional, free = answer.chunk(2)
     return torch.log_softmax(free + guidance * (conditional - free), -1)
 
 
 class Predictor:
-    """`log p(token | states)` of a method's network, called for so many sequences at a time.
+    """`log p(token | states)` of a method's network.
 
-    A matrix product's rounding depends on the number of its rows. With `rows = 1` a sample depends on nothing but
-    its seed, whatever else is in the batch. A condition of one row is that of all sequences.
+    A matrix product's rounding depends on the number of its rows. Where `forward` asks, rows share calls so that each
+    is answered as if it had been asked alone: a sample depends on nothing but its seed, whatever else is in the batch.
+    Without it so many `rows` go at a time. A condition of one row is that of all sequences.
     """
 
     def __init__(
@@ -56,9 +66,10 @@ class Predictor:
         temperature: float = 1.0,
         rows: int = 1,
         sight: Sight | None = None,
+        forward: Forward | None = None,
     ) -> None:
         self.method, self.condition, self.guidance, self.temperature = method, condition, guidance, temperature
-        self.rows, self.sight = rows, sight
+        self.rows, self.sight, self.forward = rows, sight, forward
         self._previous: Tensor | None = None
 
     def __call__(
@@ -68,46 +79,19 @@ class Predictor:
         recall: Recall | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, guided where there is a condition, Eq. (45), and tempered."""
-        with torch.no_grad():
-            some = [slice(at, at + self.rows) for at in range(0, len(state), self.rows)]
-            if recall is None:
-                parts = [self._rows(rows, state, noise) for rows in some]
-            else:
-                parts = self._recalled(some, state, noise, recall)
-            law = parts[0] if len(parts) == 1 else torch.cat(parts)
-            if self.method.config.model.self_condition:
-                self._previous = self.method.denoiser.previous(law)
-            return law if self.temperature == 1 else tempered(self.method, law, state, noise, self.temperature)
+        query = Query(state, noise, self._previous, self._given(len(state)), self.sight, recall)
+        law = guided(self._ask(asked(query, self.guidance)), query, self.guidance)
+        if self.method.config.model.self_condition:
+            self._previous = self.method.denoiser.previous(law)
+        return tempered(self.method, law, state, noise, self.temperature)
 
-    def _recalled(self, some: Sequence[slice], state: Tensor, noise: Tensor, recall: Recall) -> list[Tensor]:
-        """Return what is said of some sequences after the other about the chunk that runs; they are not guided."""
-        asked = [recall.rows(rows) for rows in some]
-        laws = [
-            one.law(self.method, state[rows], noise[rows], self._given(rows, len(state)))
-            for rows, one in zip(some, asked, strict=True)
-        ]
-        recall.remember(asked)
-        return laws
+    def _ask(self, query: Query) -> Float[Tensor, "rows positions v"]:
+        if self.forward is not None:
+            return self.forward([query])[0]
+        return query.in_parts(self.rows, lambda parts: [part.answer(self.method) for part in parts])
 
-    def _given(self, rows: slice, count: int) -> Tensor | None:
-        """Return the condition of some of so many sequences."""
-        if self.condition is None:
-            return None
-        alike = len(self.condition) == 1
-        return (self.condition.expand(count, *self.condition.shape[1:]) if alike else self.condition)[rows]
-
-    def _rows(self, rows: slice, state: Tensor, noise: Tensor) -> Tensor:
-        previous = None if self._previous is None else self._previous[rows]
-        condition = self._given(rows, len(state))
-        if condition is None or self.guidance == 1:
-            return self._ask(state[rows], noise[rows], condition, previous)
-        absent = torch.full_like(condition, float("nan") if condition.is_floating_point() else -1)
-        twice = None if previous is None else torch.cat([previous, previous])
-        both = self._ask(
-            torch.cat([state[rows]] * 2), torch.cat([noise[rows]] * 2), torch.cat([condition, absent]), twice
-        )
-        conditional, free = both.chunk(2)
-        return guided(conditional, free, self.guidance)
-
-    def _ask(self, state: Tensor, noise: Tensor, condition: Tensor | None, previous: Tensor | None) -> Tensor:
-        return self.method.denoiser(self.method.network, state, noise, condition, previous, self.sight)
+    def _given(self, count: int) -> Tensor | None:
+        """Return the condition of so many sequences."""
+        if self.condition is None or len(self.condition) > 1:
+            return self.condition
+        return self.condition.expand(count, *self.condition.shape[1:])

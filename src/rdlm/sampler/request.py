@@ -72,7 +72,8 @@ class Request:
     batch: int = 16
     """Samples that are walked together."""
     rows: int | None = None
-    """Sequences per network call; 1, the default on a CPU, keeps samples independent of each other to the last bit."""
+    """Sequences per network call. If not given, on a CPU as many as leave samples independent of each other to the last
+    bit, and elsewhere all of a batch."""
     trace: bool = False
     """Record how the first sample takes shape."""
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from rdlm.language_model import LanguageModel
+from rdlm.sampler.forward import Forward, Query
 from rdlm.serve import error
 from rdlm.serve.error import Refusal
-from rdlm.serve.forward import Forward, Query
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.sample import Group, Sample
 from rdlm.serve.ticket import Ticket

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rdlm.method.rdlm import Rdlm
 from rdlm.sampler.course import Outcome, Walk
+from rdlm.sampler.forward import Query, conditions
 from rdlm.sampler.plan import Plan
-from rdlm.sampler.predictor import guided, tempered
+from rdlm.sampler.predictor import asked, guided, tempered
 from rdlm.sampler.recall import Question, Recall
 from rdlm.sampler.walk import Walker
-from rdlm.serve.forward import Query, conditions
 from rdlm.serve.ticket import Finished, Progress, Ticket
 
 Watch = Callable[[int, Tensor, Tensor, Tensor], object]
@@ -148,25 +148,19 @@ class Group:
         return self._heard(self._ask(self._question(question)), question)
 
     def _question(self, question: Question) -> Query:
-        """Return what the network is asked; a guided law needs its answer with the classes and without them."""
-        sight, (state, noise, recall) = self.samples[0].journey.sight, question
+        """Return what the network is asked."""
+        state, noise, recall = question
+        sight = self.samples[0].journey.sight
         query = Query(state, noise, self.previous, self._condition, sight, recall)
-        if self._request.guidance == 1 or self._condition is None:
-            return query
-        twice = None if self.previous is None else torch.cat([self.previous] * 2)
-        both = torch.cat([self._condition, torch.full_like(self._condition, -1)])
-        return Query(torch.cat([state] * 2), torch.cat([noise] * 2), twice, both, sight)
+        return asked(query, self._request.guidance)
 
     def _heard(self, answer: Tensor, question: Question) -> Tensor:
         """Return the network's answer as the predictor gives it: guided, remembered and tempered."""
         state, noise, _ = question
-        if len(answer) > len(state):
-            conditional, free = answer.chunk(2)
-            answer = guided(conditional, free, self._request.guidance)
+        law = guided(answer, Query(state, noise), self._request.guidance)
         if self._method.config.model.self_condition:
-            self.previous = self._method.denoiser.previous(answer)
-        temperature = self._request.temperature
-        return answer if temperature == 1 else tempered(self._method, answer, state, noise, temperature)
+            self.previous = self._method.denoiser.previous(law)
+        return tempered(self._method, law, state, noise, self._request.temperature)
 
 
 def _unasked(state: Tensor, noise: Tensor, recall: Recall | None = None) -> Tensor:

@@ -13,10 +13,10 @@ from rdlm.language_model import LanguageModel
 from rdlm.likelihood import Posterior
 from rdlm.method.flow import Flow
 from rdlm.method.rdlm import Rdlm
+from rdlm.sampler.forward import Query
 from rdlm.scoring import FEWEST, Effort, Encoded, encode, score_encoded, windows
 from rdlm.serve.engine import Engine
 from rdlm.serve.error import answer
-from rdlm.serve.forward import Query
 from rdlm.serve.host import Host
 from rdlm.serve.schema import ScoreBody
 from rdlm.serve.service import Service, while_present

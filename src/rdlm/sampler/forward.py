@@ -1,4 +1,4 @@
-"""Network calls shared by rows of different requests, each row answered as if it had been asked alone.
+"""Network calls shared by rows, of one request or of several, each row answered as if it had been asked alone.
 
 Company can change the last bits of a row in two ways, and rows share a call where neither does.
 
@@ -15,7 +15,7 @@ Measured with 1.1M parameters at length 64 on one thread: 5.3 ms for one row, 26
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -45,8 +45,8 @@ class Query(NamedTuple):
     noise: Float[Tensor, "rows positions"]
     previous: Float[Tensor, "rows length f"] | None = None
     """The last answer, for networks that see it."""
-    condition: Int[Tensor, " rows"] | None = None
-    """Classes, -1 for a row without one; none for a network that knows no classes."""
+    condition: Tensor | None = None
+    """Classes, -1 for a row without one, or signals; none for a network that knows neither."""
     sight: Sight | None = None
     """What positions see of each other; none: everything."""
     recall: Recall | None = None
@@ -65,6 +65,31 @@ class Query(NamedTuple):
         sight = None if self.sight is None else self.sight.part(rows)
         recall = None if self.recall is None else self.recall.rows(rows)
         return Query(self.state[rows], self.noise[rows], previous, condition, sight, recall)
+
+    def twice(self) -> Query:
+        """Return all rows with their conditions, and all once more without."""
+        assert self.condition is not None
+        absent = torch.full_like(self.condition, float("nan") if self.condition.is_floating_point() else -1)
+        previous = None if self.previous is None else torch.cat([self.previous] * 2)
+        both = torch.cat([self.condition, absent])
+        return Query(torch.cat([self.state] * 2), torch.cat([self.noise] * 2), previous, both, self.sight)
+
+    def answer(self, method: Rdlm) -> Float[Tensor, "rows positions v"]:
+        """Return what the network says, asked about all rows at once."""
+        with torch.no_grad():
+            if self.recall is not None:
+                return self.recall.law(method, self.state, self.noise, self.condition)
+            return method.denoiser(
+                method.network, self.state, self.noise, self.condition, self.previous, self.sight
+            )
+
+    def in_parts(self, size: int, ask: Callable[[Sequence[Query]], Sequence[Tensor]]) -> Tensor:
+        """Return the answer to parts of so many rows each, which `ask` gives."""
+        parts = [self.part(slice(at, at + size)) for at in range(0, len(self.state), size)]
+        laws = ask(parts)
+        if self.recall is not None:
+            self.recall.remember([part.recall for part in parts if part.recall is not None])
+        return laws[0] if len(laws) == 1 else torch.cat(list(laws))
 
 
 class Forward:
@@ -88,7 +113,9 @@ class Forward:
         shapes: dict[tuple[object, ...], list[int]] = {}
         for index, query in enumerate(queries):
             if query.recall is not None:
-                answers[index] = self._recalled(query, query.recall)
+                # About so few positions, rows together would round apart.
+                answers[index] = query.in_parts(1, self._run)
+                self.calls += len(query.state)
             else:
                 shapes.setdefault(query.shape, []).append(index)
         chunks = [chunk for places in shapes.values() for chunk in self._chunks([queries[i] for i in places])]
@@ -100,14 +127,6 @@ class Forward:
             for place, part in zip(places, whole.split(counts), strict=True):
                 answers[place] = part
         return answers
-
-    def _recalled(self, query: Query, recall: Recall) -> Float[Tensor, "rows positions v"]:
-        """Return the answer of a model that remembers; about so few positions, rows together would round apart."""
-        rows = [query.part(slice(row, row + 1)) for row in range(len(query.state))]
-        self.calls += len(rows)
-        laws = self._run(rows)
-        recall.remember([row.recall for row in rows if row.recall is not None])
-        return torch.cat(laws)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -145,7 +164,7 @@ class Forward:
     def _answer(self, query: Query) -> Tensor:
         rows = len(query.state)
         if rows == 1 or self._shareable(query):
-            return self._ask(query)
+            return query.answer(self.method)
         return self._one_by_one(query)
 
     def _shareable(self, query: Query) -> bool:
@@ -159,20 +178,11 @@ class Forward:
             noise = torch.rand(query.noise.shape, generator=generator) * self.method.process.clock.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
             trial = Query(state, noise, previous, None, query.sight)
-            self._exact[key] = torch.equal(self._ask(trial), self._one_by_one(trial))
+            self._exact[key] = torch.equal(trial.answer(self.method), self._one_by_one(trial))
         return self._exact[key]
 
     def _one_by_one(self, query: Query) -> Tensor:
-        return torch.cat([self._ask(query.part(slice(i, i + 1))) for i in range(len(query.state))])
-
-    def _ask(self, query: Query) -> Tensor:
-        with torch.no_grad():
-            method = self.method
-            if query.recall is not None:
-                return query.recall.law(method, query.state, query.noise, query.condition)
-            return method.denoiser(
-                method.network, query.state, query.noise, query.condition, query.previous, query.sight
-            )
+        return query.in_parts(1, lambda rows: [row.answer(self.method) for row in rows])
 
 
 def joined(parts: Sequence[Sight | None]) -> Sight | None:
