@@ -88,7 +88,8 @@ class Predictor:
     def _ask(self, query: Query) -> Float[Tensor, "rows positions v"]:
         if self.forward is not None:
             return self.forward([query])[0]
-        return query.in_parts(self.rows, lambda parts: [part.answer(self.method) for part in parts])
+        parts = query.parts(self.rows)
+        return query.whole(parts, [part.answer(self.method) for part in parts])
 
     def _given(self, count: int) -> Tensor | None:
         """Return the condition of so many sequences."""

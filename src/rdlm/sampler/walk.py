@@ -23,7 +23,8 @@ from rdlm.sampler.automaton import Automaton, Choice
 from rdlm.sampler.course import Look, Outcome, Walk
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.noise import draw_token as draw_token
-from rdlm.sampler.pace import Moment, Pace, beside, handed, places
+from rdlm.sampler.pace import Moment, Pace, beside, handed
+from rdlm.sampler.place import begun, placed, vertices
 from rdlm.sampler.recall import Asked, Question, Recall
 from rdlm.sampler.rule import Rules, likeliest
 from rdlm.sampler.solver import SOLVERS, Predict, Solver, Step
@@ -95,7 +96,7 @@ class Walker:
         offsets = self._pace.begin(clean, random)
         none = torch.zeros(len(known), 1, dtype=torch.long)
         token = handed(known.clamp_min(0), self.device)
-        state, memory = self._begin(token, clean), self.remember and self.remember()
+        state, memory = begun(self.chain, token, clean), self.remember and self.remember()
         return Walk(self._pace.busy(none, offsets), none, known, offsets, state, token, random, memory)
 
     def stops(self, walk: Walk) -> list[int]:
@@ -142,7 +143,7 @@ class Walker:
         after = self._moved(walk.state, now, marginals, drawn, random, predict)
         if self._greedy:
             drawn, invalid = self._decided(after, law, marginals, drawn, now, random)
-        state = self._placed(walk.state, after, drawn, now, random)
+        state = placed(self.chain, walk.state, after, drawn, now, self.law, random)
         token = self._settled(walk, now, drawn)
         asked = torch.where(walk.step < self.chain.calls, 1 + predict.calls, 0)
         step, invalid = self._pace.busy(walk.step + 1, walk.offsets), walk.invalid + invalid
@@ -215,21 +216,6 @@ class Walker:
         point = random.uniform(digit.shape)  # always, so that what follows does not depend on it
         return spelled(self.codes, digit, now.decoding.expand(digit.shape), law, point, choice, self.chain.group)
 
-    def _placed(self, state: Tensor, after: Tensor, drawn: Tensor, now: Moment, random: Noise) -> Tensor:
-        """Return the states after a step: new ones where they switch, vertices where they decode, at rest the old."""
-        digit = self.chain.split(drawn)
-        if self.law is not None:
-            after = self._renoised(self.law, after, digit, now.local, random)
-        if bool(now.decoding.all()):
-            return _vertices(state, digit)
-        if not bool(now.moving.all()):
-            still = after is state  # everything that moves decodes
-            after = state.clone() if still else torch.where(beside(now.moving, state)[..., None], after, state)
-        if bool(now.decoding.any()):
-            at = places(now.decoding, state)
-            after[at] = _vertices(state[at], digit[at])
-        return after
-
     def _again(self, state: Tensor, now: Moment, drawn: Tensor, predict: Predict) -> Predict:
         """Return the model for a solver's second look, at states that it has moved and at their levels.
 
@@ -238,7 +224,7 @@ class Walker:
         steps = self.chain.grid.steps
         if self.chain.calls == steps and bool(now.moving.all()):
             return lambda at, level: self.rules.marginals(predict(at, level))
-        vertex = _vertices(state, self.chain.split(drawn))
+        vertex = vertices(state, self.chain.split(drawn))
 
         def again(at: Tensor, level: Tensor) -> Tensor:
             seen = torch.where(beside(level == steps, at)[..., None], vertex, at)
@@ -246,30 +232,6 @@ class Walker:
             return self.rules.marginals(predict(seen, torch.where(now.moving, level, now.local)))
 
         return again
-
-    def _renoised(
-        self, law: ChainLaw, after: Tensor, digit: Tensor, local: Int[Tensor, "batch columns"], random: Noise
-    ) -> Tensor:
-        """Return the states with those that switch put at the second bridge's law given their token, Eq. (32)."""
-        switching, then = local == self.chain.switch, (local + 1).clamp_max(self.chain.grid.steps)  # some rest there
-        level, where = beside(then, after), beside(switching, after)[..., None]
-        for rows, generator in random.rows():
-            # By sample: what one draws must not depend on whether its neighbours switch now.
-            if bool(switching[rows].any()):
-                fresh = law.draw(digit[rows], level[rows], generator)
-                after[rows] = torch.where(where[rows], fresh, after[rows])
-        return after
-
-    def _begin(self, token: Int[Tensor, "batch positions"], clean: Bool[Tensor, "batch positions"]) -> Tensor:
-        digit = self.chain.split(token)
-        state = self.chain.path.bridge.start.point(device=self.device).repeat(*digit.shape, 1)
-        if not bool(clean.any()):
-            return state
-        return torch.where(beside(clean, state)[..., None], _vertices(state, digit), state)
-
-
-def _vertices(like: Float[Tensor, "... d"], digit: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-    return torch.zeros_like(like).scatter_(-1, digit[..., None], 1.0)
 
 
 class _Counted:
