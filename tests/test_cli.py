@@ -174,3 +174,18 @@ def test_json_is_one_object_and_nothing_else(root: Path) -> None:
     checks = json.loads(result.stdout)["checks"]
     assert {"name", "ok", "detail"} <= checks[0].keys()
     assert result.returncode == int(any(check["required"] and not check["ok"] for check in checks))
+
+
+def test_threads_wait_briefly_unless_the_user_chose_otherwise(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenMP says of itself when torch brings it in."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def said(**environment: str) -> str:
+        return rdlm(root, "generate", "text8", "--steps", "0", OMP_DISPLAY_ENV="verbose", **environment).stderr
+
+    if "GOMP_SPINCOUNT" not in (plain := said()):
+        pytest.skip("this OpenMP is not GNU's")
+    assert "GOMP_SPINCOUNT = '2000'" in plain
+    assert "GOMP_SPINCOUNT = '77'" in said(GOMP_SPINCOUNT="77")
+    assert "GOMP_SPINCOUNT = '2000'" not in said(OMP_WAIT_POLICY="active")
