@@ -112,7 +112,7 @@ def wait_briefly() -> None:
     """Let threads that wait for each other sleep soon, unless the user chose how they wait; before torch is imported.
 
     Left to themselves they spin for milliseconds, and beside other busy processes the one that is waited for finds no
-    processor: a training step on two processors, one of them taken, was ten times as long. With both free this costs 6%.
+    processor: a training step on two of them, one being taken, was ten times as long. With both free this costs 6%.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
