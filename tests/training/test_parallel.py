@@ -13,6 +13,7 @@ import pytest
 import torch
 from toy import Toy, chunked_config, toy_config, toy_corpus
 
+from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
 from rdlm.method.rdlm import Rdlm
 from rdlm.training import checkpoint, record
@@ -121,3 +122,9 @@ def test_one_member_is_a_team() -> None:
     assert device_of("cpu") == torch.device("cpu")
     with pytest.raises(InputError, match=r"'cpu:x' is no device"):
         device_of("cpu:x")
+
+
+def test_compiling_where_the_compiler_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__file__", "/my models/torch/__init__.py")
+    with pytest.raises(InputError, match="a folder with a space in its name, /my models/torch"):
+        Team().share(torch.nn.Linear(1, 1), TrainingConfig(compile=True))

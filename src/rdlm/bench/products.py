@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -58,7 +59,7 @@ def products(quick: bool) -> list[Figure]:
     with recorder:
         step(network)
     works: dict[str, Work] = {"eager": lambda: step(network)}
-    compiled, note = (None, "compilation is left out of a quick look") if quick else _compiled(network)
+    compiled, note = (None, "compilation is left out of a quick look") if quick else _compiled(network, step)
     if compiled is not None:
         works["compiled"] = lambda: step(compiled)
     taken = alternate(works | {"products": recorder.replay}, 3 if quick else 5)
@@ -72,8 +73,16 @@ def products(quick: bool) -> list[Figure]:
     return [*figures, chosen] if len(figures) > 1 else [chosen]
 
 
-def _compiled(network: nn.Module) -> tuple[Callable[..., Tensor] | None, str]:
-    """Return the compiled network, or None and why there is none."""
+def _compiled(
+    network: nn.Module, step: Callable[[Callable[..., Tensor]], None]
+) -> tuple[Callable[..., Tensor] | None, str]:
+    """Return the compiled network after a first step, or None and why there is none."""
     if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
         return None, "not compiled: no C++ compiler was found"
-    return torch.compile(network), ""
+    compiled = torch.compile(network)
+    try:
+        step(compiled)
+    except BackendCompilerFailed:  # of the compiler's thousand lines none would help here
+        where = " in a folder with a space in its name" if " " in torch.__file__ else ""
+        return None, f"not compiled: torch's compiler failed{where}"
+    return compiled, ""

@@ -88,6 +88,11 @@ class Team:
         """Return what to call instead of `network`, whose parameters may become sharded in place."""
         call: nn.Module = Mixed(network, self.device.type) if config.precision == "bfloat16" else network
         if config.compile:
+            if self.device.type == "cpu" and " " in torch.__file__:
+                raise InputError(
+                    f"training.compile: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
+                    "install rdlm elsewhere, or leave training.compile out"
+                )
             network.compile()
         if self.world == 1:
             return call
