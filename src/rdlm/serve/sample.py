@@ -69,8 +69,11 @@ class Sample:
     @property
     def _remembered(self) -> tuple[int, ...]:
         """Return what is asked of a model that remembers; nothing where it does not."""
+        if self.walk.memory is None:
+            return ()
         recall = self.journey.walker(self.stretch, _unasked).recall(self.walk)
-        return () if recall is None else (recall.cache.length, recall.front, recall.end)
+        assert recall is not None
+        return recall.cache.length, recall.front, recall.end
 
     def moved(self, walk: Walk, finished: Tensor) -> bool:
         """Take over the walk after a step; return whether the sample is whole."""
