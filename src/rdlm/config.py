@@ -15,6 +15,7 @@ from rdlm.model.config import NetworkConfig, TransformerConfig
 PAPER_TOTAL_NOISE = 0.03755909399773322
 """S of the paper's geometric schedule from 1e-3 to 0.2."""
 
+Head = Literal["token", "digit"]
 MethodName = Literal["rdlm", "masked", "uniform", "score_entropy", "autoregressive", "flow"]
 """Names of the methods; `rdlm.method.METHODS` says where each lives."""
 
@@ -96,7 +97,7 @@ class DenoiserConfig:
     """Coordinates that are marked by `top` features."""
     evidence: bool = True
     """Add the exact log-likelihood of each position's own state to its logits."""
-    head: Literal["token", "digit"] = "token"
+    head: Head = "token"
     """Logits over whole tokens, or over each digit on its own."""
 
 

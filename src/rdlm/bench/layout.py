@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from rdlm.bench.measure import Figure, alternate, at_least
-from rdlm.bench.subject import NETWORK, PIECES, SPLIT, TINY, method, tokens, training_step
+from rdlm.bench.subject import NETWORK, PIECES, SPLIT, TINY, method, network_on_ids, tokens, training_step
 from rdlm.codec import Layout
-from rdlm.config import DenoiserConfig, RunConfig
+from rdlm.config import DenoiserConfig, Head, RunConfig
 from rdlm.model.config import TransformerConfig
 
-Head = Literal["token", "digit"]
 CASES: dict[str, tuple[Layout, Head]] = {
     "serial": ("serial", "digit"),
     "digit": ("packed", "digit"),
@@ -36,11 +34,14 @@ def _compared(network: TransformerConfig, length: int, turns: int) -> list[Figur
     for name, (where, head) in CASES.items():
         config = RunConfig(process=replace(SPLIT, layout=where), denoiser=DenoiserConfig(head=head), model=network)
         works[name] = training_step(method(config, PIECES), ids)
+    works["ids"] = network_on_ids(network, PIECES, ids)
     taken = alternate(works, turns)
     shape = f"width {network.width}, {network.layers} layers, length {length}"
-    return [
+    figures = [
         Figure.of(
             f"serial digits, {shape}", f"packed, head over {name}s", taken["serial"], taken[name], at_least(8.0)
         )
         for name in ("token", "digit")
     ]
+    # What no packed step with a head over tokens can surpass.
+    return [*figures, Figure.of(f"serial digits, {shape}", "the network on ids", taken["serial"], taken["ids"])]

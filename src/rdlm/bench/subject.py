@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rdlm.codec import Codec
 from rdlm.config import DenoiserConfig, ObjectiveConfig, ProcessConfig, RunConfig
 from rdlm.data.batch import Batch
 from rdlm.method.rdlm import Rdlm
@@ -70,14 +71,20 @@ def training_step(subject: Rdlm, ids: Tensor) -> Callable[[], None]:
     return work
 
 
-def network_on_ids(config: TransformerConfig, vocabulary: int, ids: Tensor) -> Callable[[], None]:
-    """Return a work that masked diffusion needs too: the network on ids, partly masked, a time per sequence."""
-    network = _network(config, vocabulary + 1, vocabulary)
+def network_on_ids(
+    config: TransformerConfig, vocabulary: int, ids: Tensor, codec: Codec | None = None
+) -> Callable[[], None]:
+    """Return a work that masked diffusion needs too: the network on ids, partly masked, a time per sequence.
+
+    It tells tokens, or with a codec their digits.
+    """
+    network = _network(config, vocabulary + 1, vocabulary if codec is None else codec.base * codec.digits)
+    labels = ids if codec is None else codec.encode(ids)
 
     def work() -> None:
         time = torch.rand(len(ids))
         visible = torch.where(torch.rand(ids.shape) < time[:, None], ids, vocabulary)
-        _backward(network, visible, time, ids)
+        _backward(network, visible, time, labels)
 
     return work
 
@@ -93,7 +100,7 @@ def _network(config: TransformerConfig, inputs: int, outputs: int) -> nn.Module:
     return build(config, Interface(inputs, outputs))
 
 
-def _backward(network: nn.Module, inputs: Tensor, time: Tensor, ids: Tensor) -> None:
+def _backward(network: nn.Module, inputs: Tensor, time: Tensor, labels: Tensor) -> None:
     network.zero_grad()
     logits = network(inputs, time)
-    functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    functional.cross_entropy(logits.view(labels.numel(), -1), labels.flatten()).backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import get_args
 
 import torch
 
@@ -25,7 +26,7 @@ from rdlm.bench.subject import (
     tokens,
     training_step,
 )
-from rdlm.config import RunConfig
+from rdlm.config import DenoiserConfig, Head, RunConfig
 
 
 def step(quick: bool) -> list[Figure]:
@@ -60,16 +61,18 @@ def chunks(quick: bool) -> list[Figure]:
 
 
 def packed(quick: bool) -> list[Figure]:
-    """Return the step with ten digits at a position and one softmax over all tokens."""
+    """Return the step with ten digits at a position, and one softmax over all tokens or one for each digit."""
     ids = tokens(PIECES, 2 if quick else 8, 128)
     network = TINY if quick else NETWORK
-    works = {
-        "packed": training_step(method(RunConfig(process=SPLIT, model=network), PIECES), ids),
-        "ids": network_on_ids(network, PIECES, ids),
-    }
-    taken = alternate(works, 3 if quick else 5)
-    name = "training step, 30,522 tokens as packed base-3 digits"
-    return [Figure.of(name, "the network on ids", taken["packed"], taken["ids"], at_most(1.1))]
+    figures = []
+    for head in get_args(Head):
+        subject = method(RunConfig(process=SPLIT, denoiser=DenoiserConfig(head=head), model=network), PIECES)
+        codec = subject.process.codec if head == "digit" else None
+        works = {"packed": training_step(subject, ids), "ids": network_on_ids(network, PIECES, ids, codec)}
+        taken = alternate(works, 3 if quick else 5)
+        name = f"training step, 30,522 tokens as packed base-3 digits, head over {head}s"
+        figures.append(Figure.of(name, "the network on ids", taken["packed"], taken["ids"], at_most(1.1)))
+    return figures
 
 
 def unsplit(quick: bool) -> list[Figure]:

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdlm import native
+
 SMALLEST_NOISE = 1e-6
 """A finished position (noise still to come 0) is evaluated with this much noise, so that its evidence is
 one-hot and finite."""
@@ -86,11 +88,22 @@ _CURVE_SLOPE = [k * c for k, c in enumerate(_CURVE)][1:]
 
 def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Return the polynomial with these coefficients, lowest power first, by Horner's rule."""
+    if (found := _in_one_pass(x, coefficients)) is not None:
+        return found
     total = torch.full_like(x, coefficients[-1])
     buffer = None if _records(x) else total
     for c in reversed(coefficients[:-1]):
         total = torch.addcmul(x.new_full((), c), total, x, out=buffer)
     return total
+
+
+def _in_one_pass(x: Tensor, coefficients: Sequence[float]) -> Tensor | None:
+    """Return the same by the compiled kernel, where there is one for such a tensor."""
+    return native.polynomial(x, tuple(coefficients)) if _for_kernel(x) else None
+
+
+def _for_kernel(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu" and not _records(x)
 
 
 def _records(x: Tensor) -> bool:
@@ -145,8 +158,18 @@ def squared_angle(cosine: Tensor) -> Tensor:
 
 def angle_over_sine(cosine: Tensor) -> Tensor:
     """Return theta/sin(theta), which is 1 + (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
-    half = _half_cosine(cosine)
-    return _in_half(half, "ratio")[0].div_(half)
+    inverse, gap = _half_cosine(cosine)
+    return _in_half(gap, "ratio")[0].mul_(inverse)
+
+
+def add_angle_over_sine(total: Tensor, weight: Tensor, cosine: Tensor) -> None:
+    """Add `weight * angle_over_sine(cosine)` to `total`, in one pass where the compiled kernel can do it."""
+    ratio = tuple(_fitted("ratio", 9))
+    done = all(map(_for_kernel, (total, weight, cosine))) and native.add_ratio(
+        total, weight, cosine, ratio, _FARTHEST_COSINE
+    )
+    if not done:
+        total.addcmul_(weight, angle_over_sine(cosine))
 
 
 def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -154,23 +177,28 @@ def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
     Times 1/y, 1/y and 1/y^2 they are what their names say.
     """
-    half = _half_cosine(cosine)
-    ratio, curve, bend = _in_half(half, "ratio", "curve", "bend")
-    return half.reciprocal(), ratio, curve, bend
+    inverse, gap = _half_cosine(cosine)
+    ratio, curve, bend = _in_half(gap, "ratio", "curve", "bend")
+    return inverse, ratio, curve, bend
 
 
-def _half_cosine(cosine: Tensor) -> Tensor:
-    """Return y = cos(theta/2) = sqrt((1+z)/2): poles at the antipode are powers of 1/y, and at z = 1 all is smooth."""
-    return cosine.clamp(_FARTHEST_COSINE, 1.0).mul_(0.5).add_(0.5).sqrt_()
+def _half_cosine(cosine: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1/y and 1 - y of y = cos(theta/2) = sqrt((1+z)/2): poles are powers of 1/y, and at z = 1 all is smooth."""
+    square = cosine.clamp(_FARTHEST_COSINE, 1.0).mul_(0.5).add_(0.5)
+    inverse = square.rsqrt()
+    return inverse, torch.addcmul(square.new_ones(()), square, inverse, value=-1)
 
 
-def _in_half(half: Tensor, *names: str) -> list[Tensor]:
+def _in_half(gap: Tensor, *names: str) -> list[Tensor]:
     """Return functions of the angle without their poles at y = 0: one polynomial each for all angles, no branch."""
-    gap = 1 - half
-    if half.dtype == torch.float64:
+    if gap.dtype == torch.float64:
         # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
         return [_series(gap, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20)) for name in names]
-    # They converge like 5.8^-degree: the next singularity is y = -1. All at once, since arrays are often small.
+    # They converge like 5.8^-degree: the next singularity is y = -1.
+    found = [one for name in names if (one := _in_one_pass(gap, _fitted(name, 9))) is not None]
+    if found:
+        return found
+    # All at once, since arrays are often small.
     total, *others = _stacked(names, 9, gap.ndim, gap.dtype, gap.device)
     buffer = None if _records(gap) else gap.new_empty(len(names), *gap.shape)
     for coefficient in others:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm import numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special
 
@@ -86,14 +87,14 @@ def uniform(
     """Return independent uniform points of the sphere in R^d, of shape [*shape, d], Eq. (41)."""
     if d < 1:
         raise InputError(f"a sphere needs at least 1 dimension, not d = {d}")
-    return project(torch.randn(*shape, d, generator=generator, dtype=dtype, device=device))
+    return project(numbers.normal((*shape, d), generator, dtype, device))
 
 
 def tangent_normal(
     x: Float[Tensor, "*batch d"], generator: torch.Generator | None = None
 ) -> Float[Tensor, "*batch d"]:
     """Return one standard normal vector of the tangent space at each x, Eq. (41)."""
-    return tangent(x, torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device))
+    return tangent(x, numbers.normal(x.shape, generator, x.dtype, x.device))
 
 
 def check_on_sphere(x: Float[Tensor, "*batch d"], tolerance: float = special.SPHERE_TOLERANCE) -> None:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm import numbers
+
 BLOCK = 128
 """Tokens of a block when a large vocabulary is searched."""
 
@@ -83,11 +85,12 @@ class Noise:
 
     def normal(self, like: Tensor) -> Tensor:
         """Return standard normal numbers in the shape of `like`, whose first axis is the batch."""
-        # Generators live on the CPU, whatever the device: a seed then means the same everywhere.
-        drawn = torch.empty(like.shape, dtype=like.dtype)
-        for part, generator in self._parts(drawn):
-            part.normal_(generator=generator)
-        return drawn.to(like.device, non_blocking=True)
+        # Generators live on the CPU, whatever the device; a key means the same on all.
+        keys = torch.empty(len(self.generators), dtype=torch.int64)
+        for key, generator in zip(keys.split(1), self.generators, strict=True):
+            key.random_(generator=generator)
+        drawn = numbers.normals(keys, like.numel() // len(keys), like.device)
+        return drawn.view(like.shape).to(like.dtype)
 
     def uniform(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return uniform numbers of [0, 1) in float64; the first axis is the batch."""

@@ -97,16 +97,15 @@ def euler(step: Step) -> Tensor:
 
 
 def _mean_step(step: Step, stride: Stride) -> Tensor:
-    ambient, scale = step.random.normal(step.state), stride.variance.sqrt()[..., None]
-    bridge, law = step.chain.path.bridge, step.log_probability
-    batch, positions, tokens = law.shape
-    size = min(positions, rows_of(law, batch * tokens))
-    for begin in range(0, positions, size):
-        part = slice(begin, begin + size)
-        weight = step.chain.marginals(law[:, part].exp()).mul_(stride.gain[:, part, ..., None])
-        slope = bridge.slope(step.state[:, part, ..., : bridge.vocabulary], stride.noise[:, part, ..., None])
-        ambient[:, part].mul_(scale[:, part])[..., : bridge.vocabulary].addcmul_(weight, slope)
-    return follow(step.state, ambient)
+    ambient, scale, bridge = step.random.normal(step.state), stride.variance.sqrt(), step.chain.path.bridge
+    # In units of the noise, which is scaled last; nothing pulls where there is none.
+    pull = stride.gain / scale.clamp_min(special.SMALLEST_SQUARE)
+    whole = (step.log_probability, step.state, ambient, pull[..., None], stride.noise[..., None])
+    size = rows_of(ambient, step.log_probability.shape[-1])
+    for law, state, total, share, noise in zip(*(one.flatten(0, 1).split(size) for one in whole), strict=True):
+        weight = step.chain.marginals(law.exp()).mul_(share)
+        bridge.add_pull(total[..., : bridge.vocabulary], weight, state[..., : bridge.vocabulary], noise)
+    return follow(step.state, ambient, scale)
 
 
 def heun(step: Step) -> Tensor:

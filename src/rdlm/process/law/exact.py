@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm import numbers
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge
@@ -157,7 +158,7 @@ class Free(NamedTuple):
     ) -> Free:
         """Return fresh ones."""
         shape = (*token.shape, start.dimension)
-        normal = torch.randn(shape, generator=generator, dtype=dtype, device=token.device)
+        normal = numbers.normal(shape, generator, dtype, token.device)
         on_token, on_start = normal.gather(-1, token[..., None])[..., 0], normal[..., -1]
         cosine, sine = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
         if cosine > 0:  # w = (x0 - cos0 e_k) / sin0; the mask's vertex itself where the start is there

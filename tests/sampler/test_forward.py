@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from running import save
 from torch import Tensor
 
-import rdlm
+from rdlm.config import RunConfig
 from rdlm.method.rdlm import Rdlm
+from rdlm.model.config import TransformerConfig
 from rdlm.sampler.forward import Forward, Query
 
 
+def untrained(**network: bool) -> Rdlm:
+    torch.manual_seed(0)
+    made = Rdlm(RunConfig(model=TransformerConfig(width=32, layers=1, heads=2, time_width=8, **network)), 27)
+    for parameter in made.network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    made.network.eval()
+    return made
+
+
 @pytest.fixture(scope="module")
-def method(tmp_path_factory: pytest.TempPathFactory) -> Rdlm:
-    return rdlm.load(save(tmp_path_factory.mktemp("runs") / "one", width=32)).rdlm
+def method() -> Rdlm:
+    return untrained()
 
 
 def query(rows: int, length: int, seed: int) -> Query:
@@ -66,15 +73,8 @@ def test_a_network_that_mixes_rows_is_asked_for_one_at_a_time(method: Rdlm, monk
     assert torch.equal(answer, alone(method, asked))
 
 
-def test_networks_that_remember_begin_with_nothing(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    model = rdlm.load(save(tmp_path / "one", width=32))
-    config = replace(model.config, model=replace(model.config.model, self_condition=True))
-    torch.manual_seed(1)
-    method = Rdlm(config, 27)
-    for parameter in method.network.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+def test_networks_that_remember_begin_with_nothing() -> None:
+    method = untrained(self_condition=True)
     asked = query(3, 16, 0)
     forward = Forward(method, 1)
     (first,) = forward([asked])
