@@ -10,6 +10,7 @@ import pytest
 
 import rdlm
 from rdlm import box, cli
+from rdlm.sampler.curve import grid_of
 
 LIMITS = {"text8": 15_000_000, "digits": 1_000_000, "dna": 1_000_000}
 """Bytes of each model's weights."""
@@ -29,6 +30,12 @@ def test_a_boxed_model_is_small_and_says_how_good_it_is(name: str) -> None:
     assert found["claims_bound"] and found["split"] == "test"
     bits = next(metric for key, metric in found["metrics"].items() if key.startswith("bits_per_"))
     assert f"{bits['value']:.4g}" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_boxed_model_has_the_grid_of_equal_information(name: str) -> None:
+    levels = grid_of(rdlm.load(name), "information")(8).noise
+    assert len(levels) == 9 and bool((levels.diff() < 0).all())
 
 
 def test_generate_and_score_need_no_argument(

@@ -99,6 +99,36 @@ def test_polynomials_to_the_last_digits() -> None:
 
 
 @compiles
+@pytest.mark.parametrize("width", [1, 3, 4, 15, 16, 28, 1023, 1024, 1045, 30523])
+def test_products_of_rows(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    one, other = (torch.randn(5, width, generator=generator) for _ in range(2))
+    a, b = one.double(), other.double()
+    expected = torch.stack([(a * b).sum(-1), (b * b).sum(-1), (a * a).sum(-1)])[..., None]
+    size = (a.square() + b.square()).sum(-1)[:, None]
+    for given in ((one, other), (one.T.contiguous().T, other)):
+        found = native.products(*given)
+        assert found is not None and found.shape == (3, 5, 1)
+        assert float(((found - expected).abs() / size).max()) < 5e-7
+
+
+@compiles
+def test_rows_do_not_know_of_each_other() -> None:
+    one, other = torch.randn(7, 28), torch.randn(7, 28)
+    whole = native.products(one, other)
+    for row in range(7):
+        alone = native.products(one[row : row + 1], other[row : row + 1])
+        assert whole is not None and alone is not None and torch.equal(whole[:, row : row + 1], alone)
+
+
+def test_gradients_other_types_and_devices_are_left_to_torch() -> None:
+    plain = torch.rand(2, 3)
+    for other in (plain.double(), plain.to("meta"), plain.clone().requires_grad_()):
+        assert native.products(plain, other) is None and native.polynomial(other, (1.0, 2.0)) is None
+        assert not native.add_ratio(plain, other, other, (0.0,) * 10, -1.0)
+
+
+@compiles
 @pytest.mark.parametrize("width", [1, 27, 600, 1023])
 def test_ratios_are_added_in_place(width: int) -> None:
     generator = torch.Generator().manual_seed(width)

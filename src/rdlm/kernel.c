@@ -1,4 +1,4 @@
-/* What numbers.py and geometry/special.py say in many operations of torch, in one pass each. */
+/* What numbers.py, geometry/special.py and sampler/follow.py do in many operations of torch, in one pass each. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -114,5 +114,45 @@ EACH_PROCESSOR void rdlm_add_ratio(
         out += out_apart;
         weight += weight_apart;
         cosine += cosine_apart;
+    }
+}
+
+typedef float four __attribute__((vector_size(16)));
+typedef float sixteen __attribute__((vector_size(64)));
+
+enum { STRETCH = 1024 }; /* numbers that are added up in float32 before double takes over */
+
+static inline float added(four sum) { return (sum[0] + sum[1]) + (sum[2] + sum[3]); }
+
+static inline void fold(four *to, const sixteen *sum) {
+    four part[4];
+    memcpy(part, sum, sizeof part);
+    *to = (part[0] + part[1]) + (part[2] + part[3]);
+}
+
+/* Write `<a, b>`, then `<b, b>`, then `<a, a>` of each of `rows` rows. */
+EACH_PROCESSOR void rdlm_products(
+    float *restrict out, const float *restrict a, const float *restrict b, int64_t rows, int64_t width) {
+    for (int64_t row = 0; row < rows; row++, a += width, b += width) {
+        double mixed = 0.0, square = 0.0, own = 0.0;
+        for (int64_t i = 0; i < width;) {
+            int64_t end = width - i < STRETCH ? width : i + STRETCH;
+            sixteen x = {0}, y = {0}, z = {0}, p, q;
+            for (; i + 16 <= end; i += 16) {
+                memcpy(&p, a + i, sizeof p);
+                memcpy(&q, b + i, sizeof q);
+                x += p * q, y += q * q, z += p * p;
+            }
+            four u, v, w, r, s;
+            fold(&u, &x), fold(&v, &y), fold(&w, &z);
+            for (; i + 4 <= end; i += 4) {
+                memcpy(&r, a + i, sizeof r);
+                memcpy(&s, b + i, sizeof s);
+                u += r * s, v += s * s, w += r * r;
+            }
+            for (; i < end; i++) u[0] += a[i] * b[i], v[0] += b[i] * b[i], w[0] += a[i] * a[i];
+            mixed += added(u), square += added(v), own += added(w);
+        }
+        out[row] = (float)mixed, out[rows + row] = (float)square, out[2 * rows + row] = (float)own;
     }
 }

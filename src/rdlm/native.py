@@ -44,6 +44,7 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(path))
         place, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
         found.rdlm_normals.argtypes = (place, place, whole, whole)
+        found.rdlm_products.argtypes = (place, place, place, whole, whole)
         found.rdlm_polynomial.argtypes = (place, place, whole, place, whole)
         found.rdlm_add_ratio.argtypes = (place, whole, place, whole, place, whole, whole, whole, place, real)
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
@@ -53,7 +54,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def normals(keys: Tensor, count: int) -> Tensor | None:
-    """Return `numbers.defined`, in one pass; None without a kernel."""
+    """Return `numbers.defined` in one pass; None without a kernel."""
     if (kernel := library()) is None:
         return None
     drawn = torch.empty(len(keys), count)
@@ -62,8 +63,8 @@ def normals(keys: Tensor, count: int) -> Tensor | None:
 
 
 def polynomial(at: Tensor, coefficients: tuple[float, ...]) -> Tensor | None:
-    """Return a polynomial of float32 numbers on the CPU, lowest power first, in one pass; None without a kernel."""
-    if (kernel := library()) is None:
+    """Return a polynomial, lowest power first, in one pass; None where the kernel does not serve."""
+    if (kernel := _serving(at)) is None:
         return None
     at, numbers = at.contiguous(), _highest_first(coefficients)
     value = torch.empty_like(at)
@@ -72,16 +73,33 @@ def polynomial(at: Tensor, coefficients: tuple[float, ...]) -> Tensor | None:
 
 
 def add_ratio(total: Tensor, weight: Tensor, cosine: Tensor, coefficients: tuple[float, ...], farthest: float) -> bool:
-    """Add `weight * ratio(1 - y) / y` with `y = sqrt((1 + cosine) / 2)` to `total` in one pass; False without a kernel.
+    """Add `weight * ratio(1 - y) / y` with `y = sqrt((1 + cosine) / 2)` to `total` in one pass; return whether it did.
 
     The polynomial is of degree 9; cosines below `farthest` count as that.
     """
-    if (kernel := library()) is None:
+    if (kernel := _serving(total, weight, cosine)) is None:
         return False
     rows = [total.view(-1, total.shape[-1]), *(_adjacent(one).reshape(-1, one.shape[-1]) for one in (weight, cosine))]
     places = [number for one in rows for number in (one.data_ptr(), one.stride(0))]
     kernel.rdlm_add_ratio(*places, *rows[0].shape, _highest_first(coefficients), farthest)
     return True
+
+
+def products(one: Tensor, other: Tensor) -> Tensor | None:
+    """Return `<a, b>`, `<b, b>` and `<a, a>` of the rows of two matrices, [3, rows, 1], in one pass; None as above."""
+    if (kernel := _serving(one, other)) is None:
+        return None
+    one, other = one.contiguous(), other.contiguous()
+    found = torch.empty(3, len(one), 1)
+    kernel.rdlm_products(found.data_ptr(), one.data_ptr(), other.data_ptr(), *one.shape)
+    return found
+
+
+def _serving(*inputs: Tensor) -> ctypes.CDLL | None:
+    """Return the kernel, if all inputs are float32 on the CPU and no gradient is asked for."""
+    grad = torch.is_grad_enabled()
+    fit = all(one.dtype == torch.float32 and one.is_cpu and not (grad and one.requires_grad) for one in inputs)
+    return library() if fit else None
 
 
 def _adjacent(one: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ CATALOGUE = {
     "paper-layout": Entry("layout", "paper_layout", "the same with a network of the paper's size"),
     "memory": Entry("memory", "memory", "peak memory of the step on one sphere"),
     "products": Entry("products", "products", "the network against its matrix products"),
+    "numbers": Entry("draw", "numbers", "torch's normal numbers against those of a key"),
     "draw": Entry("draw", "draw", "a draw of the exact law against a pass of normal numbers"),
     "simulation": Entry("draw", "simulation", "a draw against the simulation it replaces"),
     "tables": Entry("draw", "tables", "building the laws' tables against drawing their random numbers"),

@@ -8,8 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rdlm import native
 from rdlm.bench.measure import Figure, Work, alternate, at_least, at_most, within
 from rdlm.bench.subject import LETTERS
+from rdlm.numbers import defined
 from rdlm.process.bridge import Bridge, BridgeKind
 from rdlm.process.clock import Geometric
 from rdlm.process.grid import uniform_in_time
@@ -47,6 +49,20 @@ def one_pass(shape: tuple[int, ...], generator: torch.Generator) -> Work:
     """Return a work that no draw can do without: normal numbers for the whole state, scaled and shifted by position."""
     scale, shift = torch.rand(*shape[:-1], 1), torch.rand(*shape[:-1], 1)
     return lambda: torch.randn(shape, generator=generator).mul_(scale).add_(shift)
+
+
+def numbers(quick: bool) -> list[Figure]:
+    """Return torch's normal numbers over those of a key, by the compiled kernel and by the operations of torch."""
+    count, key, generator = 10_000 if quick else 1_000_000, torch.tensor([0]), torch.Generator().manual_seed(0)
+    works: dict[str, Work] = {
+        "torch": lambda: torch.randn(count, generator=generator),
+        "in many operations": lambda: defined(key, count),
+        **({"compiled": lambda: native.normals(key, count)} if native.library() else {}),
+    }
+    taken = alternate(works, 5 if quick else 15)
+    return [
+        Figure.of("normal numbers of torch", f"by key, {way}", taken["torch"], taken[way]) for way in list(works)[1:]
+    ]
 
 
 def draw(quick: bool) -> list[Figure]:

@@ -88,22 +88,13 @@ _CURVE_SLOPE = [k * c for k, c in enumerate(_CURVE)][1:]
 
 def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Return the polynomial with these coefficients, lowest power first, by Horner's rule."""
-    if (found := _in_one_pass(x, coefficients)) is not None:
+    if (found := native.polynomial(x, tuple(coefficients))) is not None:
         return found
     total = torch.full_like(x, coefficients[-1])
     buffer = None if _records(x) else total
     for c in reversed(coefficients[:-1]):
         total = torch.addcmul(x.new_full((), c), total, x, out=buffer)
     return total
-
-
-def _in_one_pass(x: Tensor, coefficients: Sequence[float]) -> Tensor | None:
-    """Return the same by the compiled kernel, where there is one for such a tensor."""
-    return native.polynomial(x, tuple(coefficients)) if _for_kernel(x) else None
-
-
-def _for_kernel(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.device.type == "cpu" and not _records(x)
 
 
 def _records(x: Tensor) -> bool:
@@ -164,11 +155,7 @@ def angle_over_sine(cosine: Tensor) -> Tensor:
 
 def add_angle_over_sine(total: Tensor, weight: Tensor, cosine: Tensor) -> None:
     """Add `weight * angle_over_sine(cosine)` to `total`, in one pass where the compiled kernel can do it."""
-    ratio = tuple(_fitted("ratio", 9))
-    done = all(map(_for_kernel, (total, weight, cosine))) and native.add_ratio(
-        total, weight, cosine, ratio, _FARTHEST_COSINE
-    )
-    if not done:
+    if not native.add_ratio(total, weight, cosine, tuple(_fitted("ratio", 9)), _FARTHEST_COSINE):
         total.addcmul_(weight, angle_over_sine(cosine))
 
 
@@ -195,7 +182,7 @@ def _in_half(gap: Tensor, *names: str) -> list[Tensor]:
         # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
         return [_series(gap, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20)) for name in names]
     # They converge like 5.8^-degree: the next singularity is y = -1.
-    found = [one for name in names if (one := _in_one_pass(gap, _fitted(name, 9))) is not None]
+    found = [one for name in names if (one := native.polynomial(gap, tuple(_fitted(name, 9)))) is not None]
     if found:
         return found
     # All at once, since arrays are often small.

@@ -32,7 +32,10 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
     if name != "information":
         raise unknown("grid", name, GRIDS)
     if model.folder is None or not (model.folder / NAME).is_file():
-        raise InputError("the information grid needs a measured curve: run rdlm evaluate on this model first")
+        raise InputError(
+            "the information grid needs a measured curve: run rdlm evaluate RUN --window 1 first, "
+            "and publish a model afterwards to have it among its files"
+        )
     return partial(equal_information, *read(model.folder / NAME, process.clock.total))
 
 

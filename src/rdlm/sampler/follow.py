@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm import native
 from rdlm.geometry import special
-from rdlm.sampler.piece import rows_of
+from rdlm.sampler.piece import pieces
 
 
 def follow(
@@ -19,19 +20,22 @@ def follow(
     The sums also say how far the result will be from the sphere by rounding, and it is scaled back on the way.
     """
     before, rows = state.flatten(0, -2), ambient.flatten(0, -2)  # [..., d] -> [n, d]
-    size = rows_of(ambient, ambient.shape[-1])
-    pieces = list(zip(before.split(size), rows.split(size), strict=True))
-    sums = [_sums(at, by) for at, by in pieces]
-    along, square, own = sums[0] if len(sums) == 1 else map(torch.cat, zip(*sums, strict=True))
+    along, square, own = _sums(before, rows)
     to_ambient, to_state = _weights(along, square, own, None if scale is None else scale.reshape(-1, 1))
-    weights = zip(to_ambient.split(size), to_state.split(size), strict=True)
-    for (at, by), (new, old) in zip(pieces, weights, strict=True):
+    for at, by, old, new in pieces(ambient.shape[-1], before, rows, to_state, to_ambient):
         by.mul_(new).addcmul_(at, old)
     return rows.view(ambient.shape)
 
 
-def _sums(at: Float[Tensor, "n d"], by: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(before: Float[Tensor, "n d"], rows: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
     """Return `<x, a>`, `|a|^2` and `|x|^2`, each [n, 1]."""
+    if (found := native.products(before, rows)) is not None:
+        return found.unbind(0)
+    sums = [_products(at, by) for at, by in pieces(rows.shape[-1], before, rows)]
+    return sums[0] if len(sums) == 1 else tuple(map(torch.cat, zip(*sums, strict=True)))
+
+
+def _products(at: Float[Tensor, "n d"], by: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
     square, own = (torch.linalg.vector_norm(one, dim=-1, keepdim=True).square_() for one in (by, at))
     return (at * by).sum(-1, keepdim=True), square, own
 

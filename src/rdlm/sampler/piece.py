@@ -6,7 +6,7 @@ In pieces they stay where they are, in the cache.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -14,6 +14,10 @@ CACHED = 2**19
 """Numbers of one tensor that a CPU works on at once."""
 
 
-def rows_of(like: Tensor, width: int) -> int:
-    """Return how many rows of so many numbers to work on at once: on a CPU as many as stay in its cache, else all."""
-    return max(1, CACHED // width) if like.device.type == "cpu" else sys.maxsize
+def pieces(width: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some rows of all tensors after the other: on a CPU as many of so many numbers as stay in its cache."""
+    size = max(1, CACHED // width)
+    if not tensors[0].is_cpu or len(tensors[0]) <= size:
+        yield tensors
+    else:
+        yield from zip(*(one.split(size) for one in tensors), strict=True)

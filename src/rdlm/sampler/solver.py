@@ -28,7 +28,7 @@ from rdlm.process.grid import Stride
 from rdlm.sampler.follow import follow as follow
 from rdlm.sampler.noise import Noise
 from rdlm.sampler.pace import beside
-from rdlm.sampler.piece import rows_of
+from rdlm.sampler.piece import pieces
 
 CUT = 1e-3
 """How long before time 1 the paper's Euler walk stops."""
@@ -101,8 +101,8 @@ def _mean_step(step: Step, stride: Stride) -> Tensor:
     # In units of the noise, which is scaled last; nothing pulls where there is none.
     pull = stride.gain / scale.clamp_min(special.SMALLEST_SQUARE)
     whole = (step.log_probability, step.state, ambient, pull[..., None], stride.noise[..., None])
-    size = rows_of(ambient, step.log_probability.shape[-1])
-    for law, state, total, share, noise in zip(*(one.flatten(0, 1).split(size) for one in whole), strict=True):
+    rows = [one.flatten(0, 1) for one in whole]  # [batch, positions, ...] -> [n, ...]
+    for law, state, total, share, noise in pieces(step.log_probability.shape[-1], *rows):
         weight = step.chain.marginals(law.exp()).mul_(share)
         bridge.add_pull(total[..., : bridge.vocabulary], weight, state[..., : bridge.vocabulary], noise)
     return follow(step.state, ambient, scale)
