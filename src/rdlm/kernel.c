@@ -80,19 +80,16 @@ EACH_PROCESSOR void rdlm_normals(float *out, const uint64_t *keys, int64_t rows,
     }
 }
 
-static inline void horner(
-    float *restrict value, const float *restrict at, int size, const float *restrict coefficients, int64_t terms) {
-    for (int i = 0; i < size; i++) value[i] = coefficients[0];
-    for (int64_t term = 1; term < terms; term++)
-        for (int i = 0; i < size; i++) value[i] = value[i] * at[i] + coefficients[term];
-}
-
 /* Write the polynomial with these coefficients, highest power first, at each of `count` numbers. */
 EACH_PROCESSOR void rdlm_polynomial(
     float *restrict out, const float *restrict at, int64_t count, const float *restrict coefficients, int64_t terms) {
     for (int64_t begin = 0; begin < count; begin += BLOCK) {
         int size = count - begin < BLOCK ? (int)(count - begin) : BLOCK;
-        horner(out + begin, at + begin, size, coefficients, terms);
+        for (int i = 0; i < size; i++) out[i] = coefficients[0];
+        for (int64_t term = 1; term < terms; term++)
+            for (int i = 0; i < size; i++) out[i] = out[i] * at[i] + coefficients[term];
+        out += size;
+        at += size;
     }
 }
 
