@@ -57,7 +57,7 @@ def test_what_is_not_whole_or_not_ours_is_made_again(folder: Path, damage: str) 
     assert native._sound(path) and not path.is_symlink() and path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "echo"])
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "echo", "an 'open quote"])
 def test_without_a_compiler_all_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
     expected = numbers.defined(torch.tensor([3]), 9)
     cosine = torch.linspace(-0.9, 1, 50)

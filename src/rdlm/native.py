@@ -47,7 +47,7 @@ def library() -> ctypes.CDLL | None:
         found.rdlm_products.argtypes = (place, place, place, whole, whole)
         found.rdlm_polynomial.argtypes = (place, place, whole, place, whole)
         found.rdlm_add_ratio.argtypes = (place, whole, place, whole, place, whole, whole, whole, place, real)
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+    except (OSError, AttributeError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         _log.info("going on without the compiled kernel: %s", error)
         return None
     return found
