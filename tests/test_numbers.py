@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rdlm import native, numbers
+from rdlm import numbers
 from rdlm.randomness import generator_of
 
 MASK = (1 << 64) - 1
@@ -56,7 +56,7 @@ def test_the_first_words_of_a_known_key() -> None:
 
 @given(KEYS)
 def test_they_are_box_and_mullers(key: int) -> None:
-    found = numbers.defined(torch.tensor([key]), 10)[0].tolist()
+    found = numbers.normals(torch.tensor([key]), 10)[0].tolist()
     expected = [pair(word(key, place)) for place in range(5)]
     for place, (one, other) in enumerate(expected):
         size = float(mp.hypot(one, other))
@@ -70,28 +70,13 @@ def test_the_radius_to_its_ends(high: int) -> None:
     assert math.isclose(found, float(-2 * mp.log(share(high))), rel_tol=3e-7, abs_tol=0.0)
 
 
-@pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
-@settings(max_examples=50)
-@given(st.lists(KEYS, min_size=1, max_size=4), st.one_of(st.integers(1, 70), st.integers(1000, 1100)))
-def test_the_kernel_has_the_same_bits(keys: list[int], count: int) -> None:
-    compiled = native.normals(torch.tensor(keys), count)
-    assert compiled is not None
-    assert torch.equal(compiled.view(torch.int32), numbers.defined(torch.tensor(keys), count).view(torch.int32))
-
-
-@pytest.mark.skipif(native.library() is None, reason="there is no compiler here")
-def test_the_kernel_has_the_same_bits_over_many() -> None:
-    key = torch.tensor([-7])
-    assert torch.equal(numbers.normals(key, 1 << 21), numbers.defined(key, 1 << 21))
-
-
 def test_no_piece_of_the_definition_shows() -> None:
     """Pieces of several keys are cut elsewhere than those of one."""
     keys = torch.tensor([3, 4, 5])
     count = 2 * numbers.PIECE + 5
-    together = numbers.defined(keys, count)
+    together = numbers.normals(keys, count)
     for row, key in enumerate(keys):
-        assert torch.equal(together[row], numbers.defined(key[None], count)[0])
+        assert torch.equal(together[row], numbers.normals(key[None], count)[0])
 
 
 def test_their_law_is_normal() -> None:

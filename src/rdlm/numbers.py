@@ -1,8 +1,7 @@
 """Normal numbers as a function of a key and a place alone: the same bits on every device, and in little time.
 
 torch's own on a CPU wait for a Mersenne twister, one number after the other. These are made in parallel, of operations
-that every device rounds alike: whole numbers, sums, products, roots. On a CPU `kernel.c` does it where it could be
-compiled (`native.py`), in a sixth of the time that torch's own take.
+that every device rounds alike: whole numbers, sums, products, roots.
 
 | variable | what it is |
 |---|---|
@@ -19,8 +18,6 @@ from typing import Final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from rdlm import native
 
 STRIDE: Final = 0x9E3779B97F4A7C15 - (1 << 64)
 MIXERS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
@@ -65,14 +62,7 @@ def normals(
     keys: Int[Tensor, " rows"], count: int, device: torch.device | str = "cpu"
 ) -> Float[Tensor, "rows count"]:
     """Return `count` normal numbers of each key, which are on the CPU, on any device."""
-    if torch.device(device).type != "cpu":
-        return defined(keys.to(device, non_blocking=True), count)
-    drawn = native.normals(keys, count)
-    return defined(keys, count) if drawn is None else drawn
-
-
-def defined(keys: Int[Tensor, " rows"], count: int) -> Float[Tensor, "rows count"]:
-    """Return the same by operations of torch, on the keys' device: first all cosines, then all sines."""
+    keys = keys.to(device, non_blocking=True)
     half = (count + 1) // 2
     drawn = torch.empty(len(keys), 2 * half, device=keys.device)
     size = max(1, PIECE // max(1, len(keys))) if keys.device.type == "cpu" else half

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from rdlm import native
 from rdlm.geometry import special
 
 Oracle = Callable[[mp.mpf], mp.mpf]
@@ -149,12 +148,10 @@ def test_finite_everywhere_also_past_the_ends(name: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_are_the_same_with_and_without_a_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_the_same_with_and_without_a_gradient(name: str) -> None:
     x = _arguments(name, torch.float32)
     kept = x.clone()
-    compiled, within = FUNCTIONS[name][0](x), FUNCTIONS[name][0](x.clone().requires_grad_()).detach()
-    torch.testing.assert_close(compiled, within, rtol=5e-7, atol=1e-7)  # the kernel rounds products and sums apart
-    monkeypatch.setattr(native, "library", lambda: None)
+    within = FUNCTIONS[name][0](x.clone().requires_grad_()).detach()
     assert torch.equal(FUNCTIONS[name][0](x), within)
     assert torch.equal(x, kept)
 

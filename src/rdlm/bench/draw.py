@@ -8,10 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rdlm import native
 from rdlm.bench.measure import Figure, Work, alternate, at_least, at_most, within
 from rdlm.bench.subject import LETTERS
-from rdlm.numbers import defined
+from rdlm.numbers import normals
 from rdlm.process.bridge import Bridge, BridgeKind
 from rdlm.process.clock import Geometric
 from rdlm.process.grid import uniform_in_time
@@ -52,12 +51,11 @@ def one_pass(shape: tuple[int, ...], generator: torch.Generator) -> Work:
 
 
 def numbers(quick: bool) -> list[Figure]:
-    """Return torch's normal numbers over those of a key, by the compiled kernel and by the operations of torch."""
+    """Return torch's normal numbers over those of a key, which are the same on every device."""
     count, key, generator = 10_000 if quick else 1_000_000, torch.tensor([0]), torch.Generator().manual_seed(0)
     works: dict[str, Work] = {
         "torch": lambda: torch.randn(count, generator=generator),
-        "in many operations": lambda: defined(key, count),
-        **({"compiled": lambda: native.normals(key, count)} if native.library() else {}),
+        "in many operations": lambda: normals(key, count),
     }
     taken = alternate(works, 5 if quick else 15)
     return [

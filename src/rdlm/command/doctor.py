@@ -54,7 +54,7 @@ class Doctor:
 
     def run(self) -> int:
         """Print every check and return 0 if all required ones passed, else 1."""
-        checks = [python(), *dependencies(), torch_build(), threads(), cache(), kernel(), runs()]
+        checks = [python(), *dependencies(), torch_build(), threads(), cache(), runs()]
         checks += [leftovers(), tables(), corpora(), *self_test()]
         rows = [asdict(check) for check in checks]
         if self.json:
@@ -133,18 +133,6 @@ def threads() -> Check:
 def cache() -> Check:
     """Return whether the folder of caches can be written, and the space left there; leaves nothing behind."""
     return _disk("cache", cache_dir(), "set RDLM_CACHE to a folder that can be written, on a disk with room")
-
-
-def kernel() -> Check:
-    """Return whether the compiled kernel is there; without it draws take longer, and are the same."""
-    try:
-        from rdlm import native
-    except (ImportError, OSError):
-        return Check("compiled kernel", False, "unknown without torch", required=False)
-    if native.library() is None:
-        detail = "not compiled: draws take longer; install a C compiler (Debian, Ubuntu: sudo apt install gcc)"
-        return Check("compiled kernel", False, detail, required=False)
-    return Check("compiled kernel", True, str(native.kept()), required=False)
 
 
 def runs() -> Check:

@@ -27,8 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdlm import native
-
 SMALLEST_NOISE = 1e-6
 """A finished position (noise still to come 0) is evaluated with this much noise, so that its evidence is
 one-hot and finite."""
@@ -88,8 +86,6 @@ _CURVE_SLOPE = [k * c for k, c in enumerate(_CURVE)][1:]
 
 def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Return the polynomial with these coefficients, lowest power first, by Horner's rule."""
-    if (found := native.polynomial(x, tuple(coefficients))) is not None:
-        return found
     total = torch.full_like(x, coefficients[-1])
     buffer = None if _records(x) else total
     for c in reversed(coefficients[:-1]):
@@ -153,12 +149,6 @@ def angle_over_sine(cosine: Tensor) -> Tensor:
     return _in_half(gap, "ratio")[0].mul_(inverse)
 
 
-def add_angle_over_sine(total: Tensor, weight: Tensor, cosine: Tensor) -> None:
-    """Add `weight * angle_over_sine(cosine)` to `total`, in one pass where the compiled kernel can do it."""
-    if not native.add_ratio(total, weight, cosine, tuple(_fitted("ratio", 9)), _FARTHEST_COSINE):
-        total.addcmul_(weight, angle_over_sine(cosine))
-
-
 def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return 1/y, then `angle_over_sine`, `cotangent_curve` and `cotangent_bend` without their poles.
 
@@ -182,9 +172,6 @@ def _in_half(gap: Tensor, *names: str) -> list[Tensor]:
         # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
         return [_series(gap, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20)) for name in names]
     # They converge like 5.8^-degree: the next singularity is y = -1.
-    found = [one for name in names if (one := native.polynomial(gap, tuple(_fitted(name, 9)))) is not None]
-    if found:
-        return found
     # All at once, since arrays are often small.
     total, *others = _stacked(names, 9, gap.ndim, gap.dtype, gap.device)
     buffer = None if _records(gap) else gap.new_empty(len(names), *gap.shape)

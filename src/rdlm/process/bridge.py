@@ -94,13 +94,6 @@ class Bridge:
         shortening = torch.addcmul(self._half * curve, level, bend, value=-self._second).mul_(level).add_(1)
         return ratio.mul_(inverse).mul_(shortening)
 
-    def add_pull(self, total: Tensor, weight: Tensor, cosine: Tensor, noise: Tensor) -> None:
-        """Add `weight * slope` to `total`."""
-        if self.kind == "logarithm":
-            special.add_angle_over_sine(total, weight, cosine)
-        else:
-            total.addcmul_(weight, self.slope(cosine, noise))
-
     def log_likelihood(
         self, state: Float[Tensor, "... d"], noise: Float[Tensor, "..."] | float
     ) -> Float[Tensor, "... v"]:

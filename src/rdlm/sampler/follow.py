@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rdlm import native
 from rdlm.geometry import special
 from rdlm.sampler.piece import pieces
 
@@ -29,8 +28,6 @@ def follow(
 
 def _sums(before: Float[Tensor, "n d"], rows: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
     """Return `<x, a>`, `|a|^2` and `|x|^2`, each [n, 1]."""
-    if (found := native.products(before, rows)) is not None:
-        return found.unbind(0)
     sums = [_products(at, by) for at, by in pieces(rows.shape[-1], before, rows)]
     return sums[0] if len(sums) == 1 else tuple(map(torch.cat, zip(*sums, strict=True)))
 

@@ -104,7 +104,8 @@ def _mean_step(step: Step, stride: Stride) -> Tensor:
     rows = [one.flatten(0, 1) for one in whole]  # [batch, positions, ...] -> [n, ...]
     for law, state, total, share, noise in pieces(step.log_probability.shape[-1], *rows):
         weight = step.chain.marginals(law.exp()).mul_(share)
-        bridge.add_pull(total[..., : bridge.vocabulary], weight, state[..., : bridge.vocabulary], noise)
+        slope = bridge.slope(state[..., : bridge.vocabulary], noise)
+        total[..., : bridge.vocabulary].addcmul_(weight, slope)
     return follow(step.state, ambient, scale)
 
 
