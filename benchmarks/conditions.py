@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 import rdlm
-from rdlm.publication import CONFIG
-from rdlm.report import print_json, table
-from rdlm.training.run import load_corpus
-from rdlm.training.validation import held_out
+from rdlm.api.publish import CONFIG
+from rdlm.display.tables import print_json, table
+from rdlm.train.run import load_corpus
+from rdlm.train.validation import held_out
 
 INFILL = "the ____ of the ________ was born in ____"
 DIGITS = "(one|two|three|four|five|six|seven|eight|nine|zero| )+"
@@ -48,10 +48,12 @@ def conditions(model: str, num: int) -> Iterator[Row]:
     known = re.compile(INFILL.replace("_", "[a-z ]"))
     checks: dict[str, tuple[Sequence[str], Callable[[str], bool]]] = {
         "infill: every known character is kept": (
-            ("--infill", INFILL, "--num", str(num)), lambda text: bool(known.fullmatch(text)),
+            ("--infill", INFILL, "--num", str(num)),
+            lambda text: bool(known.fullmatch(text)),
         ),
         "regex: the whole text matches": (
-            ("--regex", DIGITS, "--length", "24", "--num", str(num)), lambda text: bool(re.fullmatch(DIGITS, text)),
+            ("--regex", DIGITS, "--length", "24", "--num", str(num)),
+            lambda text: bool(re.fullmatch(DIGITS, text)),
         ),
         "ban, prompt and suffix: none between, begun and ended as told": (
             ("--ban", "etz", "--prompt", "ban ", "--suffix", " in", "--length", "32", "--num", str(num)),
@@ -61,7 +63,7 @@ def conditions(model: str, num: int) -> Iterator[Row]:
             ("--length", "4096", "--prompt", "the history of "),
             lambda text: len(text) == 4096 and text.startswith("the history of "),
         ),
-    }  # fmt: skip
+    }
     for what, (options, holds) in checks.items():
         made = texts(model, "--steps", "8", *options)
         yield {"what": what, "seen": sum(map(holds, made)), "of": len(made), "note": f"{len(set(made))} different"}
@@ -101,7 +103,7 @@ def mistakes(model: str, folder: Path) -> Iterator[Row]:
         "guidance without a class": ("--guidance", "2"),
         "a class of a model without any": ("--label", "3"),
         "an unknown solver": ("--solver", "eulr"),
-    }  # fmt: skip
+    }
     runs = {what: command(model, *options) for what, options in tried.items()}
     runs["a model that is not there"] = command(str(folder / "none"))
     runs["a model of another format"] = command(str(other))
@@ -119,12 +121,20 @@ def prompts(name: str, count: int = 48) -> Iterator[Row]:
     ends = [model.generate(prompt=text[:half], length=length, seed=i) for i, text in enumerate(real[:count])]
     continued = [made.samples[0].text for made in ends]
     own = [sample.text for sample in model.generate(num=count).samples]
-    for what, some in (("held-out texts", real[:count]), ("others of them", real[count:]),
-                       ("first halves, continued", continued), ("the model's own", own)):  # fmt: skip
+    for what, some in (
+        ("held-out texts", real[:count]),
+        ("others of them", real[count:]),
+        ("first halves, continued", continued),
+        ("the model's own", own),
+    ):
         bits = torch.tensor([score.bits_per_char for score in model.score(some)])
         margin = 1.96 * float(bits.std()) / len(bits) ** 0.5
-        yield {"what": f"bits per character: {what}", "seen": round(float(bits.mean()), 3), "of": "",
-               "note": f"± {margin:.3f}, {len(bits)} texts of {length}"}  # fmt: skip
+        yield {
+            "what": f"bits per character: {what}",
+            "seen": round(float(bits.mean()), 3),
+            "of": "",
+            "note": f"± {margin:.3f}, {len(bits)} texts of {length}",
+        }
 
 
 def main() -> None:
@@ -136,9 +146,11 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         rows: list[Any] = [
-            *conditions(arguments.model, arguments.num), *seeds(arguments.model),
-            *mistakes(arguments.model, Path(folder)), *prompts(arguments.model),
-        ]  # fmt: skip
+            *conditions(arguments.model, arguments.num),
+            *seeds(arguments.model),
+            *mistakes(arguments.model, Path(folder)),
+            *prompts(arguments.model),
+        ]
     if arguments.json:
         print_json({"rows": rows})
     else:

@@ -23,16 +23,15 @@ import torch
 from numpy.typing import NDArray
 from sklearn.svm import SVC  # type: ignore[import-untyped]
 
-from rdlm.config import RunConfig
+from rdlm.api.generate import generate
+from rdlm.api.language_model import LanguageModel, load
+from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
-from rdlm.generation import generate
-from rdlm.language_model import LanguageModel, load
-from rdlm.method import build
-from rdlm.model.config import TransformerConfig
+from rdlm.display.tables import print_json, table
+from rdlm.methods import build
 from rdlm.presets import preset
-from rdlm.report import print_json, table
-from rdlm.training.loop import train
-from rdlm.training.run import load_corpus
+from rdlm.train.loop import train
+from rdlm.train.run import load_corpus
 
 OWN = Path("runs/guidance")
 WEIGHTS = (0.0, 1.0, 2.0, 4.0)

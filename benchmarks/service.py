@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx2
 
-from rdlm.model.config import TransformerConfig
-from rdlm.report import print_json, table
+from rdlm.config import TransformerConfig
+from rdlm.display.tables import print_json, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 
@@ -73,15 +73,26 @@ async def crowd(url: str, steps: int, turns: int) -> dict[str, Any]:
             wrong += sum(a != b for a, b in zip(alone, together, strict=True))
     ratio = statistics.median(ratios)
     return {
-        "name": "8 at once", "ratio": ratio, "spread": max(ratios) - min(ratios), "target": TARGET,
-        "ok": ratio <= TARGET and wrong == 0, "single_ms": 1e3 * statistics.median(singles), "wrong": wrong,
-    }  # fmt: skip
+        "name": "8 at once",
+        "ratio": ratio,
+        "spread": max(ratios) - min(ratios),
+        "target": TARGET,
+        "ok": ratio <= TARGET and wrong == 0,
+        "single_ms": 1e3 * statistics.median(singles),
+        "wrong": wrong,
+    }
 
 
 async def one_client(
-    client: httpx2.AsyncClient, number: int, until: float, steps: int, expected: list[str], seen: Counter[str],
-    latencies: list[float], ids: Counter[str],
-) -> None:  # fmt: skip
+    client: httpx2.AsyncClient,
+    number: int,
+    until: float,
+    steps: int,
+    expected: list[str],
+    seen: Counter[str],
+    latencies: list[float],
+    ids: Counter[str],
+) -> None:
     """Ask until the time is over; every answer must be the one that its seed has."""
     turn = 0
     while time.monotonic() < until:
@@ -117,11 +128,20 @@ async def load(url: str, pid: int, clients: int, seconds: float, steps: int) -> 
         )
     cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
     return {
-        "clients": clients, "seconds": seconds, "answers": len(latencies), "per_second": len(latencies) / seconds,
-        "p50_s": cuts[49], "p95_s": cuts[94], "p99_s": cuts[98], "lost": seen["lost"], "wrong": seen["wrong"],
-        "doubled": sum(count - 1 for count in ids.values()), "statuses": {k: v for k, v in seen.items() if " " in k},
-        "rss_before_mb": before, "rss_after_mb": resident(pid),
-    }  # fmt: skip
+        "clients": clients,
+        "seconds": seconds,
+        "answers": len(latencies),
+        "per_second": len(latencies) / seconds,
+        "p50_s": cuts[49],
+        "p95_s": cuts[94],
+        "p99_s": cuts[98],
+        "lost": seen["lost"],
+        "wrong": seen["wrong"],
+        "doubled": sum(count - 1 for count in ids.values()),
+        "statuses": {k: v for k, v in seen.items() if " " in k},
+        "rss_before_mb": before,
+        "rss_after_mb": resident(pid),
+    }
 
 
 def main() -> None:

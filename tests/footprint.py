@@ -16,9 +16,16 @@ from pathlib import Path
 HOME = Path(sys.argv[1])
 ALLOWED = (HOME / "runs", HOME / "cache", HOME / "tmp", Path(os.devnull))
 MOVES = {
-    "os.rename", "os.link", "os.symlink", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod",
+    "os.rename",
+    "os.link",
+    "os.symlink",
+    "os.mkdir",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "os.chmod",
     "shutil.rmtree",
-}  # fmt: skip
+}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NETWORK = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"}
 
@@ -46,17 +53,36 @@ sys.addaudithook(watch)
 sys.stdout = sys.stderr  # what the commands print is not the answer
 
 import rdlm  # noqa: E402
-from rdlm import cli  # noqa: E402
+from rdlm.cli import main as cli  # noqa: E402
 
 for module in pkgutil.walk_packages(rdlm.__path__, "rdlm."):
     if module.name != "rdlm.__main__":
         importlib.import_module(module.name)
 
 TINY = [
-    "--data.length", "8", "--model.width", "8", "--model.layers", "1", "--model.heads", "1", "--process.levels", "16",
-    "--process.pairs", "64", "--training.steps", "2", "--training.batch", "4", "--training.device", "cpu",
-    "--training.validation-sequences", "4", "--training.validation-calls", "4",
-]  # fmt: skip
+    "--data.length",
+    "8",
+    "--model.width",
+    "8",
+    "--model.layers",
+    "1",
+    "--model.heads",
+    "1",
+    "--process.levels",
+    "16",
+    "--process.pairs",
+    "64",
+    "--training.steps",
+    "2",
+    "--training.batch",
+    "4",
+    "--training.device",
+    "cpu",
+    "--training.validation-sequences",
+    "4",
+    "--training.validation-calls",
+    "4",
+]
 (HOME / "runs").mkdir()
 (HOME / "runs" / "text.txt").write_text("some text")
 for command in (

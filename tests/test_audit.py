@@ -33,9 +33,13 @@ def audit(root: Path) -> ModuleType:
     ],
 )
 def test_silence_is_not_safety(
-    entries: list[dict[str, Any]] | None, code: int, message: str, audit: ModuleType,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    entries: list[dict[str, Any]] | None,
+    code: int,
+    message: str,
+    audit: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert command[0] == "pip-audit" and command[-1].endswith("constraints.txt")
         said = "" if entries is None else json.dumps({"dependencies": entries})

@@ -26,9 +26,14 @@ def lived(tmp_path_factory: pytest.TempPathFactory, root: Path) -> tuple[Path, l
     (home / "book.txt").write_text("some text of mine " * 60)
     (home / "tmp").mkdir()
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONPATH": str(root / "src"),
-        "RDLM_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "PYTHONPATH": str(root / "src"),
+        "RDLM_CACHE": str(home / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, str(SCRIPT), str(home)]
     ended = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -54,7 +59,9 @@ def test_tests_use_no_network(address: tuple[str, int]) -> None:
 def test_the_network_is_noticed(tmp_path: Path, root: Path) -> None:
     """The watch itself works: a connection ends the process that tries one."""
     (tmp_path / "rdlm").mkdir()
-    (tmp_path / "rdlm" / "__init__.py").write_text("import urllib.request; urllib.request.urlopen('http://localhost:9')")
+    (tmp_path / "rdlm" / "__init__.py").write_text(
+        "import urllib.request; urllib.request.urlopen('http://localhost:9')"
+    )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, str(SCRIPT), str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -7,12 +7,12 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rdlm import numbers
-from rdlm.randomness import generator_of
+from rdlm import random as numbers
+from rdlm.random import generator_of
 
 MASK = (1 << 64) - 1
 KEYS = st.integers(-(1 << 63), (1 << 63) - 1)

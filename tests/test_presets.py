@@ -9,19 +9,29 @@ import pytest
 import torch
 
 from rdlm.data.corpus import RECIPES
-from rdlm.denoiser import Denoiser
 from rdlm.errors import InputError
-from rdlm.method.rdlm import Process
+from rdlm.methods.rdlm import Process
+from rdlm.model.denoiser import Denoiser
 from rdlm.model.network import build
 from rdlm.presets import PRESETS, preset
 
 # vocabulary, classes and signal of each preset's corpus
 CORPORA = {
-    "demo": (27, 0, 0), "text8": (27, 0, 0), "text8-small": (27, 0, 0), "enwik8": (256, 0, 0), "lm1b": (30522, 0, 0),
-    "lm1b-packed": (30522, 0, 0), "wikitext-2": (2048, 0, 0), "textfile": (90, 0, 0), "digits": (17, 10, 0),
-    "mnist": (256, 10, 0), "cifar10": (256, 10, 0), "promoter": (4, 0, 1), "promoter-chr22": (4, 0, 0),
+    "demo": (27, 0, 0),
+    "text8": (27, 0, 0),
+    "text8-small": (27, 0, 0),
+    "enwik8": (256, 0, 0),
+    "lm1b": (30522, 0, 0),
+    "lm1b-packed": (30522, 0, 0),
+    "wikitext-2": (2048, 0, 0),
+    "textfile": (90, 0, 0),
+    "digits": (17, 10, 0),
+    "mnist": (256, 10, 0),
+    "cifar10": (256, 10, 0),
+    "promoter": (4, 0, 1),
+    "promoter-chr22": (4, 0, 0),
     "regulatory": (4, 4, 0),
-}  # fmt: skip
+}
 PAPER = {"text8": 92.4e6, "lm1b": 110e6, "cifar10": 28e6, "promoter": 13.3e6}
 
 

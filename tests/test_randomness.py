@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdlm.randomness import Draw, generator_of
+from rdlm.random import Draw, generator_of
 
 small = st.integers(0, 1000)
 

@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rdlm.language_model import LanguageModel as LanguageModel
-    from rdlm.language_model import load as load
+    from rdlm.api.language_model import LanguageModel as LanguageModel
+    from rdlm.api.language_model import load as load
+
 
 __version__ = "0.1.0"
 

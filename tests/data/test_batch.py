@@ -18,8 +18,19 @@ from rdlm.errors import InputError
 
 
 def corpus(tokens: np.ndarray, **more: object) -> Corpus:
-    return Corpus("toy", "toy", "text", 4, Bytes(), "none", "made up", Path("nowhere"), {"train": tokens},
-                  more.get("labels", {}), more.get("signals", {}))  # type: ignore[arg-type]  # fmt: skip
+    return Corpus(
+        "toy",
+        "toy",
+        "text",
+        4,
+        Bytes(),
+        "none",
+        "made up",
+        Path("nowhere"),
+        {"train": tokens},
+        more.get("labels", {}),
+        more.get("signals", {}),
+    )  # type: ignore[arg-type]
 
 
 STREAM = corpus(np.arange(43, dtype=np.uint8))

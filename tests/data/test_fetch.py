@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from rdlm.data import fetch, index
-from rdlm.data.fetch import Archive
-from rdlm.data.transport import Transport
+from rdlm.data import fetch
+from rdlm.data import fetch as index
+from rdlm.data.fetch import Archive, Transport
 from rdlm.errors import DamagedFileError, InputError
 
 PYTHON = sys.executable

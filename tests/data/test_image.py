@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rdlm.data import fetch, image, load, png
+from rdlm.data import fetch, image, load
+from rdlm.data import image as png
 from rdlm.errors import DamagedFileError, InputError
 
 from .conftest import Planter

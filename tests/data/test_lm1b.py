@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rdlm.data import lm1b, load
+from rdlm.data import load
+from rdlm.data import text as lm1b
 from rdlm.errors import InputError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rdlm.data.source import Source, markov, skewed, uniform
+from rdlm.data.sources import Source, markov, skewed, uniform
 from rdlm.errors import InputError
 
 

@@ -19,8 +19,16 @@ ABOUT = {"name": "toy", "kind": "image", "length": 3, "licence": "none"}
 def draft(**tokens: Any) -> store.Draft:
     rows = [np.arange(6, dtype=np.uint16).reshape(2, 3), np.arange(3, dtype=np.uint16).reshape(1, 3)]
     signal = {"train": np.linspace(0, 1, 9, dtype=">f4").reshape(3, 3)}
-    return store.Draft("toy-1", Levels(300), {"train": rows, **tokens}, "made up",
-                       {"train": np.array([0, 1, 0], np.uint8)}, signal, ("x", "y"), (1, 3, 1))  # fmt: skip
+    return store.Draft(
+        "toy-1",
+        Levels(300),
+        {"train": rows, **tokens},
+        "made up",
+        {"train": np.array([0, 1, 0], np.uint8)},
+        signal,
+        ("x", "y"),
+        (1, 3, 1),
+    )
 
 
 def test_round_trip(tmp_path: Path) -> None:

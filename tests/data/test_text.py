@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rdlm.data import Batches, fetch, load, text
-from rdlm.data.subword import Subwords
+from rdlm.data.tokenizer import Subwords
 from rdlm.errors import DamagedFileError, InputError
 
 from .conftest import Planter, packed_as

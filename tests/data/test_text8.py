@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdlm.data import fetch, text, text8
+from rdlm.data import fetch, text
+from rdlm.data import text as text8
 
 
 def article(body: str) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.data import tokenizer as tk
-from rdlm.data.subword import train_bpe, wordpiece
+from rdlm.data.tokenizer import train_bpe, wordpiece
 from rdlm.errors import DamagedFileError, InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "un", "##happy", ",", "sat"]

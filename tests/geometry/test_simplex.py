@@ -56,12 +56,8 @@ def test_gradient_along_the_simplex_is_right_beside_shared_zeros() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_are_finite_at_vertices_and_equal_points(dtype: torch.dtype) -> None:
-    p = torch.tensor(
-        [[1.0, 0, 0], [1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]], dtype=dtype, requires_grad=True
-    )
-    q = torch.tensor(
-        [[0.0, 1, 0], [1.0, 0, 0], [0, 0.5, 0.5], [0.2, 0.3, 0.5]], dtype=dtype, requires_grad=True
-    )
+    p = torch.tensor([[1.0, 0, 0], [1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]], dtype=dtype, requires_grad=True)
+    q = torch.tensor([[0.0, 1, 0], [1.0, 0, 0], [0, 0.5, 0.5], [0.2, 0.3, 0.5]], dtype=dtype, requires_grad=True)
     for result in (simplex.fisher_rao_distance(p, q), simplex.to_sphere(p) + simplex.to_sphere(q)):
         gradients = torch.autograd.grad(result.sum(), (p, q))
         assert all(g.isfinite().all() for g in gradients)

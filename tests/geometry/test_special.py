@@ -202,9 +202,7 @@ def test_square_root_and_divisor_at_zero() -> None:
 def test_functions_of_one_angle_fit_together(theta: float) -> None:
     t = torch.tensor(theta, dtype=torch.float64)
     z = torch.cos(t)
-    torch.testing.assert_close(
-        special.angle_over_sine(z) * special.sinc(t), torch.ones_like(t), rtol=1e-9, atol=0
-    )
+    torch.testing.assert_close(special.angle_over_sine(z) * special.sinc(t), torch.ones_like(t), rtol=1e-9, atol=0)
     torch.testing.assert_close(special.log_angle_over_sine(z).exp(), special.angle_over_sine(z))
     torch.testing.assert_close(special.squared_angle(z), t * t, rtol=1e-9, atol=1e-15)
     torch.testing.assert_close(special.cotangent_gap(t), -t * special.cotangent_curve(t), rtol=0, atol=0)

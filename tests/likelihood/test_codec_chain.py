@@ -10,19 +10,19 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from rdlm.codec import Codec
-from rdlm.data.source import skewed
+from rdlm.data.sources import skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms, step_terms
-from rdlm.likelihood.path import forced_step
+from rdlm.likelihood.estimators import forced_step
 from rdlm.process.bridge import Bridge
-from rdlm.process.chain import Chain, Kernel, step_log_density
-from rdlm.process.clock import Geometric
 from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.kernel import Chain, Kernel, step_log_density
+from rdlm.process.layout import Codec
+from rdlm.process.order import Lanes, Order
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
-from rdlm.process.window import Lanes, Order
-from rdlm.sampler.walk import walk
+from rdlm.process.schedule import Geometric
+from rdlm.sampling.walk import walk
 
 S = Geometric().total
 V = 7

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from rdlm import likelihood
-from rdlm.data.source import markov, skewed
+from rdlm.data.sources import markov, skewed
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, by_comb, by_paths, paper_estimate, path_profile
-from rdlm.likelihood.data import Deal
 from rdlm.likelihood.estimate import student
-from rdlm.likelihood.fresh import WalkedLaw
-from rdlm.process.chain import Chain
-from rdlm.process.clock import Geometric
-from rdlm.process.evidence import joint_posterior
+from rdlm.likelihood.estimators import Deal
+from rdlm.likelihood.oracle import WalkedLaw
+from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
+from rdlm.process.kernel import Chain
+from rdlm.process.order import Window
 from rdlm.process.path import Path, constant_mixture, masked_path, switching_path
-from rdlm.process.window import Window
+from rdlm.process.schedule import Geometric
 
 # These posteriors cost next to nothing: large batches save the overhead of many calls.
 by_steps = partial(likelihood.by_steps, batch=256)

@@ -9,15 +9,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from rdlm.data.source import skewed
+from rdlm.data.sources import skewed
 from rdlm.errors import InputError
 from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
 from rdlm.likelihood.estimate import stratified, student
-from rdlm.process.chain import Chain
-from rdlm.process.clock import Geometric
-from rdlm.process.evidence import joint_posterior
+from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
+from rdlm.process.kernel import Chain
 from rdlm.process.path import masked_path
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 

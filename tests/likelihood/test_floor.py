@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rdlm.data.source import Source, markov, skewed, uniform
+from rdlm.data.sources import Source, markov, skewed, uniform
 from rdlm.geometry import sphere
 from rdlm.likelihood import Estimate, path_terms
-from rdlm.process.bridge import BridgeKind, mixture_direction
-from rdlm.process.chain import Chain, Kernel
-from rdlm.process.clock import Geometric
-from rdlm.process.evidence import joint_posterior
+from rdlm.process.bridge import BridgeKind, joint_posterior, mixture_direction
 from rdlm.process.grid import uniform_in_time
+from rdlm.process.kernel import Chain, Kernel
+from rdlm.process.order import Lanes
 from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
-from rdlm.process.window import Lanes
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from rdlm.likelihood.fresh import FreshLaw, draw_at_noise, walk_pairs
-from rdlm.process.chain import Chain
-from rdlm.process.clock import Geometric
+from rdlm.likelihood.oracle import FreshLaw, draw_at_noise, walk_pairs
+from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law.exact import tabulate
-from rdlm.process.law.simulated import SimulatedLaw
+from rdlm.process.kernel import Chain
 from rdlm.process.path import masked_path, switching_path
+from rdlm.process.schedule import Geometric
+from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 GRID = uniform_in_time(CLOCK, 12)

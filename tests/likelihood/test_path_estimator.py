@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rdlm.data.source import Source, markov, skewed
+from rdlm.data.sources import Source, markov, skewed
 from rdlm.likelihood import curve_of_source, path_terms
-from rdlm.process.bridge import BridgeKind
-from rdlm.process.chain import Chain, Kernel
-from rdlm.process.clock import Geometric
-from rdlm.process.evidence import joint_posterior
+from rdlm.process.bridge import BridgeKind, joint_posterior
 from rdlm.process.grid import uniform_in_time
+from rdlm.process.kernel import Chain, Kernel
+from rdlm.process.order import Lanes
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
-from rdlm.process.window import Lanes
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 KERNELS: tuple[Kernel, ...] = ("mixture", "drift")

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rdlm.codec import Codec
 from rdlm.geometry import sphere
 from rdlm.likelihood.terms import kernel_terms, mixture_excess, position_terms, renoise, step_terms
 from rdlm.process.bridge import Bridge, BridgeKind
-from rdlm.process.chain import Chain, step_log_density, token_step_parts
-from rdlm.process.clock import Geometric
 from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.kernel import Chain, step_log_density, token_step_parts
+from rdlm.process.layout import Codec
+from rdlm.process.order import Lanes
 from rdlm.process.path import masked_path, switching_path
-from rdlm.process.window import Lanes
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")

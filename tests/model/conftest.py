@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rdlm.model.config import Interface, NetworkConfig
+from rdlm.config import Interface, NetworkConfig
 from rdlm.model.network import Network, build
 
 Awake = Callable[[NetworkConfig, Interface], Network]

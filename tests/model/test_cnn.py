@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rdlm.model.config import ConvolutionConfig, Interface
+from rdlm.config import ConvolutionConfig, Interface
 
 CONFIG = ConvolutionConfig(width=8, stacks=2, dilations=(1, 3), kernel=3)
 REACH = 2 * (1 + 3)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rdlm.errors import InputError
-from rdlm.model.condition import drop
-from rdlm.model.embedding import sinusoids
+from rdlm.model.layers import drop, sinusoids
 
 
 def test_sinusoids_are_those_of_the_formula() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rdlm.errors import InputError
-from rdlm.model.features import from_evidence, with_top, without_mask
+from rdlm.model.layers import from_evidence, with_top, without_mask
 
 
 def test_the_mask_is_the_last_coordinate() -> None:

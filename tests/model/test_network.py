@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from rdlm.config import ConvolutionConfig, Interface, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.model.config import ConvolutionConfig, Interface, TransformerConfig
 from rdlm.model.network import build
 
 CONFIGS = {

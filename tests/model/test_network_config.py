@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
+from rdlm import config
+from rdlm.config import ConvolutionConfig, Interface, Preset, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.model import config
-from rdlm.model.config import ConvolutionConfig, Interface, Preset, TransformerConfig
 from rdlm.model.network import build, parameter_count
 
 
@@ -41,7 +41,7 @@ def test_a_tied_matrix_is_counted_once() -> None:
 
 
 def test_configuration_needs_no_torch() -> None:
-    code = "import sys, rdlm.model.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, rdlm.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rdlm.config import Interface, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.model.attention import angles, rotate
-from rdlm.model.config import Interface, TransformerConfig
-from rdlm.model.transformer import Transformer
+from rdlm.model.transformer import Transformer, angles, rotate
 
 CONFIG = TransformerConfig(width=16, layers=2, heads=2, time_width=8)
 CAUSAL = replace(CONFIG, causal=True)

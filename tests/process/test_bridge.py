@@ -16,11 +16,12 @@ from rdlm.process.bridge import (
     EXPANSION_RANGE,
     Bridge,
     BridgeKind,
+    masked,
     mixture_direction,
     squared_length,
     token_direction,
+    uniform,
 )
-from rdlm.process.start import masked, uniform
 
 S = 0.03756
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")

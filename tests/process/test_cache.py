@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from rdlm.errors import DamagedFileError
-from rdlm.process import cache
-from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Geometric
+from rdlm.process import law as cache
+from rdlm.process.bridge import Bridge, Start, masked, uniform
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.start import Start, masked, uniform
+from rdlm.process.schedule import Geometric
 
 CLOCK = Geometric()
 BRIDGE = Bridge(masked(4), CLOCK.total, "logarithm")
@@ -130,9 +129,9 @@ SCRIPT = """
 import torch
 from rdlm.process import cache
 from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Geometric
+from rdlm.process.schedule import Geometric
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.start import masked
+from rdlm.process.bridge import masked
 torch.set_num_threads(1)
 clock = Geometric()
 for seed in range(20):

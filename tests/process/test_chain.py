@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, BridgeKind
-from rdlm.process.chain import (
+from rdlm.process.bridge import Bridge, BridgeKind, uniform
+from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.kernel import (
     Chain,
     draw_mean_step,
     draw_token_step,
@@ -19,11 +20,9 @@ from rdlm.process.chain import (
     step_log_density,
     token_step_parts,
 )
-from rdlm.process.clock import Geometric
-from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.order import Lanes
 from rdlm.process.path import masked_path, switching_path
-from rdlm.process.start import uniform
-from rdlm.process.window import Lanes
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")
@@ -69,9 +68,7 @@ def test_mean_step_moves_by_the_mean_of_the_pulls(kind: BridgeKind) -> None:
     bridge, count = Bridge(uniform(4), S, kind), 60_000
     state = states(bridge, 1).expand(count, -1)
     probability = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    step = draw_mean_step(
-        bridge, state, probability.expand(count, -1), stride(count), torch.Generator().manual_seed(2)
-    )
+    step = draw_mean_step(bridge, state, probability.expand(count, -1), stride(count), torch.Generator().manual_seed(2))
     wanted = GAIN * (probability[:, None] * dense_pulls(bridge, state[:1])[0]).sum(0)
     torch.testing.assert_close(step.mean(0), wanted, rtol=0, atol=5 * math.sqrt(VARIANCE / count))
     assert (step - wanted).square().sum(-1).mean().item() == pytest.approx(4 * VARIANCE, rel=0.02)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from rdlm.errors import InputError
-from rdlm.process.clock import Cosine, Geometric, Linear, Schedule, Tabulated, schedule
+from rdlm.process.schedule import Cosine, Geometric, Linear, Schedule, Tabulated, schedule
 
 KNOTS = (0.0, 0.2, 0.5, 1.0)
 SCHEDULES = [

@@ -8,15 +8,14 @@ import math
 import pytest
 import torch
 
-from rdlm.data.source import Source, markov, skewed
+from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import BridgeKind
-from rdlm.process.chain import Chain
-from rdlm.process.clock import Geometric
-from rdlm.process.evidence import joint_posterior, log_evidence
+from rdlm.process.bridge import BridgeKind, joint_posterior, log_evidence
 from rdlm.process.grid import uniform_in_time
+from rdlm.process.kernel import Chain
 from rdlm.process.path import masked_path, switching_path
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, BridgeKind
-from rdlm.process.chain import draw_token_step
-from rdlm.process.clock import Geometric
+from rdlm.process.bridge import Bridge, BridgeKind, Start, masked, uniform
+from rdlm.process.exact import ExactLaw, all_but_one, pair_step, place, tabulate
 from rdlm.process.grid import Grid, Stride, uniform_in_time
-from rdlm.process.law.exact import ExactLaw, place, tabulate
-from rdlm.process.law.pair import all_but_one, pair_step
-from rdlm.process.start import Start, masked, uniform
+from rdlm.process.kernel import draw_token_step
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 STARTS = [
@@ -45,9 +43,7 @@ def pair_of(state: Tensor, start: Start, token: Tensor) -> tuple[Tensor, Tensor]
 @every_start
 @settings(max_examples=25)
 @given(radius=st.floats(0.01, 3.1), heading=st.floats(-1, 1), seed=st.integers(0, 10**6))
-def test_place_gives_unit_vectors_with_the_asked_pair(
-    start: Start, radius: float, heading: float, seed: int
-) -> None:
+def test_place_gives_unit_vectors_with_the_asked_pair(start: Start, radius: float, heading: float, seed: int) -> None:
     token = torch.arange(8) % start.vocabulary
     wanted = (torch.full((8,), value, dtype=torch.float64) for value in (radius, heading))
     state = place(Bridge(start, S), token, *wanted, torch.Generator().manual_seed(seed))

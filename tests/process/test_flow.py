@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import simplex, sphere
-from rdlm.process.bridge import Bridge
+from rdlm.process.bridge import Bridge, Start, masked, uniform
+from rdlm.process.exact import tabulate
 from rdlm.process.flow import bridge_limit, flow, masked_kappa, uniform_kappa
 from rdlm.process.grid import uniform_in_log_noise
-from rdlm.process.law.exact import tabulate
-from rdlm.process.start import Start, masked, uniform
 
 
 @settings(deadline=None, max_examples=30)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.clock import Geometric, Tabulated, schedule
 from rdlm.process.grid import Grid, uniform_in_log_noise, uniform_in_time
+from rdlm.process.schedule import Geometric, Tabulated, schedule
 
 GRIDS = [
     uniform_in_time(Geometric(), 1),

@@ -8,8 +8,7 @@ import mpmath
 import pytest
 import torch
 
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge
-from rdlm.process.start import masked
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked
 
 S = 0.03756
 # From a state on its token to one beyond the equator; the others are compared with the right angle, where most

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.law.kummer import inverse_kummer, kummer, kummer_gap, monotone_range
+from rdlm.process.normal import inverse_kummer, kummer, kummer_gap, monotone_range
 
 DEGREES = (2, 3, 4, 27, 255, 30521)
 NAMES = ("corrected", "printed", "coded")

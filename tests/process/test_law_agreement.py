@@ -7,14 +7,13 @@ import math
 import pytest
 import torch
 
-from rdlm.evaluation.mmd import permutation_test
-from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Cosine, Geometric
+from rdlm.evaluate.metrics import permutation_test
+from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_log_noise, uniform_in_time
-from rdlm.process.law.exact import tabulate
-from rdlm.process.law.normal import precompute
-from rdlm.process.law.simulated import SimulatedLaw
-from rdlm.process.start import masked, uniform
+from rdlm.process.normal import precompute
+from rdlm.process.schedule import Cosine, Geometric
+from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -23,9 +22,7 @@ TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 def discrepancy(first, second, noise, seed, count=700):
     generator = torch.Generator().manual_seed(seed)
     token = torch.full((count,), 1)
-    return permutation_test(
-        first.draw(token, noise, generator), second.draw(token, noise, generator), 399, generator
-    )
+    return permutation_test(first.draw(token, noise, generator), second.draw(token, noise, generator), 399, generator)
 
 
 @pytest.mark.parametrize("start", [masked, uniform])

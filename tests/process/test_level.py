@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdlm.process.clock import Geometric, Linear
+from rdlm.process.exact import Levels
 from rdlm.process.grid import Grid, uniform_in_log_noise, uniform_in_time
-from rdlm.process.law.level import Levels
+from rdlm.process.schedule import Geometric, Linear
 
 GRIDS = {
     "one step": uniform_in_time(Geometric(), 1),

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Geometric
+from rdlm.process.bridge import Bridge, Start, masked, uniform
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law.kummer import kummer
-from rdlm.process.law.normal import from_projections, match_moments, mean_projections, precompute, refined
-from rdlm.process.law.simulated import SimulatedLaw
-from rdlm.process.start import Start, masked, uniform
+from rdlm.process.normal import from_projections, kummer, match_moments, mean_projections, precompute, refined
+from rdlm.process.schedule import Geometric
+from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 
@@ -54,8 +52,10 @@ def test_wrong_kummer_functions_shrink_rho_as_predicted(dimension):
     bridge, grid, n = paper_bridge(dimension), uniform_in_time(CLOCK, 100), dimension - 1
     means = mean_projections(bridge, grid, 2000, generator=torch.Generator().manual_seed(3))
     noise = CLOCK.remaining(0.1)  # rho is 0.01 here, small enough for the first order
-    rho = {name: from_projections(bridge, grid, *means, name).parameters(noise)[1]
-           for name in ("corrected", "printed", "coded")}
+    rho = {
+        name: from_projections(bridge, grid, *means, name).parameters(noise)[1]
+        for name in ("corrected", "printed", "coded")
+    }
     assert (rho["printed"] / rho["corrected"]).item() == pytest.approx(math.sqrt(n / (n + 2)), rel=2e-3)
     assert (rho["coded"] / rho["corrected"]).item() == pytest.approx(math.sqrt(n / (n + 1)), rel=2e-3)
 

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Geometric
+from rdlm.process.bridge import Bridge, masked, uniform
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
-from rdlm.process.start import masked, uniform
+from rdlm.process.schedule import Geometric
 
 S = Geometric().total
 

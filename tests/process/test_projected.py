@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Geometric
+from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law.exact import tabulate
-from rdlm.process.law.simulated import SimulatedLaw
-from rdlm.process.projected import projected_paths, radial_paths
-from rdlm.process.start import masked, uniform
+from rdlm.process.normal import projected_paths, radial_paths
+from rdlm.process.schedule import Geometric
+from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 PATHS = 12_000
@@ -26,9 +25,7 @@ def at_level(paths, level):
 def moment_gaps(found, expected):
     """Differences of mean and variance, each in standard errors."""
     pairs = [(found, expected), ((found - found.mean()) ** 2, (expected - expected.mean()) ** 2)]
-    return [
-        ((a.mean() - b.mean()).abs() / (a.var() / len(a) + b.var() / len(b)).sqrt()).item() for a, b in pairs
-    ]
+    return [((a.mean() - b.mean()).abs() / (a.var() / len(a) + b.var() / len(b)).sqrt()).item() for a, b in pairs]
 
 
 @pytest.mark.parametrize("time", [0.4, 0.8])

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, token_direction
-from rdlm.process.clock import Geometric
+from rdlm.process.bridge import Bridge, masked, token_direction, uniform
+from rdlm.process.exact import pair_step
 from rdlm.process.grid import Stride, uniform_in_log_noise, uniform_in_time
 from rdlm.process.law import build
-from rdlm.process.law.pair import pair_step
-from rdlm.process.law.simulated import SimulatedLaw
-from rdlm.process.start import masked, uniform
+from rdlm.process.schedule import Geometric
+from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.start import Start, from_point, masked, uniform
+from rdlm.process.bridge import Start, from_point, masked, uniform
 
 starts = st.builds(Start, st.integers(2, 300), st.floats(0, 1))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.window import Lanes, Order, Window
+from rdlm.process.order import Lanes, Order, Window
 
 orders = st.sampled_from(["random", "spread", "left_to_right"])
 

@@ -16,28 +16,43 @@ from typing import IO, Any
 import httpx2
 import torch
 
-from rdlm import configfile
-from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig
+from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Tokenizer
-from rdlm.method import METHODS
-from rdlm.model.config import TransformerConfig
-from rdlm.training import checkpoint, folder
+from rdlm.methods import METHODS
+from rdlm.storage import checkpoint
+from rdlm.storage import config_file as configfile
+from rdlm.storage import run_folder as folder
 
 LENGTH = 16
 
 
 def save(
-    run: Path, tokenizer: Tokenizer | None = None, method: str = "rdlm", width: int = 16,
-    corpus: Mapping[str, Any] | None = None, network: TransformerConfig | None = None, **process: Any,
-) -> Path:  # fmt: skip
+    run: Path,
+    tokenizer: Tokenizer | None = None,
+    method: str = "rdlm",
+    width: int = 16,
+    corpus: Mapping[str, Any] | None = None,
+    network: TransformerConfig | None = None,
+    **process: Any,
+) -> Path:
     """Write the folder of a run whose network nobody trained; `corpus` is what it says of its data."""
     tokenizer = tokenizer or Characters(TEXT8_ALPHABET)
     config = RunConfig(
-        method=method, process=ProcessConfig(**process), objective=ObjectiveConfig(prefix=0.5),
+        method=method,
+        process=ProcessConfig(**process),
+        objective=ObjectiveConfig(prefix=0.5),
         model=network or TransformerConfig(width=width, layers=1, heads=2, time_width=8),
-    )  # fmt: skip
-    about = {"name": "toy", "protocol": "toy", "classes": [], "image": None, "signal": False, "kind": "text",
-             "length": LENGTH, **(corpus or {})}  # fmt: skip
+    )
+    about = {
+        "name": "toy",
+        "protocol": "toy",
+        "classes": [],
+        "image": None,
+        "signal": False,
+        "kind": "text",
+        "length": LENGTH,
+        **(corpus or {}),
+    }
     torch.manual_seed(0)
     made = METHODS[method](config, tokenizer.size, len(about["classes"]), 0)
     for parameter in made.network.parameters():
@@ -80,17 +95,24 @@ class Served:
 
 @contextmanager
 def serving(
-    *arguments: str, messages: IO[str] | None = None, program: Sequence[str] = ("-m", "rdlm"), cwd: Path | None = None,
+    *arguments: str,
+    messages: IO[str] | None = None,
+    program: Sequence[str] = ("-m", "rdlm"),
+    cwd: Path | None = None,
     **environment: str,
-) -> Iterator[Served]:  # fmt: skip
+) -> Iterator[Served]:
     """Start `rdlm serve`, wait until it says that it is ready, and end it; its messages go where this process's go."""
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--json"]
     inherited = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
     process = subprocess.Popen(
-        command, env={**inherited, "PYTHONPATH": source, **environment}, stdout=subprocess.PIPE, stderr=messages,
-        text=True, cwd=cwd,
-    )  # fmt: skip
+        command,
+        env={**inherited, "PYTHONPATH": source, **environment},
+        stdout=subprocess.PIPE,
+        stderr=messages,
+        text=True,
+        cwd=cwd,
+    )
     try:
         assert process.stdout is not None
         # One object over several lines, of which the last is its closing brace; a service that does not start has none.

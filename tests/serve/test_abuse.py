@@ -15,7 +15,7 @@ from starlette.requests import Request
 from wire import Answer, faults
 
 from rdlm.serve import app
-from rdlm.serve.error import Refusal
+from rdlm.serve.refusal import Refusal
 from rdlm.serve.schema import CompletionBody, read
 
 SAID = b'{"error":{"message":"m","type":"t","param":null,"code":null}}'
@@ -26,14 +26,23 @@ AGAIN = {"retry-after": "5"}
 @pytest.mark.parametrize(
     ("answer", "count"),
     [
-        (Answer(200, {}, b"{}"), 0), (Answer(400, {}, SAID), 0), (Answer(429, AGAIN, SAID), 0),
-        (Answer(503, AGAIN, SAID), 0), (Answer(504, {}, LATE), 0),
-        (Answer(500, {}, SAID), 1), (Answer(503, {}, SAID), 1), (Answer(429, {}, SAID), 1), (Answer(504, {}, SAID), 1),
-        (Answer(404, {}, b"Not Found"), 1), (Answer(200, {}, b'Traceback'), 1), (Answer(200, {"server": "x"}, b""), 1),
-        (Answer(200, {}, b"our secret"), 1), (Answer(200, {}, b'data: {"code":"internal_error"}'), 1),
+        (Answer(200, {}, b"{}"), 0),
+        (Answer(400, {}, SAID), 0),
+        (Answer(429, AGAIN, SAID), 0),
+        (Answer(503, AGAIN, SAID), 0),
+        (Answer(504, {}, LATE), 0),
+        (Answer(500, {}, SAID), 1),
+        (Answer(503, {}, SAID), 1),
+        (Answer(429, {}, SAID), 1),
+        (Answer(504, {}, SAID), 1),
+        (Answer(404, {}, b"Not Found"), 1),
+        (Answer(200, {}, b"Traceback"), 1),
+        (Answer(200, {"server": "x"}, b""), 1),
+        (Answer(200, {}, b"our secret"), 1),
+        (Answer(200, {}, b'data: {"code":"internal_error"}'), 1),
         (Answer(200, {"access-control-allow-origin": "*"}, b"{}"), 1),
     ],
-)  # fmt: skip
+)
 def test_the_judge_knows_a_bad_answer(answer: Answer, count: int) -> None:
     assert len(list(faults(answer, ["our secret"], bodiless=False))) == count
 
@@ -70,7 +79,7 @@ def test_an_object_of_many_fields_is_not_described_field_by_field(place: str) ->
 
 LEAK = """
 import sys
-from rdlm.cli import main
+from rdlm.cli.main import main
 from rdlm.serve.metrics import Metrics
 kept, answered = [], Metrics.answered
 Metrics.answered = lambda *given: (kept.append(b"x" * 300_000), answered(*given))[1]

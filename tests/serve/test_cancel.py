@@ -14,7 +14,7 @@ from running import save
 from torch import Tensor
 
 import rdlm
-from rdlm.sampler.forward import Query
+from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
 from rdlm.serve.service import Limits, Service
 
@@ -69,8 +69,16 @@ async def ask(service: Service, gate: Gate, path: str, body: dict[str, Any]) -> 
         assert message.get("status", 200) in (200, 499), message
 
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST", "path": path,
-             "headers": headers, "query_string": b"", "root_path": "", "http_version": "1.1"}  # fmt: skip
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "POST",
+        "path": path,
+        "headers": headers,
+        "query_string": b"",
+        "root_path": "",
+        "http_version": "1.1",
+    }
     request = asyncio.create_task(create(service)(scope, receive, send))
     await gate.passed(2, request)
     left.set()
@@ -84,12 +92,15 @@ async def ask(service: Service, gate: Gate, path: str, body: dict[str, Any]) -> 
 
 
 CASES = [
-    ("rdlm", "/v1/completions", {"prompt": "a", "n": 3}), ("rdlm", "/v1/completions", {"prompt": "a", "stream": True}),
+    ("rdlm", "/v1/completions", {"prompt": "a", "n": 3}),
+    ("rdlm", "/v1/completions", {"prompt": "a", "stream": True}),
     ("rdlm", "/v1/completions", {"prompt": "a", "max_tokens": 100, "stop": "never"}),
-    ("rdlm", "/v1/trajectory", {"prompt": "a"}), ("rdlm", "/v1/score", {"input": "abc " * 40}),
-    ("masked", "/v1/completions", {"n": 3}), ("masked", "/v1/completions", {"stream": True}),
+    ("rdlm", "/v1/trajectory", {"prompt": "a"}),
+    ("rdlm", "/v1/score", {"input": "abc " * 40}),
+    ("masked", "/v1/completions", {"n": 3}),
+    ("masked", "/v1/completions", {"stream": True}),
     ("masked", "/v1/score", {"input": "abc " * 40}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CASES)

@@ -11,8 +11,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from rdlm.serve import connection
-from rdlm.serve.connection import Connection
+from rdlm.serve import server as connection
+from rdlm.serve.server import Connection
 
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GET = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"

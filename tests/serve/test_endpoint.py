@@ -13,7 +13,7 @@ import pytest
 from running import LENGTH, Served
 
 import rdlm
-from rdlm.scoring import Effort
+from rdlm.api.score import Effort
 
 
 def events(served: Served, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -197,8 +197,22 @@ def test_the_schema_names_every_field(served: Served) -> None:
     schema = served.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/models", "/v1/score", "/v1/trajectory", "/v1/process"} <= schema["paths"].keys()
     body = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"prompt", "suffix", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "echo", "steps",
-            "solver", "grid", "infill"} <= body["properties"].keys()  # fmt: skip
+    assert {
+        "prompt",
+        "suffix",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "echo",
+        "steps",
+        "solver",
+        "grid",
+        "infill",
+    } <= body["properties"].keys()
     assert rdlm.__version__ not in json.dumps(schema)
     page = served.get("/docs").text
     assert "/v1/completions" in page and "max_tokens" in page

@@ -14,17 +14,16 @@ from running import save
 from torch import Tensor
 
 import rdlm
-from rdlm.language_model import LanguageModel
-from rdlm.sampler.forward import Query
-from rdlm.sampler.plan import Plan
-from rdlm.sampler.request import Request
+from rdlm.api.language_model import LanguageModel
+from rdlm.api.plan import Plan
+from rdlm.api.request import Request
+from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
-from rdlm.serve.engine import Engine
-from rdlm.serve.error import Left, Refusal
+from rdlm.serve.engine import Engine, Sample
+from rdlm.serve.job import Finished, Progress, Ticket
 from rdlm.serve.metrics import Metrics
-from rdlm.serve.sample import Sample
+from rdlm.serve.refusal import Left, Refusal
 from rdlm.serve.service import Limits, Service
-from rdlm.serve.ticket import Finished, Progress, Ticket
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +146,16 @@ def test_the_first_event_of_a_stream_comes_within_two_steps(
             sent.extend(message.get("body", b""))
 
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-                 "headers": headers, "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+            "http_version": "1.1",
+            "scheme": "http",
+        }
         answering = asyncio.create_task(create(service)(scope, receive, send))
         gate.let(2)
         while wanted not in sent:

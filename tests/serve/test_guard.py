@@ -15,9 +15,9 @@ from running import Served
 
 from rdlm.errors import InputError
 from rdlm.serve import page
-from rdlm.serve.error import Refusal
-from rdlm.serve.guard import Guard
 from rdlm.serve.metrics import Metrics
+from rdlm.serve.middleware import Guard
+from rdlm.serve.refusal import Refusal
 from rdlm.serve.server import token_for
 
 JSON = {"Content-Type": "application/json"}
@@ -130,12 +130,21 @@ def test_another_content_type_is_refused(served: Served) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405),
-        ("OPTIONS", "/v1/completions", 405), ("POST", "/", 405), ("GET", "/static/../app.py", 404),
-        ("GET", "/static/%2e%2e/app.py", 404), ("GET", "/static/nothing.js", 404), ("GET", "/static/", 404),
-        ("GET", "/v1/models/%00", 404), ("GET", "/v1/models/", 404), ("PROPFIND", "/", 405), ("GET", "/v1/a/b", 404),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("OPTIONS", "/v1/completions", 405),
+        ("POST", "/", 405),
+        ("GET", "/static/../app.py", 404),
+        ("GET", "/static/%2e%2e/app.py", 404),
+        ("GET", "/static/nothing.js", 404),
+        ("GET", "/static/", 404),
+        ("GET", "/v1/models/%00", 404),
+        ("GET", "/v1/models/", 404),
+        ("PROPFIND", "/", 405),
+        ("GET", "/v1/a/b", 404),
     ],
-)  # fmt: skip
+)
 def test_wrong_addresses_are_refused(served: Served, method: str, path: str, status: int) -> None:
     checked(httpx2.request(method, served.url + path), status)
 

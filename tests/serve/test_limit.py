@@ -18,8 +18,9 @@ import pytest
 from running import Served, save, serving
 
 import rdlm
-from rdlm import box, cli
-from rdlm.command.serve import Serve
+from rdlm import pretrained as box
+from rdlm.cli import main as cli
+from rdlm.cli.serve import Serve
 from rdlm.serve.service import Limits, Service
 
 TOKEN = "a secret of enough characters"
@@ -40,8 +41,9 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def busy(strict: Served) -> Iterator[httpx2.Response]:
     """A stream that holds the only place."""
     wait_until(strict, "rdlm_live_samples", 0)
-    with httpx2.stream("POST", f"{strict.url}/v1/completions", json={**LONG, "stream": True}, headers=HEADERS,
-                       timeout=60) as stream:  # fmt: skip
+    with httpx2.stream(
+        "POST", f"{strict.url}/v1/completions", json={**LONG, "stream": True}, headers=HEADERS, timeout=60
+    ) as stream:
         assert stream.status_code == 200
         yield stream
 
@@ -144,9 +146,13 @@ def test_a_signal_ends_it_gracefully(runs: Path, ending: signal.Signals) -> None
     ],
 )
 def test_a_careless_start_is_refused(
-    runs: Path, arguments: list[str], environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch,
+    runs: Path,
+    arguments: list[str],
+    environment: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.delenv("RDLM_TOKEN", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -175,6 +181,6 @@ def test_no_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_extra_is_named_where_it_is_missing() -> None:
-    code = "import sys; sys.modules['uvicorn'] = None; from rdlm.cli import main; sys.exit(main(['serve', 'run']))"
+    code = "import sys; sys.modules['uvicorn'] = None; from rdlm.cli.main import main; sys.exit(main(['serve', 'run']))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "pip install 'rdlm[serve]'" in result.stderr

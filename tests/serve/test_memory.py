@@ -54,8 +54,16 @@ async def ask(app: Any, path: str, body: bytes, leaves: bool) -> None:
             ended.set()
 
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST", "path": path,
-             "headers": headers, "query_string": b"", "root_path": "", "http_version": "1.1"}  # fmt: skip
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "POST",
+        "path": path,
+        "headers": headers,
+        "query_string": b"",
+        "root_path": "",
+        "http_version": "1.1",
+    }
     await app(scope, receive, send)
 
 

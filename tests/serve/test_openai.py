@@ -62,9 +62,9 @@ def test_ordered_text_flows_while_it_is_written(client: openai.OpenAI) -> None:
 
 
 def test_usage_comes_with_a_stream_where_asked_for(client: openai.OpenAI) -> None:
-    chunks = list(client.completions.create(
-        model="together", prompt="ab", stream=True, stream_options={"include_usage": True}
-    ))  # fmt: skip
+    chunks = list(
+        client.completions.create(model="together", prompt="ab", stream=True, stream_options={"include_usage": True})
+    )
     assert chunks[-1].choices == [] and chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == 2
 
 
@@ -111,10 +111,15 @@ def test_temperature_zero_takes_the_likeliest(client: openai.OpenAI) -> None:
 
 
 MIXED = [
-    {"prompt": "a"}, {"prompt": "the "}, {"prompt": "q", "steps": 5}, {"prompt": "w", "temperature": 0.5},
-    {"prompt": "zz", "top_p": 0.7}, {"prompt": "no", "max_tokens": 7}, {"prompt": "x", "solver": "heun"},
+    {"prompt": "a"},
+    {"prompt": "the "},
+    {"prompt": "q", "steps": 5},
+    {"prompt": "w", "temperature": 0.5},
+    {"prompt": "zz", "top_p": 0.7},
+    {"prompt": "no", "max_tokens": 7},
+    {"prompt": "x", "solver": "heun"},
     {"prompt": "y", "max_tokens": 40},
-]  # fmt: skip
+]
 
 
 CLASSES = [{"label": "cat"}, {"label": "dog"}, {"label": 1, "guidance": 3}, {"guidance": 0, "label": "cat"}]
@@ -132,9 +137,16 @@ def test_company_changes_nothing(served: Served, model: str) -> None:
     assert len(set(alone)) == 8
 
 
-@pytest.mark.parametrize("own", [
-    {"window": 0.5}, {"window": 1}, {"order": "random"}, {"window": 0.3, "order": "left_to_right"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"window": 0.5},
+        {"window": 1},
+        {"order": "random"},
+        {"window": 0.3, "order": "left_to_right"},
+    ],
+    ids=str,
+)
 def test_windows_are_those_of_generate(client: openai.OpenAI, runs: Path, own: dict[str, object]) -> None:
     """What is not said of them is the model's own."""
     made = client.completions.create(model="ordered", prompt="ab", seed=5, extra_body=own).choices[0].text
@@ -153,13 +165,21 @@ def test_classes_are_those_of_generate(client: openai.OpenAI, runs: Path, own: d
     assert made != client.completions.create(**options, extra_body={"solver": solver}).choices[0].text
 
 
-@pytest.mark.parametrize(("model", "own", "message"), [
-    ("together", {"label": "cat"}, "trained without classes"), ("classed", {"label": "cot"}, "did you mean 'cat'"),
-    ("classed", {"label": 2}, "unknown label '2'"), ("classed", {"guidance": 2}, "needs a label"),
-    ("classed", {"guidance": -1, "label": "cat"}, "guidance: "), ("rival", {"label": "cat"}, "leave out label"),
-    ("rival", {"window": 0.5}, "leave out window"), ("together", {"window": 0}, "window: "),
-    ("together", {"order": "up"}, "order: "), ("together", {"label": ["cat"]}, "label: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "own", "message"),
+    [
+        ("together", {"label": "cat"}, "trained without classes"),
+        ("classed", {"label": "cot"}, "did you mean 'cat'"),
+        ("classed", {"label": 2}, "unknown label '2'"),
+        ("classed", {"guidance": 2}, "needs a label"),
+        ("classed", {"guidance": -1, "label": "cat"}, "guidance: "),
+        ("rival", {"label": "cat"}, "leave out label"),
+        ("rival", {"window": 0.5}, "leave out window"),
+        ("together", {"window": 0}, "window: "),
+        ("together", {"order": "up"}, "order: "),
+        ("together", {"label": ["cat"]}, "label: "),
+    ],
+)
 def test_settings_that_a_model_does_not_have_are_refused(
     client: openai.OpenAI, model: str, own: dict[str, object], message: str
 ) -> None:

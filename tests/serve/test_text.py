@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.data.tokenizer import Bytes, Characters, Levels, Tokenizer
-from rdlm.serve.text import Draft
+from rdlm.serve.openai import Draft
 
 LETTERS = Characters("ab ")
 
@@ -24,9 +24,11 @@ def written(tokenizer: Tokenizer, ids: list[int], cuts: list[int], begin: int, e
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=6),
-    st.lists(st.text("ab ", min_size=1, max_size=3), max_size=3), st.integers(0, 5),
-)  # fmt: skip
+    st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    st.lists(st.integers(0, 30), max_size=6),
+    st.lists(st.text("ab ", min_size=1, max_size=3), max_size=3),
+    st.integers(0, 5),
+)
 def test_pieces_add_up_to_the_text_before_its_first_stop(
     ids: list[int], cuts: list[int], stops: list[str], begin: int
 ) -> None:

@@ -44,13 +44,29 @@ def odd_bytes(rng: random.Random, target: Target) -> list[Answer]:
     body = json.dumps(valid(rng, path))
     flipped = bytearray(body.encode())
     flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
-    raw = rng.choice((
-        b"", b" ", b"null", b"[]", b'"a"', b"1", b"\xff\xfe", b"\xef\xbb\xbf" + body.encode(), body.encode("utf-16"),
-        body.encode() + b"x", body.encode() * 2, body.encode()[: rng.randrange(len(body))], bytes(flipped),
-        rng.randbytes(rng.randrange(1, 2000)), b" " * 1_000_000 + body.encode(),
-        b'{"user":"' + b"a" * (1 << 20) + b'"}',
-        b"{" + b",".join(b'"%d":0' % i for i in range(50_000)) + b"}", b'{"prompt": "\xff"}', b'{"\\ud800": 1}',
-    ))  # fmt: skip
+    raw = rng.choice(
+        (
+            b"",
+            b" ",
+            b"null",
+            b"[]",
+            b'"a"',
+            b"1",
+            b"\xff\xfe",
+            b"\xef\xbb\xbf" + body.encode(),
+            body.encode("utf-16"),
+            body.encode() + b"x",
+            body.encode() * 2,
+            body.encode()[: rng.randrange(len(body))],
+            bytes(flipped),
+            rng.randbytes(rng.randrange(1, 2000)),
+            b" " * 1_000_000 + body.encode(),
+            b'{"user":"' + b"a" * (1 << 20) + b'"}',
+            b"{" + b",".join(b'"%d":0' % i for i in range(50_000)) + b"}",
+            b'{"prompt": "\xff"}',
+            b'{"\\ud800": 1}',
+        )
+    )
     return target.ask(target.post(path, raw))
 
 
@@ -69,16 +85,36 @@ def address(rng: random.Random, target: Target) -> list[Answer]:
     """Addresses that lead out of the page's files, or nowhere, or are no addresses."""
     up = rng.choice(("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "..\\", "....//", "%252e%252e%252f", ".%00./"))
     inside = rng.choice(("etc/passwd", "app.py", "pyproject.toml", "proc/self/environ", "serve/app.py"))
-    path = rng.choice((
-        f"/static/{up * rng.randrange(1, 9)}{inside}", f"/{up * rng.randrange(1, 9)}{inside}", f"/static//{inside}",
-        f"/v1/models/{up}{inside}", "/static/%00", "/static/index.html%00.js", "/v1/models/" + "a" * 5000, "//",
-        "/v1/models/%ff%fe", "/v1/models/%ed%a0%80", "/v1//models", "/V1/models", "/v1/models;a=b", "/v1/models/?%s%n",
-        "http://evil.example/v1/models", "evil.example:80", "*", "/%", "/?" + "a=b&" * 2000, "/v1/models#x", "/" * 999,
-        f"/v1/process?noise={rng.choice(('0', 'nan', '-1', '1e999', '1e-300', '9', '', 'x', '1;2', '%00'))}",
-        f"/v1/process?dimension={rng.choice((3, 28, 513, 9999, 2**63, -1, '', '3.5', '%D9%A3', '1e3'))}&start=uniform",
-        f"/v1/process?start={rng.choice(('masked', 'uniform', '', 'x' * 40, '%00', '%ff'))}&schedule=linear",
-        f"/v1/process?schedule={rng.choice(('geometric', 'cosine', '../x', '__init__', ''))}&schedule=linear",
-    ))  # fmt: skip
+    path = rng.choice(
+        (
+            f"/static/{up * rng.randrange(1, 9)}{inside}",
+            f"/{up * rng.randrange(1, 9)}{inside}",
+            f"/static//{inside}",
+            f"/v1/models/{up}{inside}",
+            "/static/%00",
+            "/static/index.html%00.js",
+            "/v1/models/" + "a" * 5000,
+            "//",
+            "/v1/models/%ff%fe",
+            "/v1/models/%ed%a0%80",
+            "/v1//models",
+            "/V1/models",
+            "/v1/models;a=b",
+            "/v1/models/?%s%n",
+            "http://evil.example/v1/models",
+            "evil.example:80",
+            "*",
+            "/%",
+            "/?" + "a=b&" * 2000,
+            "/v1/models#x",
+            "/" * 999,
+            f"/v1/process?noise={rng.choice(('0', 'nan', '-1', '1e999', '1e-300', '9', '', 'x', '1;2', '%00'))}",
+            f"/v1/process?start=uniform&dimension="
+            f"{rng.choice((3, 28, 513, 9999, 2**63, -1, '', '3.5', '%D9%A3', '1e3'))}",
+            f"/v1/process?start={rng.choice(('masked', 'uniform', '', 'x' * 40, '%00', '%ff'))}&schedule=linear",
+            f"/v1/process?schedule={rng.choice(('geometric', 'cosine', '../x', '__init__', ''))}&schedule=linear",
+        )
+    )
     verb = rng.choice(("GET", "GET", "HEAD", "POST"))
     found = target.ask(target.head(verb, path), method=verb)
     if any(b"[project]" in one.body or b"import annotations" in one.body for one in found):
@@ -88,8 +124,26 @@ def address(rng: random.Random, target: Target) -> list[Answer]:
 
 def method(rng: random.Random, target: Target) -> list[Answer]:
     """Methods that an address does not take, or that are none."""
-    names = ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "HEAD", "get", "POST", "GET", "BREW",
-             "M" * 300, "G\x00T", "", "GET/", "PRI", "-")  # fmt: skip
+    names = (
+        "PUT",
+        "DELETE",
+        "PATCH",
+        "OPTIONS",
+        "TRACE",
+        "CONNECT",
+        "PROPFIND",
+        "HEAD",
+        "get",
+        "POST",
+        "GET",
+        "BREW",
+        "M" * 300,
+        "G\x00T",
+        "",
+        "GET/",
+        "PRI",
+        "-",
+    )
     name, more = rng.choice(names), rng.choice(((), ("X-HTTP-Method-Override: DELETE",), ("X-Method: POST",)))
     found = target.ask(target.head(name, rng.choice((*GETS, *POSTS)), *more), method=name)
     if name in ("TRACE", "CONNECT", "DELETE", "PUT", "PATCH", "OPTIONS") and any(a.status < 400 for a in found):
@@ -99,15 +153,43 @@ def method(rng: random.Random, target: Target) -> list[Answer]:
 
 def header(rng: random.Random, target: Target) -> list[Answer]:
     """Headers that are broken, doubled, endless or in conflict."""
-    line = rng.choice((
-        "Host: evil.example", "Host: [", "Host: a b", "Host:", "Origin: http://[", "Origin: null", "Origin: \xff",
-        "Origin: http://evil.example", "X: " + "a" * 40_000, "X\x00Y: 1", "X Y: 1", ": 1", "NoColon", " folded: 1",
-        "X: a\r\n b", "Cookie: " + "a=b; " * 500, "Accept: " + "*/*," * 500, "Range: bytes=0-0", "X: \x00",
-        "Range: bytes=-1,9-8,x", "If-None-Match: *", "Expect: 100-continue", "Expect: the impossible", "TE: trailers",
-        "Forwarded: for=evil", "X-Forwarded-For: 127.0.0.1", "X-Forwarded-Host: evil", "X-Original-URL: /v1/models",
-        "Content-Type: application/json", "Connection: close, x", "Connection: upgrade\r\nUpgrade: h2c", "\xff\xfe: 1",
-        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eHh4eHh4eA==",
-    ))  # fmt: skip
+    line = rng.choice(
+        (
+            "Host: evil.example",
+            "Host: [",
+            "Host: a b",
+            "Host:",
+            "Origin: http://[",
+            "Origin: null",
+            "Origin: \xff",
+            "Origin: http://evil.example",
+            "X: " + "a" * 40_000,
+            "X\x00Y: 1",
+            "X Y: 1",
+            ": 1",
+            "NoColon",
+            " folded: 1",
+            "X: a\r\n b",
+            "Cookie: " + "a=b; " * 500,
+            "Accept: " + "*/*," * 500,
+            "Range: bytes=0-0",
+            "X: \x00",
+            "Range: bytes=-1,9-8,x",
+            "If-None-Match: *",
+            "Expect: 100-continue",
+            "Expect: the impossible",
+            "TE: trailers",
+            "Forwarded: for=evil",
+            "X-Forwarded-For: 127.0.0.1",
+            "X-Forwarded-Host: evil",
+            "X-Original-URL: /v1/models",
+            "Content-Type: application/json",
+            "Connection: close, x",
+            "Connection: upgrade\r\nUpgrade: h2c",
+            "\xff\xfe: 1",
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eHh4eHh4eA==",
+        )
+    )
     more = [f"X-{i}: {i}" for i in range(rng.choice((0, 0, 0, 200, 2000)))]
     found = target.ask(target.head("GET", rng.choice(GETS), line, *more))
     if any(one.status == 101 for one in found):
@@ -123,22 +205,35 @@ def framing(rng: random.Random, target: Target) -> list[Answer]:
     length = f"Content-Length: {rng.choice(lengths)}"
     codings = ("chunked", "xchunked", "chunked, gzip", "gzip, chunked", "identity", "chunked\r\nX: y", "CHUNKED")
     coding = rng.choice(codings)
-    chunk = rng.choice((
-        b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), b"ZZ\r\n", b"-1\r\n", b"F" * 30 + b"\r\n", b"5\r\nab", b"\r\n",
-        b"1\r\na" * 50, b"%x;%b\r\n" % (len(body), b"x" * 9000), b"0\r\nTrailer: x\r\n\r\n", b"0\r\n\r\n",
-    ))  # fmt: skip
+    chunk = rng.choice(
+        (
+            b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+            b"ZZ\r\n",
+            b"-1\r\n",
+            b"F" * 30 + b"\r\n",
+            b"5\r\nab",
+            b"\r\n",
+            b"1\r\na" * 50,
+            b"%x;%b\r\n" % (len(body), b"x" * 9000),
+            b"0\r\nTrailer: x\r\n\r\n",
+            b"0\r\n\r\n",
+        )
+    )
     kind = "Content-Type: application/json"
-    raw = rng.choice((
-        target.head("POST", path, kind, length) + body,
-        target.head("POST", path, kind, f"Content-Length: {len(body)}", length) + body,
-        target.head("POST", path, kind, f"Transfer-Encoding: {coding}") + chunk,
-        target.head("POST", path, kind, "Transfer-Encoding: chunked", f"Content-Length: {len(body)}") + chunk,
-        target.head("POST", path, kind, "Transfer-Encoding: chunked", "Transfer-Encoding: chunked") + chunk,
-        target.post(path, gzip.compress(bytes(1 << 20)), "Content-Encoding: gzip"),
-        target.post(path, body, "Content-Type: multipart/form-data; boundary=x"),
-        target.head("POST", path, "Content-Type: application/x-www-form-urlencoded", "Content-Length: 3") + b"a=b",
-        target.post(path, body + b"GET /smuggled HTTP/1.1\r\n\r\n"), target.head("POST", path, kind) + body,
-    ))  # fmt: skip
+    raw = rng.choice(
+        (
+            target.head("POST", path, kind, length) + body,
+            target.head("POST", path, kind, f"Content-Length: {len(body)}", length) + body,
+            target.head("POST", path, kind, f"Transfer-Encoding: {coding}") + chunk,
+            target.head("POST", path, kind, "Transfer-Encoding: chunked", f"Content-Length: {len(body)}") + chunk,
+            target.head("POST", path, kind, "Transfer-Encoding: chunked", "Transfer-Encoding: chunked") + chunk,
+            target.post(path, gzip.compress(bytes(1 << 20)), "Content-Encoding: gzip"),
+            target.post(path, body, "Content-Type: multipart/form-data; boundary=x"),
+            target.head("POST", path, "Content-Type: application/x-www-form-urlencoded", "Content-Length: 3") + b"a=b",
+            target.post(path, body + b"GET /smuggled HTTP/1.1\r\n\r\n"),
+            target.head("POST", path, kind) + body,
+        )
+    )
     with target.line() as line:
         line.sendall(raw)
         line.settimeout(1.0)  # what promised more than it sent is waited for; the promise is broken here
@@ -165,10 +260,19 @@ def protocol(rng: random.Random, target: Target) -> list[Answer]:
             raise AssertionError(f"five requests on one line were answered {found}")
         return found
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(90)  # of TLS
-    return left_open(target, rng.choice((
-        hello, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n" * 40 + b"x\r\n\r\n", rng.randbytes(300) + b"\r\n\r\n",
-        b"SSH-2.0-x\r\n\r\n", b"A" * 70_000,
-    )))  # fmt: skip
+    return left_open(
+        target,
+        rng.choice(
+            (
+                hello,
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                b"\r\n" * 40 + b"x\r\n\r\n",
+                rng.randbytes(300) + b"\r\n\r\n",
+                b"SSH-2.0-x\r\n\r\n",
+                b"A" * 70_000,
+            )
+        ),
+    )
 
 
 def left_open(target: Target, raw: bytes) -> list[Answer]:
@@ -194,10 +298,14 @@ def cut(rng: random.Random, target: Target) -> list[Answer]:
 def dear(rng: random.Random, target: Target) -> list[Answer]:
     """As much work as a request may ask for, for a client who leaves soon."""
     most = {"prompt": ["a"] * rng.randrange(1, 3), "n": 16, "steps": 1024, "max_tokens": 4096}
-    path, body = rng.choice((
-        ("/v1/completions", most), ("/v1/completions", most | {"stream": True, "model": "rival"}),
-        ("/v1/score", {"input": ["ab" * 16_000] * 16, "steps": 1024}), ("/v1/trajectory", {"steps": 1024}),
-    ))  # fmt: skip
+    path, body = rng.choice(
+        (
+            ("/v1/completions", most),
+            ("/v1/completions", most | {"stream": True, "model": "rival"}),
+            ("/v1/score", {"input": ["ab" * 16_000] * 16, "steps": 1024}),
+            ("/v1/trajectory", {"steps": 1024}),
+        )
+    )
     with target.line() as line:
         line.sendall(target.post(path, json.dumps(body).encode()))
         time.sleep(rng.uniform(0, 0.5))
@@ -221,14 +329,34 @@ def dripped(rng: random.Random, target: Target) -> list[Answer]:
 def stranger(rng: random.Random, target: Target) -> list[Answer]:
     """Somebody without the token, or with another one, or from another page: nothing is answered but the refusal."""
     path, token = rng.choice(("/v1/models", "/v1/process", "/%761/models", "/metrics", *POSTS)), target.token
-    wrong = rng.choice((None, "", "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}",
-                        f"Bearer {token.upper()}", f"Bearer {token} ,", "Bearer \xff", "Bearer " + "a" * 9000,
-                        f"Token {token}", "Bearer null", f"Bearer\x01{token}"))  # fmt: skip
+    wrong = rng.choice(
+        (
+            None,
+            "",
+            "Bearer",
+            "Bearer ",
+            f"Bearer {token[:-1]}",
+            f"Bearer {token}x",
+            f"Basic {token}",
+            f"Bearer {token.upper()}",
+            f"Bearer {token} ,",
+            "Bearer \xff",
+            "Bearer " + "a" * 9000,
+            f"Token {token}",
+            "Bearer null",
+            f"Bearer\x01{token}",
+        )
+    )
     lines = [f"Host: {target.host}:{target.port}", *([] if wrong is None else [f"Authorization: {wrong}"])]
     foreign = rng.random() < 0.3
     if foreign:  # a preflight, or a request that a foreign page sends with somebody's token
-        lines = [lines[0], f"Authorization: Bearer {token}", "Origin: https://evil.example",
-                 "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: content-type"]  # fmt: skip
+        lines = [
+            lines[0],
+            f"Authorization: Bearer {token}",
+            "Origin: https://evil.example",
+            "Access-Control-Request-Method: POST",
+            "Access-Control-Request-Headers: content-type",
+        ]
     verb = rng.choice(("GET", "POST", "OPTIONS"))
     query = f"?token={quote(token)}&api_key={quote(token)}" if rng.random() < 0.2 else ""
     raw = "\r\n".join((f"{verb} {path}{query} HTTP/1.1", *lines, "", "")).encode("latin-1")
@@ -248,10 +376,20 @@ def fine(rng: random.Random, target: Target) -> list[Answer]:
 
 
 ABUSES: dict[str, tuple[int, Abuse]] = {
-    "odd field": (8, odd_field), "odd JSON": (6, odd_json), "odd bytes": (4, odd_bytes), "address": (6, address),
-    "method": (4, method), "header": (6, header), "framing": (4, framing), "protocol": (4, protocol),
-    "cut off": (4, cut), "dear": (1, dear), "dripped": (1, dripped), "stranger": (5, stranger), "fine": (4, fine),
-}  # fmt: skip
+    "odd field": (8, odd_field),
+    "odd JSON": (6, odd_json),
+    "odd bytes": (4, odd_bytes),
+    "address": (6, address),
+    "method": (4, method),
+    "header": (6, header),
+    "framing": (4, framing),
+    "protocol": (4, protocol),
+    "cut off": (4, cut),
+    "dear": (1, dear),
+    "dripped": (1, dripped),
+    "stranger": (5, stranger),
+    "fine": (4, fine),
+}
 """Name -> weight, and what it does."""
 
 

@@ -38,8 +38,10 @@ COLD = 10
 
 WORDS = "the quick brown fox jumps over a lazy dog and then runs away from it as fast as it can "
 VARIANTS: list[dict[str, Any]] = [
-    {}, {"training.accumulate": 2, "objective.asynchronous": 0.5}, {"method": "masked", "training.decay": "cosine"},
-]  # fmt: skip
+    {},
+    {"training.accumulate": 2, "objective.asynchronous": 0.5},
+    {"method": "masked", "training.decay": "cosine"},
+]
 """What the killed runs train, in turn."""
 
 
@@ -170,8 +172,9 @@ class Fuzzing:
         shares = [count // workers + (number < count % workers) for number in range(workers)]
         self.processes = [
             context.Process(target=spoilt, args=(place / str(number), share, seed * workers + number, self.answer))
-            for number, share in enumerate(shares) if share
-        ]  # fmt: skip
+            for number, share in enumerate(shares)
+            if share
+        ]
         for process in self.processes:
             process.start()
 
@@ -195,8 +198,16 @@ class Fuzzing:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    counts = {"kills": 100, "signals": 10, "disks": 15, "companions": 3, "mutations": 10_000, "requests": 10_000,
-              "clients": 200, "seconds": 60}  # fmt: skip
+    counts = {
+        "kills": 100,
+        "signals": 10,
+        "disks": 15,
+        "companions": 3,
+        "mutations": 10_000,
+        "requests": 10_000,
+        "clients": 200,
+        "seconds": 60,
+    }
     for name, count in counts.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--steps", type=int, default=400, help="steps of a run")
@@ -237,8 +248,13 @@ def tell(line: str) -> None:
 
 def untried(counts: Counter[str], options: argparse.Namespace) -> list[str]:
     """Return the faults of which fewer came about than were asked for: what was not tried is not shown."""
-    asked = {"kills": options.kills, "signals": options.signals, "file size limits": options.disks,
-             "full disks": 2 * options.disks, "kills of one of two": options.companions}  # fmt: skip
+    asked = {
+        "kills": options.kills,
+        "signals": options.signals,
+        "file size limits": options.disks,
+        "full disks": 2 * options.disks,
+        "kills of one of two": options.companions,
+    }
     return [f"{name}: {counts[name]} of {count}" for name, count in asked.items() if counts[name] < count]
 
 
@@ -247,13 +263,23 @@ def report(campaign: Campaign, outcome: Outcome, siege: Siege, options: argparse
     lost, missing, out = campaign.lost + outcome.lost + siege.defects, untried(campaign.counts, options), options.out
     versions = {name: metadata.version(name) for name in ("torch", "safetensors", "uvicorn", "schemathesis")}
     found = {
-        "command": shlex.join(["python", *sys.argv]), "system": f"{platform.system()} {platform.machine()}",
-        "processors": os.cpu_count(), "python": platform.python_version(), **versions, "seconds": round(seconds, 1),
-        "lost": lost, "not tried": missing, **campaign.counts, "where the kills struck": dict(campaign.seen),
-        "mutations": outcome.tried, "mutations refused": dict(outcome.refused), "mutations read": dict(outcome.read),
-        "slowest reading (s)": round(outcome.slowest, 2), "memory grown (MB)": round(outcome.grown, 1),
+        "command": shlex.join(["python", *sys.argv]),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        **versions,
+        "seconds": round(seconds, 1),
+        "lost": lost,
+        "not tried": missing,
+        **campaign.counts,
+        "where the kills struck": dict(campaign.seen),
+        "mutations": outcome.tried,
+        "mutations refused": dict(outcome.refused),
+        "mutations read": dict(outcome.read),
+        "slowest reading (s)": round(outcome.slowest, 2),
+        "memory grown (MB)": round(outcome.grown, 1),
         "service": siege.summary(),
-    }  # fmt: skip
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=2) + "\n")
     print("\n".join(loss[:2000] for loss in lost[:30] + missing), file=sys.stderr)

@@ -41,10 +41,13 @@ class Crowd:
 
     def line(self) -> str:
         """Return it all for people."""
-        codes = ", ".join(f"{code}: {count} ({_words(self.percentiles(code))})" for code, count in
-                          sorted(self.answered.items()))  # fmt: skip
-        return (f"service: {self.clients} clients at once sent {self.sent}, {self.answered.total()} answered once, "
-                f"{self.repeated} compared with the same asked alone; {codes}")  # fmt: skip
+        codes = ", ".join(
+            f"{code}: {count} ({_words(self.percentiles(code))})" for code, count in sorted(self.answered.items())
+        )
+        return (
+            f"service: {self.clients} clients at once sent {self.sent}, {self.answered.total()} answered once, "
+            f"{self.repeated} compared with the same asked alone; {codes}"
+        )
 
 
 def _words(numbers: dict[str, float]) -> str:

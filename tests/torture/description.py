@@ -35,13 +35,26 @@ def misuse(target: Target, count: int, number: int, secrets: tuple[str, ...]) ->
     return tally
 
 
-def _draw(operation: APIOperation, mode: GenerationMode, count: int, number: int, target: Target,
-          session: requests.Session, secrets: tuple[str, ...], tally: Tally) -> None:  # fmt: skip
+def _draw(
+    operation: APIOperation,
+    mode: GenerationMode,
+    count: int,
+    number: int,
+    target: Target,
+    session: requests.Session,
+    secrets: tuple[str, ...],
+    tally: Tally,
+) -> None:
     label = f"{mode.value} {operation.method.upper()} {operation.path}"
 
     @seed(number)
-    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Case) -> None:
         case.body = cheaper(case.body)
@@ -67,7 +80,11 @@ def cheaper(body: Any) -> Any:
 
 
 def _asked(case: Case, target: Target, session: requests.Session) -> Answer:
-    found = case.call(base_url=f"http://{target.host}:{target.port}", session=session, timeout=PATIENCE,
-                      headers={"Authorization": f"Bearer {target.token}"})  # fmt: skip
+    found = case.call(
+        base_url=f"http://{target.host}:{target.port}",
+        session=session,
+        timeout=PATIENCE,
+        headers={"Authorization": f"Bearer {target.token}"},
+    )
     headers = {key.lower(): ", ".join(value) for key, value in found.headers.items()}
     return Answer(found.status_code, headers, found.content)

@@ -20,11 +20,12 @@ from pathlib import Path
 from mutation import CHECKPOINT, PUBLISHED, SPOILS, STEP, Shelf
 
 import rdlm
-from rdlm import cli, publication
+from rdlm.api import publish as publication
+from rdlm.cli import main as cli
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.method import build
-from rdlm.training.parallel import Team
-from rdlm.training.run import Run, load_corpus, training_batches
+from rdlm.methods import build
+from rdlm.train.parallel import Team
+from rdlm.train.run import Run, load_corpus, training_batches
 
 SECONDS = 20.0
 """The longest that one reading may compute; it may wait, on a machine that does other things too, ten times as long."""
@@ -33,10 +34,20 @@ MEGABYTES = 512
 """How much more memory all readings together may need at their peak."""
 
 OPTIONS = {
-    "data.length": 8, "model.width": 4, "model.layers": 1, "model.heads": 1, "model.time-width": 2,
-    "process.levels": 4, "process.pairs": 4, "training.steps": 2, "training.batch": 2, "training.device": "cpu",
-    "training.validation-sequences": 2, "training.validation-calls": 2, "training.warmup": 0,
-}  # fmt: skip
+    "data.length": 8,
+    "model.width": 4,
+    "model.layers": 1,
+    "model.heads": 1,
+    "model.time-width": 2,
+    "process.levels": 4,
+    "process.pairs": 4,
+    "training.steps": 2,
+    "training.batch": 2,
+    "training.device": "cpu",
+    "training.validation-sequences": 2,
+    "training.validation-calls": 2,
+    "training.warmup": 0,
+}
 
 
 LEFT_OUT = shutil.ignore_patterns("tensorboard", "report.html", "evaluation-*", "samples*")
@@ -75,9 +86,13 @@ class Outcome:
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
-            self.refused + other.refused, self.read + other.read, self.defects + other.defects,
-            max(self.slowest, other.slowest), max(self.grown, other.grown), self.executed or other.executed,
-        )  # fmt: skip
+            self.refused + other.refused,
+            self.read + other.read,
+            self.defects + other.defects,
+            max(self.slowest, other.slowest),
+            max(self.grown, other.grown),
+            self.executed or other.executed,
+        )
 
 
 @dataclass(frozen=True)

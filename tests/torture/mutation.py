@@ -39,17 +39,45 @@ class Shelf:
 STEP = "checkpoint-00000002"
 PARTS = ("network", "ema", "optimizer", "method")
 CHECKPOINT = Shelf(
-    STEP, "state.json", tuple(f"{part}.safetensors" for part in PARTS), ("tokenizer.json",),
+    STEP,
+    "state.json",
+    tuple(f"{part}.safetensors" for part in PARTS),
+    ("tokenizer.json",),
     ("latest.json", "best.json"),
-)  # fmt: skip
+)
 PUBLISHED = Shelf(".", "config.json", ("model.safetensors",), ("tokenizer.json", "evaluation.json"))
 
 Spoil = Callable[[random.Random, Path, Shelf], None]
 
 ODD: list[Any] = [
-    None, True, -1, 0, 1, 2**31, 2**63, 10**30, -(2**63), 1e300, -0.5, 0.1, "", "x", "nan", "../../etc/passwd",
-    "/dev/zero", "a\x00b", "\ud800", [], [[]], {}, {"": None}, [1, 2, 3], "rdlm", "masked", "x" * 5000,
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    10**30,
+    -(2**63),
+    1e300,
+    -0.5,
+    0.1,
+    "",
+    "x",
+    "nan",
+    "../../etc/passwd",
+    "/dev/zero",
+    "a\x00b",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    {"": None},
+    [1, 2, 3],
+    "rdlm",
+    "masked",
+    "x" * 5000,
+]
 """Values that stand where another kind of value is expected."""
 
 
@@ -169,11 +197,23 @@ def json_text(rng: random.Random, run: Path, shelf: Shelf) -> None:
     path = run / rng.choice((f"{shelf.home}/{shelf.state}", f"{shelf.home}/{shelf.others[0]}", *shelf.pointers))
     whole = path.read_text().strip()
     texts = [
-        "[" * 200_000, '{"a":' * 100_000, "[" * 900 + "]" * 900, '{"step": NaN}', '{"step": 1e999}', "9" * 5000,
-        whole[:-1] + ', "step": 2, "checkpoint": "../.."}', whole[:-1] + "," + whole[1:], "\ufeff" + whole, "[]", '""',
-        '{"checkpoint": "checkpoint-00000002\\n"}', '{"checkpoint": "/etc"}', '{"checkpoint": "../run"}',
-        MANY, '{"a":"' + "x" * (1 << 21) + '"}',
-    ]  # fmt: skip
+        "[" * 200_000,
+        '{"a":' * 100_000,
+        "[" * 900 + "]" * 900,
+        '{"step": NaN}',
+        '{"step": 1e999}',
+        "9" * 5000,
+        whole[:-1] + ', "step": 2, "checkpoint": "../.."}',
+        whole[:-1] + "," + whole[1:],
+        "\ufeff" + whole,
+        "[]",
+        '""',
+        '{"checkpoint": "checkpoint-00000002\\n"}',
+        '{"checkpoint": "/etc"}',
+        '{"checkpoint": "../run"}',
+        MANY,
+        '{"a":"' + "x" * (1 << 21) + '"}',
+    ]
     path.write_text(rng.choice(texts))
     sign(run, shelf)
 
@@ -260,8 +300,13 @@ def name(rng: random.Random, run: Path, shelf: Shelf) -> None:
 
 
 SPOILS: dict[str, tuple[int, Spoil]] = {
-    "bytes": (2, bytes_of), "bytes, signed": (3, signed(bytes_of)), "state, signed": (5, state),
-    "tokenizer, signed": (2, tokenizer), "text of JSON": (1, json_text), "header, signed": (3, header),
-    "kind of file": (2, kind_of_file), "name": (1, name),
-}  # fmt: skip
+    "bytes": (2, bytes_of),
+    "bytes, signed": (3, signed(bytes_of)),
+    "state, signed": (5, state),
+    "tokenizer, signed": (2, tokenizer),
+    "text of JSON": (1, json_text),
+    "header, signed": (3, header),
+    "kind of file": (2, kind_of_file),
+    "name": (1, name),
+}
 """Name -> weight and what it does."""

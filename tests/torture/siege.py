@@ -70,10 +70,14 @@ class Siege:
     def summary(self) -> dict[str, object]:
         """Return what was tried and what came of it, for machines."""
         found: dict[str, object] = {
-            "abuses": dict(self.tally.tried), "answers": dict(self.tally.answered), "megabytes before": self.level,
-            "megabytes after rounds": self.rounds, "megabytes after": self.after, "seconds": round(self.seconds, 1),
+            "abuses": dict(self.tally.tried),
+            "answers": dict(self.tally.answered),
+            "megabytes before": self.level,
+            "megabytes after rounds": self.rounds,
+            "megabytes after": self.after,
+            "seconds": round(self.seconds, 1),
             "defects": len(self.defects),
-        }  # fmt: skip
+        }
         if self.crowd is not None:
             times = {code: self.crowd.percentiles(code) for code in self.crowd.answered}
             found |= {"crowd": dict(self.crowd.answered), "crowd, milliseconds": times, "crowd sent": self.crowd.sent}
@@ -149,9 +153,14 @@ def silence(line: str) -> None:
 
 
 def besiege(
-    place: Path, requests: int, clients: int, seconds: float, seed: int = 0, say: Callable[[str], object] = silence,
+    place: Path,
+    requests: int,
+    clients: int,
+    seconds: float,
+    seed: int = 0,
+    say: Callable[[str], object] = silence,
     program: Sequence[str] = ("-m", "rdlm"),
-) -> Siege:  # fmt: skip
+) -> Siege:
     """Return what came of so many requests, and of so many clients at once for so many seconds.
 
     The service is started below `place`, where its home and its temporary files are, too: whatever it writes there is
@@ -163,9 +172,10 @@ def besiege(
     runs.append(str(save(place / "classed", corpus={"classes": ["cat", "dog"]})))
     written = stamps(place)
     environment = {"RDLM_TOKEN": TOKEN, "HOME": str(home), "TMPDIR": str(home), "RDLM_CACHE": str(cache)}
-    with log.open("w") as messages, serving(
-        *runs, *LIMITS, messages=messages, program=program, cwd=home, **environment
-    ) as served:  # fmt: skip
+    with (
+        log.open("w") as messages,
+        serving(*runs, *LIMITS, messages=messages, program=program, cwd=home, **environment) as served,
+    ):
         fortress = Fortress(served, place, seed)
         say("service: warmed up by a tenth of it")
         siege.tally += fortress.abused(requests // 10, seed=seed)
@@ -206,8 +216,14 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=count)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rdlm-siege-") as place:
-        siege = besiege(Path(place), options.requests, options.clients, options.seconds, options.seed,
-                        lambda line: print(line, file=sys.stderr, flush=True))  # fmt: skip
+        siege = besiege(
+            Path(place),
+            options.requests,
+            options.clients,
+            options.seconds,
+            options.seed,
+            lambda line: print(line, file=sys.stderr, flush=True),
+        )
     print("\n".join([*siege.defects[:50], *siege.lines()]))
     return 1 if siege.defects else 0
 

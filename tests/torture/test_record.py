@@ -32,16 +32,24 @@ def figures(record: dict[str, Any]) -> list[str]:
     drawn = sum(count for name, count in service["abuses"].items() if name.startswith("described"))
     crowd, times = service["crowd"], service["crowd, milliseconds"]["200"]
     return [
-        f"{record['kills']} kills, {record['restarts']} restarts", f"{record['runs compared']} runs compared",
-        f"{record['bytes equal']:,} bytes", f"{struck['inside the write']} inside the writing",
-        f"{record['full disks']} full disks", f"{record['file size limits']} file size limits",
-        f"{record['signals']} signals", f"{record['kills of one of two']} kills of one of two",
-        f"{record['mutations']:,} spoilt", f"{sum(record['mutations refused'].values()):,} refused",
-        f"{sum(service['abuses'].values()):,} requests, {drawn:,} of them", f"{service['crowd sent']:,} requests",
-        f"{crowd['200']:,} answered (p50 {times['p50']:.0f} ms", f"{crowd['429']:,} with 429",
+        f"{record['kills']} kills, {record['restarts']} restarts",
+        f"{record['runs compared']} runs compared",
+        f"{record['bytes equal']:,} bytes",
+        f"{struck['inside the write']} inside the writing",
+        f"{record['full disks']} full disks",
+        f"{record['file size limits']} file size limits",
+        f"{record['signals']} signals",
+        f"{record['kills of one of two']} kills of one of two",
+        f"{record['mutations']:,} spoilt",
+        f"{sum(record['mutations refused'].values()):,} refused",
+        f"{sum(service['abuses'].values()):,} requests, {drawn:,} of them",
+        f"{service['crowd sent']:,} requests",
+        f"{crowd['200']:,} answered (p50 {times['p50']:.0f} ms",
+        f"{crowd['429']:,} with 429",
         f"{service['megabytes before']:.0f} MB after a tenth of it, {service['megabytes after']:.0f} MB after all",
-        f"Python {record['python']}", f"torch {record['torch']}",
-    ]  # fmt: skip
+        f"Python {record['python']}",
+        f"torch {record['torch']}",
+    ]
 
 
 def test_the_table_quotes_the_record(record: dict[str, Any]) -> None:

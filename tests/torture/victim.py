@@ -15,24 +15,49 @@ from typing import Any
 from process import Forked, Process
 
 from rdlm.errors import DamagedFileError
-from rdlm.training import checkpoint, record
+from rdlm.storage import checkpoint
+from rdlm.train import record
 
 ROOT = Path(__file__).parents[2]
 
 TINY = {
-    "data.length": 16, "model.width": 8, "model.layers": 1, "model.heads": 1, "model.time-width": 4,
-    "model.dropout": 0.1, "process.levels": 16, "process.pairs": 64, "objective.proposal": "adaptive",
-    "training.batch": 4, "training.device": "cpu", "training.warmup": 10, "training.ema": 0.99,
-    "training.record-every": 1, "training.save-every": 4, "training.validate-every": 50,
-    "training.validation-sequences": 4, "training.validation-calls": 4,
-}  # fmt: skip
+    "data.length": 16,
+    "model.width": 8,
+    "model.layers": 1,
+    "model.heads": 1,
+    "model.time-width": 4,
+    "model.dropout": 0.1,
+    "process.levels": 16,
+    "process.pairs": 64,
+    "objective.proposal": "adaptive",
+    "training.batch": 4,
+    "training.device": "cpu",
+    "training.warmup": 10,
+    "training.ema": 0.99,
+    "training.record-every": 1,
+    "training.save-every": 4,
+    "training.validate-every": 50,
+    "training.validation-sequences": 4,
+    "training.validation-calls": 4,
+}
 """Dropout, an adaptive proposal and a moving average: all that a run can carry along."""
 
 ALONE = [sys.executable, "-m", "rdlm"]
 PAIR = [
-    sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "20",
-    "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "rdlm",
-]  # fmt: skip
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "20",
+    "--rdzv-backend",
+    "c10d",
+    "--rdzv-endpoint",
+    "localhost:0",
+    "-m",
+    "rdlm",
+]
 
 
 @dataclass(frozen=True)
@@ -60,9 +85,14 @@ class Victim:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         with self._messages.open("wb") as messages:
             return subprocess.Popen(
-                [*self.launcher, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=messages,
-                preexec_fn=prepare, start_new_session=True, cwd=self.book.parent,
-            )  # fmt: skip
+                [*self.launcher, *arguments],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=messages,
+                preexec_fn=prepare,
+                start_new_session=True,
+                cwd=self.book.parent,
+            )
 
     def finish(self) -> None:
         """Let the run go on to its end, which must be a good one."""

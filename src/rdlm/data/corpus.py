@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rdlm.data import dna, image, lm1b, store, text
+from rdlm.data import dna, image, store, text
 from rdlm.data.recipe import Recipe, Request, TokenizerName, combined, log
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage import cache_dir
+from rdlm.storage.files import cache_dir
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (*text.RECIPES, *lm1b.RECIPES, *image.RECIPES, *dna.RECIPES)
+    recipe.name: recipe for recipe in (*text.RECIPES, *text.LM1B_RECIPES, *image.RECIPES, *dna.RECIPES)
 }
 
 

@@ -20,13 +20,19 @@ from rdlm.data.tokenizer import bases
 from rdlm.errors import DamagedFileError, InputError
 
 CHR22 = Archive(
-    "pypi", "snakealtpromoter", "1.0.5", "snakealtpromoter-1.0.5-py3-none-any.whl",
+    "pypi",
+    "snakealtpromoter",
+    "1.0.5",
+    "snakealtpromoter-1.0.5-py3-none-any.whl",
     "9e177a156609c3ddf4c9d2efdb21a29ebd30a5eadac0277f7e21d2d0c9f88226",
-)  # fmt: skip
+)
 REGULATORY = Archive(
-    "pypi", "dnadiffusion", "0.1.1", "dnadiffusion-0.1.1.tar.gz",
+    "pypi",
+    "dnadiffusion",
+    "0.1.1",
+    "dnadiffusion-0.1.1.tar.gz",
     "632c584659926ae1bd29cd6d47e3c7b476ce8ba6e82fbf3caccecea9b6fcea32",
-)  # fmt: skip
+)
 WINDOW = 1024
 BLOCK = 1_000_000
 PUBLISHED = (88_470, 3_933, 7_497)
@@ -156,12 +162,35 @@ def _ids(rows: list[bytes], length: int) -> NDArray[np.uint8]:
 
 
 RECIPES = (
-    Recipe("promoter", "dna", "promoter design: 1,024 bases, a signal per position, split 88,470/3,933/7,497",
-           "of your copy", WINDOW, promoter, ("promoter",), options=frozenset({"file"})),
-    Recipe("promoter-chr22", "dna", "1,024 bases around starts of human chromosome 22's transcripts, by blocks",
-           "MIT (package)", WINDOW, promoter_chr22, ("promoter-chr22",),
-           archives=(CHR22,)),
-    Recipe("regulatory", "dna", "200 bases of open chromatin, 4 cell types, split by chromosome",
-           "free for academic and non-profit use only (Apache-2.0 terms); others must ask its authors", 200,
-           regulatory, ("regulatory",), archives=(REGULATORY,), must_accept=True),
-)  # fmt: skip
+    Recipe(
+        "promoter",
+        "dna",
+        "promoter design: 1,024 bases, a signal per position, split 88,470/3,933/7,497",
+        "of your copy",
+        WINDOW,
+        promoter,
+        ("promoter",),
+        options=frozenset({"file"}),
+    ),
+    Recipe(
+        "promoter-chr22",
+        "dna",
+        "1,024 bases around starts of human chromosome 22's transcripts, by blocks",
+        "MIT (package)",
+        WINDOW,
+        promoter_chr22,
+        ("promoter-chr22",),
+        archives=(CHR22,),
+    ),
+    Recipe(
+        "regulatory",
+        "dna",
+        "200 bases of open chromatin, 4 cell types, split by chromosome",
+        "free for academic and non-profit use only (Apache-2.0 terms); others must ask its authors",
+        200,
+        regulatory,
+        ("regulatory",),
+        archives=(REGULATORY,),
+        must_accept=True,
+    ),
+)

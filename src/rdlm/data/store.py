@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdlm.data.tokenizer import Tokenizer, from_json
+from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.progress import bar
-from rdlm.storage import FULL, read_json, sha256_of, sync_folder
+from rdlm.storage.files import FULL, read_json, sha256_of, sync_folder
 
 Kind = Literal["text", "image", "dna"]
 SPLITS = ("train", "validation", "test")
@@ -124,10 +124,15 @@ def _fill(folder: Path, draft: Draft, about: Mapping[str, Any]) -> None:
     for name, entry in files.items():
         entry["modified"] = (folder / name).stat().st_mtime_ns
     meta = {
-        "format": FORMAT, **about, "protocol": draft.protocol, "source": draft.source,
+        "format": FORMAT,
+        **about,
+        "protocol": draft.protocol,
+        "source": draft.source,
         "vocabulary": draft.tokenizer.size,
-        "classes": list(draft.classes), "image": draft.image, "files": files,
-    }  # fmt: skip
+        "classes": list(draft.classes),
+        "image": draft.image,
+        "files": files,
+    }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 
 
@@ -195,9 +200,21 @@ def read(folder: Path) -> Corpus:
     tokenizer = from_json(read_json(folder / "tokenizer.json"))
     image = tuple(meta["image"]) if meta["image"] else None
     return Corpus(
-        meta["name"], meta["protocol"], meta["kind"], meta["length"], tokenizer, meta["licence"],
-        meta["source"], folder, tokens, labels, signals, tuple(meta["classes"]), image, _digest(meta["files"]),
-    )  # fmt: skip
+        meta["name"],
+        meta["protocol"],
+        meta["kind"],
+        meta["length"],
+        tokenizer,
+        meta["licence"],
+        meta["source"],
+        folder,
+        tokens,
+        labels,
+        signals,
+        tuple(meta["classes"]),
+        image,
+        _digest(meta["files"]),
+    )
 
 
 def _digest(files: Mapping[str, Any]) -> str:

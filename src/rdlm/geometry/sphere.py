@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rdlm import numbers
+from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special
 
@@ -90,9 +90,7 @@ def uniform(
     return project(numbers.normal((*shape, d), generator, dtype, device))
 
 
-def tangent_normal(
-    x: Float[Tensor, "*batch d"], generator: torch.Generator | None = None
-) -> Float[Tensor, "*batch d"]:
+def tangent_normal(x: Float[Tensor, "*batch d"], generator: torch.Generator | None = None) -> Float[Tensor, "*batch d"]:
     """Return one standard normal vector of the tangent space at each x, Eq. (41)."""
     return tangent(x, numbers.normal(x.shape, generator, x.dtype, x.device))
 

@@ -1,11 +1,12 @@
 """Likelihood bounds that hold for the sampler that runs."""
 
+from __future__ import annotations
+
 from rdlm.likelihood.continuous import continuous
-from rdlm.likelihood.data import Problem, Profile, by_comb, by_paths, by_steps, path_profile
 from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
-from rdlm.likelihood.fresh import FreshLaw
+from rdlm.likelihood.estimators import Problem, Profile, by_comb, by_paths, by_steps, path_profile, path_terms
+from rdlm.likelihood.oracle import FreshLaw
 from rdlm.likelihood.paper import paper_estimate
-from rdlm.likelihood.path import path_terms
 from rdlm.likelihood.terms import Posterior, kernel_terms, step_terms
 
 __all__ = [

@@ -21,11 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.data import BATCH, Advance, Deal, Problem, Profile, check_finite
 from rdlm.likelihood.estimate import FEWEST, Curve, stratified
-from rdlm.likelihood.fresh import draw_at_noise
+from rdlm.likelihood.estimators import BATCH, Advance, Deal, Problem, Profile, check_finite
+from rdlm.likelihood.oracle import draw_at_noise
 from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
-from rdlm.process.chain import Chain
+from rdlm.process.kernel import Chain
 
 FINE = 512
 """Steps of the chain that draws the states."""
@@ -112,9 +112,14 @@ def continuous(
 
 
 def _terms(
-    problem: Problem, strata: Strata, kind: int, stratum: Int[Tensor, " n"], row: Int[Tensor, " n"], batch: int,
+    problem: Problem,
+    strata: Strata,
+    kind: int,
+    stratum: Int[Tensor, " n"],
+    row: Int[Tensor, " n"],
+    batch: int,
     generator: torch.Generator | None,
-) -> Float[Tensor, " n"]:  # fmt: skip
+) -> Float[Tensor, " n"]:
     """Return each row's draw of its stratum's share, all of one kind."""
     chain, token = strata.chain, problem.token[row]
     late = kind == 1 or (kind == 3 and strata.switch > 0)

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.fresh import FreshLaw
+from rdlm.likelihood.oracle import FreshLaw
 from rdlm.likelihood.terms import Posterior, step_terms
-from rdlm.process.chain import Chain
+from rdlm.process.kernel import Chain
 
 CONFIDENCE = 1.96
 """Standard errors on either side of a 95% interval, where the standard error itself is well known."""

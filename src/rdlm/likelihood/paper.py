@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.data import BATCH, Advance, Deal, Problem, check_finite
 from rdlm.likelihood.estimate import Estimate, sample_mean
+from rdlm.likelihood.estimators import BATCH, Advance, Deal, Problem, check_finite
 from rdlm.likelihood.terms import drift_error
 from rdlm.process.bridge import Bridge
-from rdlm.process.clock import Schedule
 from rdlm.process.law import LawName, build
+from rdlm.process.schedule import Schedule
 
 CUT = 1e-3
 """The end of time that is left out."""

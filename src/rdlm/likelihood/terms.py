@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rdlm.geometry import sphere
 from rdlm.process.bridge import squared_length
-from rdlm.process.chain import Chain, step_log_density, step_log_density_parts, token_step_parts
+from rdlm.process.kernel import Chain, step_log_density, step_log_density_parts, token_step_parts
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
 """`log p(token | state)`: states [batch, length, d] (with digits: [batch, length, m, d]) and the noise still to come
@@ -30,7 +30,7 @@ class StateLaw(Protocol):
     """Draws of a chain's states given their tokens, at levels of its grid: from tables, or fresh ones."""
 
     def draw(
-        self, token: Int[Tensor, "..."], level: Int[Tensor, "..."], generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token."""
 
@@ -56,7 +56,7 @@ def step_terms(
 
 def position_terms(
     chain: Chain,
-    state: Float[Tensor, "..."],
+    state: Float[Tensor, ...],
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
     log_probability: Float[Tensor, "batch length v"],
@@ -74,12 +74,12 @@ def position_terms(
 
 def kernel_terms(
     chain: Chain,
-    state: Float[Tensor, "..."],
-    token: Int[Tensor, "..."],
-    local: Int[Tensor, "..."],
+    state: Float[Tensor, ...],
+    token: Int[Tensor, ...],
+    local: Int[Tensor, ...],
     log_probability: Float[Tensor, "... v"],
     generator: torch.Generator | None = None,
-) -> Float[Tensor, "..."]:
+) -> Float[Tensor, ...]:
     """Return `KL(bridge's step || model's step)`, in closed form (drift) or from a draw, Eq. (29).
 
     It means nothing in the decode step, which has no density. The pull does not depend on the start, so that
@@ -100,8 +100,8 @@ def kernel_terms(
 
 
 def drift_error(
-    chain: Chain, state: Tensor, digit: Int[Tensor, "..."], noise: Float[Tensor, "..."], log_probability: Tensor
-) -> Float[Tensor, "..."]:
+    chain: Chain, state: Tensor, digit: Int[Tensor, ...], noise: Float[Tensor, ...], log_probability: Tensor
+) -> Float[Tensor, ...]:
     """Return `|sum_l p_l v_l - v_k|^2` on every sphere, Eq. (28) without its weight; `noise` is per sphere."""
     bridge = chain.path.bridge
     slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
@@ -111,8 +111,8 @@ def drift_error(
 
 
 def renoise(
-    chain: Chain, token: Int[Tensor, "..."], dtype: torch.dtype, generator: torch.Generator | None = None
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "... v"]]:
+    chain: Chain, token: Int[Tensor, ...], dtype: torch.dtype, generator: torch.Generator | None = None
+) -> tuple[Float[Tensor, ...], Float[Tensor, "... v"]]:
     """Return states of the second bridge just after the switch, and the log-density of their paths per token, Eq. (32).
 
     The whole path up to the switch is compared, whose density is known exactly; the state at its end

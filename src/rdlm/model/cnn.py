@@ -7,10 +7,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.model.condition import label_or_signal
-from rdlm.model.config import ConvolutionConfig, Interface
-from rdlm.model.embedding import Input, TimeEmbedding
-from rdlm.model.linear import scaled, zero
+from rdlm.config import ConvolutionConfig, Interface
+from rdlm.model.layers import Input, TimeEmbedding, label_or_signal, scaled, zero
 
 SINUSOIDS = 256
 """Features of time before its embedding."""

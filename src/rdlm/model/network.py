@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rdlm.config import Interface, NetworkConfig, TransformerConfig
 from rdlm.model.cnn import Convolution
-from rdlm.model.config import Interface, NetworkConfig, TransformerConfig
 from rdlm.model.transformer import Transformer
 
 Network = Transformer | Convolution

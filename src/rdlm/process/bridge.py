@@ -1,4 +1,6 @@
-"""Bridges from a start to the vertices of the tokens: the paper's logarithm bridge and the Brownian one.
+"""Starts: points of the sphere at one angle to every token, from which a bridge sets out.
+
+Bridges from a start to the vertices of the tokens: the paper's logarithm bridge and the Brownian one.
 
 One function makes the difference: `pull`, the length of the drift towards a token before it is
 scaled by the clock. The same heat kernel gives the Brownian pull and the evidence for a token.
@@ -10,10 +12,13 @@ scaled by the clock. The same heat kernel gives the Brownian pull and the eviden
 | `noise` | `B`, the noise still to come |
 | `_half`, `_second` | `h = (n - 1) / 2` with `n = d - 1` the sphere's dimension, and `h (h - 1) / 2` |
 | `slope` (per token) | `pull / sin theta`: the drift is `slope (e_k - x_k x)` |
+
+Posteriors from evidence: what a state itself says of its token, joined with what is known beforehand.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -23,7 +28,76 @@ from torch import Tensor
 
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import special
-from rdlm.process.start import Start
+from rdlm.process.path import Path
+
+
+@dataclass(frozen=True)
+class Start:
+    """The point `sqrt(1-l) e_mask + sqrt(l/V) sum_k e_k`, Eq. (34), on the sphere of `V + 1` coordinates.
+
+    The tokens are the first `vocabulary` coordinates, the mask is the last one. `spread` is `l`.
+    """
+
+    vocabulary: int
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2:
+            raise InputError(f"a vocabulary needs at least 2 tokens, got {self.vocabulary}")
+        if not 0 <= self.spread <= 1:
+            raise InputError(f"the spread of a start must lie in [0, 1], got {self.spread}")
+
+    @property
+    def dimension(self) -> int:
+        """Return `d`, the number of coordinates, the mask's included."""
+        return self.vocabulary + 1
+
+    @property
+    def token_coordinate(self) -> float:
+        """Return the start's coordinate on each token, the cosine of its angle to it."""
+        return math.sqrt(self.spread / self.vocabulary)
+
+    @property
+    def mask_coordinate(self) -> float:
+        """Return the start's coordinate on the mask."""
+        return math.sqrt(1 - self.spread)
+
+    @property
+    def angle(self) -> float:
+        """Return `r_0`, the start's angle to every token."""
+        return math.acos(self.token_coordinate)
+
+    def point(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        """Return the start as a vector [d], Eq. (34)."""
+        point = torch.full((self.dimension,), self.token_coordinate, dtype=dtype, device=device)
+        point[-1] = self.mask_coordinate
+        return point
+
+
+def masked(vocabulary: int) -> Start:
+    """Return the mask's vertex, the start that generalises masked diffusion."""
+    return Start(vocabulary, 0.0)
+
+
+def uniform(vocabulary: int) -> Start:
+    """Return the normalised vector of ones, the mask's coordinate included, as in the paper."""
+    return Start(vocabulary, vocabulary / (vocabulary + 1))
+
+
+def from_point(point: Tensor) -> Start:
+    """Return the start at a given vector [d]; an error when its angles to the tokens differ."""
+    tokens = point[:-1].double()
+    norm = point.double().norm().item()
+    if not abs(norm - 1) <= 1e-4:  # NaN fails the comparison
+        raise InputError(f"a start must lie on the unit sphere, got a vector of length {norm:g}")
+    spread = tokens.max().item() - tokens.min().item()
+    if spread > 1e-4 or point.min().item() < -1e-4:
+        raise InputError(
+            "a start must have non-negative coordinates and the same one on every token, "
+            f"got token coordinates from {tokens.min().item():g} to {tokens.max().item():g}"
+        )
+    return Start(len(tokens), min(1.0, len(tokens) * tokens.mean().item() ** 2))
+
 
 BridgeKind = Literal["brownian", "logarithm"]
 
@@ -95,7 +169,7 @@ class Bridge:
         return ratio.mul_(inverse).mul_(shortening)
 
     def log_likelihood(
-        self, state: Float[Tensor, "... d"], noise: Float[Tensor, "..."] | float
+        self, state: Float[Tensor, "... d"], noise: Float[Tensor, ...] | float
     ) -> Float[Tensor, "... v"]:
         """Return the evidence `log h(x, e_k)` for every token up to a common constant, Eq. (25).
 
@@ -112,7 +186,7 @@ class Bridge:
 
 
 def token_direction(
-    state: Float[Tensor, "... d"], token: Int[Tensor, "..."], slope: Float[Tensor, "..."]
+    state: Float[Tensor, "... d"], token: Int[Tensor, ...], slope: Float[Tensor, ...]
 ) -> Float[Tensor, "... d"]:
     """Return the tangent vector `slope (e_k - x_k x)`, the pull towards one token per position, Eq. (10)."""
     index = token[..., None]
@@ -121,9 +195,7 @@ def token_direction(
     return (-weight * cosine * state).scatter_add(-1, index, weight)
 
 
-def mixture_direction(
-    state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
-) -> Float[Tensor, "... d"]:
+def mixture_direction(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
     """Return `sum_k w_k (e_k - x_k x)` in one pass over the coordinates, Eq. (11).
 
     With `w_k = p_k slope_k` this is the mixture's drift over the clock's rate; no [d, d] tensor arises.
@@ -135,7 +207,34 @@ def mixture_direction(
     return direction
 
 
-def squared_length(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, "..."]:
+def squared_length(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
     """Return the squared length of `mixture_direction` without building it: `|w|^2 - <w, x>^2`."""
     along = (weight * state[..., : weight.shape[-1]]).sum(-1)
     return (weight.square().sum(-1) - along.square()).clamp_min(0)
+
+
+def log_evidence(path: Path, state: Float[Tensor, "... d"], noise: Float[Tensor, ...]) -> Float[Tensor, "... v"]:
+    """Return the log-likelihood of every token given each position's own state alone, Eq. (27).
+
+    It is the same for both bridges of a switching path: only the angle to a token tells tokens apart.
+    Beyond the range of the heat kernel's expansion it is refused, for the logarithm bridge, too.
+    """
+    path.bridge.check_evidence()
+    return path.bridge.log_likelihood(state, noise)
+
+
+def joint_posterior(
+    path: Path, log_joint: Tensor, state: Float[Tensor, "batch length d"], noise: Float[Tensor, "batch length"]
+) -> Float[Tensor, "batch length v"]:
+    """Return `log p(token | all states)` when the joint law of the tokens is known, by Bayes' rule, Eq. (27).
+
+    `log_joint` has one axis of `v` entries per position. Exact for the Brownian bridge, near for the logarithm one.
+    """
+    evidence = log_evidence(path, state, noise)
+    batch, length, tokens = evidence.shape
+    joint = log_joint.to(evidence)
+    for position in range(length):
+        shape = [batch] + [tokens if axis == position else 1 for axis in range(length)]
+        joint = joint + evidence[:, position].view(shape)
+    marginals = [joint.movedim(position + 1, 1).reshape(batch, tokens, -1).logsumexp(-1) for position in range(length)]
+    return torch.log_softmax(torch.stack(marginals, dim=1), dim=-1)

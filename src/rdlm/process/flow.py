@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.start import Start
+from rdlm.process.bridge import Start
 
 
 def flow(
-    origin: Float[Tensor, "... d"], target: Float[Tensor, "... d"], kappa: float | Float[Tensor, "..."]
+    origin: Float[Tensor, "... d"], target: Float[Tensor, "... d"], kappa: float | Float[Tensor, ...]
 ) -> Float[Tensor, "... d"]:
     """Return the flow's point `exp_target(kappa log_target(origin))`, Eq. (15): the origin at 1, the target at 0.
 
@@ -29,12 +29,12 @@ def flow(
     return sphere.geodesic(target, origin, kappa)
 
 
-def masked_kappa(alpha: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def masked_kappa(alpha: Float[Tensor, ...]) -> Float[Tensor, ...]:
     """Return `2/pi arcsin sqrt(alpha)`, Eq. (16), for the flow from a token to the mask's vertex."""
     return 2 / math.pi * torch.asin(_checked(alpha).sqrt())
 
 
-def uniform_kappa(alpha: Float[Tensor, "..."], dimension: int) -> Float[Tensor, "..."]:
+def uniform_kappa(alpha: Float[Tensor, ...], dimension: int) -> Float[Tensor, ...]:
     """Return `1 - arcsin(sqrt(1 - alpha) sin theta_0) / theta_0`, Eq. (17), `cos theta_0 = 1/sqrt(d)`.
 
     For the flow from a token to the point with equal coordinates.
@@ -45,9 +45,7 @@ def uniform_kappa(alpha: Float[Tensor, "..."], dimension: int) -> Float[Tensor, 
     return 1 - torch.asin((1 - _checked(alpha)).sqrt() * math.sin(angle)) / angle
 
 
-def bridge_limit(
-    start: Start, token: Int[Tensor, "..."], kappa: float | Float[Tensor, "..."]
-) -> Float[Tensor, "... d"]:
+def bridge_limit(start: Start, token: Int[Tensor, ...], kappa: float | Float[Tensor, ...]) -> Float[Tensor, "... d"]:
     """Return the bridge's states in the limit `S -> 0`, Eq. (15) with `kappa = B / S`, in float64."""
     point = start.point(torch.float64, token.device).expand(*token.shape, -1)
     vertex = torch.zeros_like(point).scatter(-1, token[..., None], 1.0)

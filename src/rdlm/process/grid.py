@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.process.clock import Schedule
+from rdlm.process.schedule import Schedule
 
 
 class Stride(NamedTuple):

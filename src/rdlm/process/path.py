@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from rdlm.errors import InputError
-from rdlm.process import start
+from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge, BridgeKind
 from rdlm.process.grid import Grid
 

@@ -15,11 +15,13 @@ from starlette.types import ASGIApp
 
 from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
-from rdlm.serve import error, page, process, trajectory
+from rdlm.serve import curves as process
+from rdlm.serve import page, trajectory
+from rdlm.serve import refusal as error
 from rdlm.serve import score as scores
-from rdlm.serve.completion import Completion
-from rdlm.serve.error import Left, Refusal, answer
-from rdlm.serve.guard import Guard
+from rdlm.serve.middleware import Guard
+from rdlm.serve.openai import Completion
+from rdlm.serve.refusal import Left, Refusal, answer
 from rdlm.serve.schema import Body, CompletionBody, ScoreBody, TrajectoryBody, read
 from rdlm.serve.service import Service
 

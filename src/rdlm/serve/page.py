@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from rdlm.serve.error import Refusal
+from rdlm.serve.refusal import Refusal
 
 TYPES: Final[Mapping[str, str]] = {
     "html": "text/html; charset=utf-8",
@@ -54,8 +54,10 @@ def _collected(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
 
 def reference(schema: Mapping[str, Any]) -> Response:
     """Return the endpoints with their fields as a page that asks nothing of anybody."""
-    parts = ["<!doctype html><html lang='en'><head><meta charset='utf-8'><title>rdlm: endpoints</title></head><body>",
-             "<main><h1>Endpoints</h1><p>As data: <a href='/openapi.json'>/openapi.json</a></p>"]  # fmt: skip
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>rdlm: endpoints</title></head><body>",
+        "<main><h1>Endpoints</h1><p>As data: <a href='/openapi.json'>/openapi.json</a></p>",
+    ]
     for path, methods in schema["paths"].items():
         for method, about in methods.items():
             parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2>")

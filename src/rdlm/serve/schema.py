@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rdlm.process.window import Order
-from rdlm.serve.error import Refusal
+from rdlm.process.order import Order
+from rdlm.serve.refusal import Refusal
 
 LONGEST_TEXT = 32_768
 """Characters of a prompt, suffix, infill or text to score."""

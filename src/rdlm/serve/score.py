@@ -8,19 +8,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
-from rdlm.denoiser import Sight
-from rdlm.language_model import LanguageModel
+from rdlm.api.language_model import LanguageModel
+from rdlm.api.score import FEWEST, Effort, Encoded, encode, score_encoded, windows
 from rdlm.likelihood import Posterior
-from rdlm.method.flow import Flow
-from rdlm.method.rdlm import Rdlm
-from rdlm.sampler.forward import Query
-from rdlm.scoring import FEWEST, Effort, Encoded, encode, score_encoded, windows
+from rdlm.methods.fisher_flow import Flow
+from rdlm.methods.rdlm import Rdlm
+from rdlm.model.denoiser import Sight
+from rdlm.sampling.batching import Query
 from rdlm.serve.engine import Engine
-from rdlm.serve.error import answer
-from rdlm.serve.host import Host
+from rdlm.serve.job import Ticket
+from rdlm.serve.refusal import answer
 from rdlm.serve.schema import ScoreBody
+from rdlm.serve.served_model import Host
 from rdlm.serve.service import Service, while_present
-from rdlm.serve.ticket import Ticket
 
 BUDGET = 4096
 """Rows through the network that a text may cost; a longer one is scored from single steps in place of whole paths."""

@@ -13,17 +13,17 @@ from typing import TypeVar
 import torch
 from starlette.requests import Request
 
+from rdlm.api.language_model import LanguageModel
 from rdlm.errors import InputError, unknown
-from rdlm.evaluation.bound import check_weights
-from rdlm.heap import Keeper
-from rdlm.language_model import LanguageModel
-from rdlm.method.rdlm import Rdlm
-from rdlm.serve import error
+from rdlm.methods.bound import check_weights
+from rdlm.methods.rdlm import Rdlm
+from rdlm.serve import refusal as error
 from rdlm.serve.engine import Engine
-from rdlm.serve.error import Left, Refusal
-from rdlm.serve.host import Host
+from rdlm.serve.job import Ticket, until_left
+from rdlm.serve.memory import Keeper
 from rdlm.serve.metrics import Metrics
-from rdlm.serve.ticket import Ticket, until_left
+from rdlm.serve.refusal import Left, Refusal
+from rdlm.serve.served_model import Host
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -14,21 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from torch import Tensor
 
-from rdlm.codec import Codec
+from rdlm.api.language_model import LanguageModel
+from rdlm.api.plan import Plan
 from rdlm.errors import InputError
-from rdlm.language_model import LanguageModel
-from rdlm.sampler.plan import Plan
-from rdlm.sampler.recall import answered
-from rdlm.sampler.template import OPEN, encode
-from rdlm.serve import error
-from rdlm.serve.event import HEADERS, data
-from rdlm.serve.host import Host
-from rdlm.serve.order import sampling, seed_of
-from rdlm.serve.process import mean_path
-from rdlm.serve.sample import Sample
+from rdlm.process.layout import Codec
+from rdlm.sampling.prompt import OPEN, encode
+from rdlm.sampling.recall import answered
+from rdlm.serve import refusal as error
+from rdlm.serve.curves import mean_path
+from rdlm.serve.engine import Sample
+from rdlm.serve.job import Finished, Ticket
+from rdlm.serve.openai import HEADERS, data, sampling, seed_of
 from rdlm.serve.schema import TrajectoryBody
+from rdlm.serve.served_model import Host
 from rdlm.serve.service import Service, while_present
-from rdlm.serve.ticket import Finished, Ticket
 
 SHOWN = 3
 """Alternatives of a position, and tokens of a sphere."""
@@ -72,9 +71,12 @@ class Film:
         self.steps = {stops[at] for at in chosen}
 
     def __call__(
-        self, step: int, state: Float[Tensor, "positions *spheres d"], law: Float[Tensor, "positions v"],
+        self,
+        step: int,
+        state: Float[Tensor, "positions *spheres d"],
+        law: Float[Tensor, "positions v"],
         settled: Bool[Tensor, " positions"],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take a frame, where one is due."""
         if step not in self.steps:
             return
@@ -112,8 +114,11 @@ class Film:
             return None
         own = int(self._codec.encode(torch.tensor([tokens[self.position]])).flatten()[0])
         axes = [own, *(axis for axis in self._axes if axis != own)][:SHOWN]
-        return {"position": self.position, "tokens": [self._axis(axis) for axis in axes],
-                "states": [_point(coordinates, axes) for coordinates in self._trail]}  # fmt: skip
+        return {
+            "position": self.position,
+            "tokens": [self._axis(axis) for axis in axes],
+            "states": [_point(coordinates, axes) for coordinates in self._trail],
+        }
 
     def written(self, frame: Frame) -> dict[str, object]:
         """Return a frame for machines; a token of several digits is as likely as all of them together."""
@@ -121,21 +126,31 @@ class Film:
         digits = frame.likeliest.view(-1, per, frame.likeliest.shape[-1])  # [length, digits, shown]
         chance = frame.probability.view(digits.shape).prod(1)
         told = frame.answered.view(-1, per).any(-1).tolist()
-        words = [[self._word(ids) for ids in token.T.tolist()] if some else [] for token, some in
-                 zip(digits, told, strict=True)]  # fmt: skip
+        words = [
+            [self._word(ids) for ids in token.T.tolist()] if some else []
+            for token, some in zip(digits, told, strict=True)
+        ]
         entropy = frame.entropy.view(-1, per).sum(-1)
         most = math.log2(self.plan.model.tokenizer.size)
         gained = sum(most - bits for bits, known in zip(entropy.tolist(), self.known, strict=True) if not known)
         return {
-            "step": frame.step, "time": frame.step / self.plan.steps,
+            "step": frame.step,
+            "time": frame.step / self.plan.steps,
             "tokens": [row[0] if row else None for row in words],
-            "certainty": _rounded(chance[:, 0]), "entropy": _rounded(entropy), "information": round(gained, 4),
-            "alternatives": [list(map(list, zip(row, p, strict=False))) for row, p in zip(words, map(_rounded, chance),
-                                                                                           strict=True)],
-            "known": self.known, "settled": frame.settled.view(-1, per).all(-1).tolist(),
-            "sphere": {"position": self.position, "tokens": [self._axis(axis) for axis in frame.axes],
-                       "state": frame.state},
-        }  # fmt: skip
+            "certainty": _rounded(chance[:, 0]),
+            "entropy": _rounded(entropy),
+            "information": round(gained, 4),
+            "alternatives": [
+                list(map(list, zip(row, p, strict=False))) for row, p in zip(words, map(_rounded, chance), strict=True)
+            ],
+            "known": self.known,
+            "settled": frame.settled.view(-1, per).all(-1).tolist(),
+            "sphere": {
+                "position": self.position,
+                "tokens": [self._axis(axis) for axis in frame.axes],
+                "state": frame.state,
+            },
+        }
 
     def _word(self, symbols: list[int]) -> str:
         return words_of(self.plan.model, self.plan.model.rdlm.spell(torch.tensor([symbols]))[0].tolist())[0]
@@ -201,8 +216,18 @@ async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[o
         start = plan.model.rdlm.process.mixture.paths[0].bridge.start
         path, times = await asyncio.to_thread(mean_path, plan.model.rdlm.process)
         about = {"id": f"traj-{secrets.token_hex(12)}", "model": host.name, "length": plan.template.length}
-        yield data({**about, "steps": asked.steps, "frames": len(film.steps), "seed": asked.seed,
-                    "mask": start.spread == 0, "path": path, "times": times}, "start")  # fmt: skip
+        yield data(
+            {
+                **about,
+                "steps": asked.steps,
+                "frames": len(film.steps),
+                "seed": asked.seed,
+                "mask": start.spread == 0,
+                "path": path,
+                "times": times,
+            },
+            "start",
+        )
         event: object = first
         while isinstance(event, Frame):
             yield data(await asyncio.to_thread(film.written, event), "frame")
@@ -210,9 +235,17 @@ async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[o
         assert isinstance(event, Finished)
         ids = list(event.tokens)
         words = words_of(plan.model, ids)
-        yield data({"text": plan.model.tokenizer.decode(ids), "tokens": words, "seed": asked.seed,
-                    "network_calls": event.calls, "claims_bound": plan.claims_bound,
-                    "sphere": await asyncio.to_thread(film.trail, ids)}, "done")  # fmt: skip
+        yield data(
+            {
+                "text": plan.model.tokenizer.decode(ids),
+                "tokens": words,
+                "seed": asked.seed,
+                "network_calls": event.calls,
+                "claims_bound": plan.claims_bound,
+                "sphere": await asyncio.to_thread(film.trail, ids),
+            },
+            "done",
+        )
     except Exception as reason:
         yield data(error.of(reason).body(), "error")
     finally:

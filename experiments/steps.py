@@ -1,0 +1,288 @@
+"""Sample quality and likelihood bound against network calls, by solver, grid and clock: what decides the defaults.
+
+    rdlm analyze steps RUN --scorer AUTOREGRESSIVE_RUN
+
+Rows may have equally many network calls: a solver that calls twice per step takes half the steps. In windows there are
+fewer of them where nothing moves in a step. Temperatures other than 1 serve one column alone, the perplexity at the
+entropy of data: without it a sampler that repeats itself looks good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from experiments.memo import Row, Work, afresh
+from rdlm.api.generate import Generation, generate
+from rdlm.api.language_model import LanguageModel
+from rdlm.api.plan import GRIDS, NAME, grid_of
+from rdlm.data.batch import Batch
+from rdlm.display.figure import canvas
+from rdlm.errors import InputError, unknown
+from rdlm.evaluate.samples import Scorer, divergences, generative_perplexity, sample_entropy
+from rdlm.likelihood import by_steps
+from rdlm.likelihood.estimators import Advance
+from rdlm.methods.bound import check_weights
+from rdlm.process.order import Order, Window
+from rdlm.random import generator_of
+from rdlm.sampling.solvers import SOLVERS, solver_of
+from rdlm.storage.measurements import fingerprint
+
+ROWS = 16
+"""Samples through the network at once."""
+
+ORDERS: tuple[Order, ...] = ("spread", "random", "left_to_right")
+PLOTTED = ("bound", "bigram")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to spend the network calls."""
+
+    calls: int
+    solver: str = "mixture"
+    grid: str = "time"
+    width: float = 1.0
+    """Part of the walk in which one position runs; 0 is a single step."""
+    order: Order = "spread"
+    chunk: int = 0
+    """Tokens of a chunk, where chunks are written one after the other."""
+
+    @property
+    def steps(self) -> int:
+        """Return the steps that so many network calls allow."""
+        per_step = SOLVERS[self.solver].calls if self.width > 0 else 1
+        # All steps take `per_step` calls but those in which nothing but decoding happens: in windows of one step all
+        # of them, where all positions run together the last.
+        return max(1, (self.calls + (per_step - 1) * (self.width == 1)) // per_step)
+
+    @property
+    def window(self) -> Window:
+        """Return the window, of one step at least."""
+        return Window(max(self.width, 1 / self.steps), self.order, self.chunk)
+
+    @property
+    def clock(self) -> str:
+        """Return the name of the positions' clocks."""
+        if self.chunk:
+            return f"chunks of {self.chunk}"
+        if self.width == 1:
+            return "synchronous"
+        return f"{self.order} {self.width:g}" if self.width else f"{self.order}, one step"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is measured: every solver on every grid, and the first one in windows and in chunks."""
+
+    calls: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
+    solvers: tuple[str, ...] = tuple(SOLVERS)
+    grids: tuple[str, ...] = GRIDS
+    widths: tuple[float, ...] = (0.5, 0.25, 0.0)
+    orders: tuple[Order, ...] = ORDERS
+    temperatures: tuple[float, ...] = (0.8, 1.0, 1.2)
+    chunk: int = 0
+    """Tokens of a chunk; 0: there are none."""
+    length: int = 0
+    """Tokens of a sequence, which decides how many calls chunks need."""
+    samples: int = 64
+    evaluations: int = 1024
+    """Sequences through the network for each bound."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.solvers:
+            solver_of(name)
+        for name in self.grids:
+            if name not in GRIDS:
+                raise unknown("grid", name, GRIDS)
+        if not (self.calls and self.solvers and self.grids) or min(*self.calls, 1) < 1:
+            raise InputError("the table needs solvers, grids and numbers of network calls of at least 1")
+        if not all(0 <= width < 1 for width in self.widths):
+            raise InputError(f"widths of windows must lie in [0, 1), got {', '.join(map(str, self.widths))}")
+        if self.samples < 2:
+            raise InputError(f"an interval needs at least 2 samples, got {self.samples}")
+
+    def settings(self) -> Iterator[Setting]:
+        """Yield all settings by their number of calls; windows that are one step anyway come once."""
+        for calls in self.calls:
+            yield from (Setting(calls, solver, grid) for solver in self.solvers for grid in self.grids)
+            widths = [width for width in self.widths if width == 0 or round(width * calls) > 1]
+            yield from (Setting(calls, self.solvers[0], "time", w, order) for w in widths for order in self.orders)
+            written = Setting(calls, self.solvers[0], "time", 0.0, chunk=self.chunk)
+            if self.chunk and written.window.lanes(calls, self.length).chunk:  # else too few calls for any
+                yield written
+
+    @property
+    def cost(self) -> int:
+        """Return the network calls of all walks, for a progress bar."""
+        return sum(setting.calls for setting in self.settings()) * len({1.0, *self.temperatures})
+
+
+def grids_of(model: LanguageModel) -> tuple[str, ...]:
+    """Return the grids that a model has: the one of equal information needs a measured curve."""
+    measured = model.folder is not None and (model.folder / NAME).is_file()
+    return tuple(name for name in GRIDS if name != "information" or measured)
+
+
+def measure(
+    model: LanguageModel,
+    data: Batch,
+    scorer: Scorer | None,
+    table: Steps,
+    advance: Advance = lambda count: None,
+    keep: Callable[[object, Work], Row] = afresh,
+) -> Iterator[Row]:
+    """Yield the row of the data, as many sequences as there are samples, and then one for each setting.
+
+    `keep` may know a row already, by all that it follows from.
+    """
+    check_weights(model.rdlm.network)
+    temperatures = sorted({1.0, *table.temperatures})
+    of = (
+        fingerprint(model.rdlm.network),
+        scorer and scorer.name,
+        data.ids.tolist(),
+        table.samples,
+        temperatures,
+        table.evaluations,
+        table.seed,
+    )
+    reference = _looks(model, data.ids[len(data.ids) // 2 :][: table.samples], data.ids, scorer)
+    yield {"solver": "data", **reference}
+    for setting in table.settings():
+        work = partial(_row, model, setting, data, scorer, table, reference["entropy"])
+        yield keep((of, setting, grid_of(model, setting.grid)), work)
+        advance(setting.calls * len(temperatures))
+
+
+def _row(
+    model: LanguageModel, setting: Setting, data: Batch, scorer: Scorer | None, table: Steps, entropy: float
+) -> Row:
+    """Return what is measured of a setting; `entropy` is that of the data."""
+    row: Row = {
+        "calls": setting.calls,
+        "steps": setting.steps,
+        "solver": setting.solver,
+        "grid": setting.grid,
+        "clock": setting.clock,
+    }
+    row |= bound(model, setting, data, table.evaluations, table.seed)
+    looks = {}
+    for temperature in sorted({1.0, *table.temperatures}):
+        made = samples(model, setting, table, temperature)
+        looks[temperature] = _looks(model, made.tokens, data.ids, scorer)
+        if temperature == 1:
+            row["network_calls"] = made.network_calls
+    row |= looks[1.0]
+    if scorer is not None and len(looks) > 1:
+        row["matched"] = matched(list(looks.values()), entropy)
+    return row
+
+
+def samples(model: LanguageModel, setting: Setting, table: Steps, temperature: float = 1.0) -> Generation:
+    """Return the samples of a setting."""
+    window = setting.window
+    return generate(
+        model,
+        num=table.samples,
+        steps=setting.steps,
+        solver=setting.solver,
+        grid=setting.grid,
+        seed=table.seed,
+        window=window.width,
+        order=window.order,
+        chunk=window.chunk,
+        temperature=temperature,
+        batch=ROWS,
+        rows=ROWS,
+    )
+
+
+def bound(model: LanguageModel, setting: Setting, data: Batch, evaluations: int, seed: int = 0) -> dict[str, object]:
+    """Return the bound of a setting's own samples in bits per token, Eq. (28)-(32); nothing where none is known."""
+    kernel = SOLVERS[setting.solver].bound
+    if kernel is None or model.config.model.self_condition:
+        return {}
+    method, grid = model.rdlm, grid_of(model, setting.grid)
+    problem, length = method.problem(data, setting.steps, kernel, setting.window), data.ids.shape[1]
+    chains = tuple(
+        method.chain(path, setting.steps, kernel, setting.window, grid, length).side_by_side()
+        for path in method.process.mixture.paths
+    )
+    with torch.no_grad():
+        found = by_steps(replace(problem, chains=chains), evaluations, generator_of("steps", seed)).total
+    bits = found * (1 / (data.ids.shape[1] * math.log(2)))
+    return {"bound": bits.value, "bound_low": bits.low, "bound_high": bits.high}
+
+
+def _looks(
+    model: LanguageModel, tokens: Int[Tensor, "n length"], data: Int[Tensor, "m length"], scorer: Scorer | None
+) -> dict[str, float]:
+    """Return what samples look like beside the data."""
+    size, apart = model.tokenizer.size, divergences(tokens, data, model.tokenizer.size)
+    entropy = sample_entropy(tokens, size)["entropy_per_sample_nats"]
+    unigram, bigram = apart["unigram_divergence"], apart["bigram_divergence"]
+    found = {
+        "unigram": unigram.value,
+        "bigram": bigram.value,
+        "bigram_stderr": bigram.stderr or 0.0,
+        "entropy": entropy.value,
+    }
+    if scorer is not None:
+        texts = [model.tokenizer.decode(row) for row in tokens.tolist()]
+        perplexity = generative_perplexity(texts, scorer)["generative_perplexity_corpus"]
+        found |= {"perplexity": perplexity.value, "perplexity_stderr": perplexity.stderr or 0.0}
+    return found
+
+
+def matched(points: Sequence[Mapping[str, float]], entropy: float) -> float:
+    """Return the perplexity at an entropy, on the line of log-perplexity over entropy that fits the points best."""
+    x, y = (torch.tensor([point[name] for point in points], dtype=torch.float64) for name in ("entropy", "perplexity"))
+    y, centred = y.log(), x - x.mean()
+    slope = float((centred * y).sum() / centred.square().sum().clamp_min(1e-12))
+    return math.exp(float(y.mean()) + slope * (entropy - float(x.mean())))
+
+
+def conventions(scorer: Scorer | None) -> dict[str, str]:
+    """Return what the columns are."""
+    found = {
+        "calls, network_calls": "those allowed, and those that a sample took: none where nothing of it moves",
+        "bound": "bits per token, upper bound for these very samples' sampler on validation data; interval 95%",
+        "unigram, bigram": "Jensen-Shannon divergence from validation data, bits; the row of data says where 0 is",
+        "entropy": "nats per token: entropy of the token frequencies within a sample, mean over samples",
+    }
+    if scorer is not None:
+        found["perplexity"] = f"exp(nats of all samples / their tokens) under {scorer.name}, {scorer.rule}"
+        found["matched"] = "the same at the entropy of data, on a line through all temperatures"
+    return found
+
+
+def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Draw bound, bigram divergence and perplexity over network calls, matched where it is; data are a dotted line."""
+    curves: dict[str, list[Mapping[str, object]]] = {}
+    for row in rows[1:]:
+        if row["grid"] == "time":
+            curves.setdefault(f"{row['solver']}, {row['clock']}", []).append(row)
+    matches = any("matched" in row for row in rows)
+    wanted = (*PLOTTED, "matched" if matches else "perplexity")
+    names = [name for name in wanted if any(name in row for row in rows)]
+    with canvas(path, columns=len(names), height=4.2) as axes:
+        for axis, name in zip(axes, names, strict=True):
+            for number, (label, points) in enumerate(curves.items()):
+                kept = [(int(str(row["calls"])), float(str(row[name]))) for row in points if name in row]
+                if kept:
+                    style = ("-", "--", ":")[number // 8 % 3]  # the house has eight colours
+                    axis.plot(*zip(*kept, strict=True), f"o{style}", color=f"C{number}", markersize=3, label=label)
+            of_data = rows[0].get("perplexity" if name == "matched" else name)
+            if of_data is not None:
+                axis.axhline(float(str(of_data)), color="grey", linestyle=":")
+            axis.set(xlabel="network calls", title=name, xscale="log", yscale="log" if name == "bigram" else "linear")
+        axes[-1].legend(fontsize=6)

@@ -1,0 +1,64 @@
+"""A trial: train one configuration, measure its bound. Analyses are a few of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rdlm.api import language_model
+from rdlm.config import RunConfig
+from rdlm.display.figure import canvas
+from rdlm.evaluate.evaluate import held_out, size_of
+from rdlm.evaluate.metrics import likelihood
+from rdlm.methods.bound import Setting, measure
+from rdlm.methods.rdlm import Rdlm
+from rdlm.random import generator_of
+from rdlm.train.loop import train
+from rdlm.train.run import load_corpus
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a trial's measurement may cost."""
+
+    calls: int = 64
+    sequences: int = 256
+    evaluations: int = 512
+
+
+def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[str, object]:
+    """Return a configuration's row: its validation bound after training in `folder`, where it resumes if it can."""
+    result = train(config, folder, Rdlm.build)
+    model, corpus = language_model.load(folder), load_corpus(config)
+    batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
+    generator = generator_of("trial", config.training.seed)
+    with torch.no_grad():
+        setting = Setting(budget.calls, window=model.rdlm.window)
+        profile = measure(model.rdlm, batch, setting, budget.evaluations, generator)
+    bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
+    return {
+        "name": name,
+        "bits_per_character": bits.value,
+        "stderr": bits.stderr,
+        "low": bits.low,
+        "high": bits.high,
+        "calls": budget.calls,
+        "parameters": result.parameters,
+        "training_steps": result.steps,
+        "seconds": round(result.seconds, 1),
+    }
+
+
+def plot_trials(rows: Sequence[Mapping[str, object]], title: str, path: Path) -> None:
+    """Draw the bounds of trials with their intervals."""
+    with canvas(path, height=max(3.5, 0.3 * len(rows))) as (axis,):
+        for place, row in enumerate(rows):
+            value, high = float(str(row["bits_per_character"])), float(str(row["high"]))
+            axis.errorbar([value], [place], xerr=[high - value], marker="o", capsize=4)
+        axis.set_yticks(range(len(rows)), [str(row["name"]) for row in rows])
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_xlabel(f"bits per character at {rows[0]['calls']} calls (95% interval)")
+        axis.set_title(title)

@@ -1,0 +1,204 @@
+"""`rdlm analyze`: the paper's analyses and the frontier of samples, each a table and a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from rdlm.display.tables import print_json, table
+from rdlm.errors import InputError
+
+Name = Literal["objectives", "splitting", "changes", "transition", "radial", "speed", "frontier", "steps"]
+Rows = list[dict[str, object]]
+
+_TRIAL = {"bits_per_character": "upper bound at so many network calls on validation sequences", "interval": "95%"}
+CONVENTIONS: dict[str, dict[str, str]] = {
+    "objectives": _TRIAL,
+    "splitting": _TRIAL,
+    "changes": _TRIAL,
+    "transition": {
+        "value": "squared maximum mean discrepancy to the simulated walk, unbiased",
+        "low, high": "95% of what exchanging the two sets' members gives",
+    },
+    "radial": {"10%, median, 90%": "angle to the token, radians, logarithm bridge from the mask"},
+    "speed": {
+        "step_seconds": "median processor time of states, forward, loss and backward",
+        "states_seconds": "of drawing the states alone",
+    },
+}
+"""What the columns of each table are; the frontier's depend on its scorer."""
+
+
+@dataclass(frozen=True)
+class Analyze:
+    """Repeat an analysis of the paper at a scale of minutes on two cores, or at its own.
+
+    objectives: drift error, cross-entropy, cross-entropy with importance sampling; 6 minutes. splitting: one sphere,
+    one with its top coordinates marked, digits; 9 minutes. changes: one change at a time to bridge, evidence, noise,
+    start, law, times, features, windows; an hour. transition: discrepancies of the laws from the simulation;
+    3 minutes. radial: how bridges close in on their tokens; 1 minute. speed: a training step by law; 1 minute.
+    frontier: generative perplexity against entropy of a RUN's samples, by temperature, steps and solver; 2 minutes.
+    steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour, and the
+    same command goes on with a table that was stopped.
+    """
+
+    name: Annotated[Name, tyro.conf.Positional]
+    """Which analysis."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a run or of a checkpoint, for frontier and steps."""
+    paper_scale: bool = False
+    """The paper's sizes: networks and budgets that want accelerators, more samples elsewhere."""
+    steps: int | None = None
+    """Training steps of each run, for objectives, splitting and changes."""
+    only: str | None = None
+    """Beginnings of the names of changes, separated by semicolons, such as 'noise; windows: all'; all if not given."""
+    scorer: str | None = None
+    """Judge of the samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
+    temperatures: str | None = None
+    """Temperatures of each curve, for frontier (0.5,0.7,0.85,1,1.15), and of each row of steps (0.8,1,1.2)."""
+    sampler_steps: str | None = None
+    """Numbers of sampler steps, for frontier; 16,64 if not given, at the paper's scale 64,256,1024. For steps, numbers
+    of network calls; 4,8,16,32,64,128,256 if not given."""
+    solvers: str | None = None
+    """Solvers, such as mixture,drift, for frontier (mixture; in windows of one step all are one) and steps (all)."""
+    grids: str | None = None
+    """Grids, such as time,information, for steps; all that the model has if not given."""
+    window: float | None = None
+    """Part of the walk in which one position runs, for frontier; the model's own if not given."""
+    widths: str | None = None
+    """Windows of each row of steps, as parts of the walk, 0 being a single step; 0.5,0.25,0 if not given."""
+    samples: int = 32
+    """Samples of each point, for frontier and steps."""
+    seed: int = 0
+    """Seed of all draws."""
+    out: Path | None = None
+    """Folder of the table (JSON and text), the picture, and the runs; runs/analysis-NAME if not given."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Run the analysis, write its table and picture, print the table, and return 0."""
+        self._check()
+        out = self.out or Path("runs") / f"analysis-{self.name}"
+        of_run = {"frontier": self._frontier, "steps": self._steps}
+        rows, conventions = of_run.get(self.name, self._analysis)(out)
+        result: dict[str, object] = {"analysis": self.name, "paper_scale": self.paper_scale, "seed": self.seed}
+        result |= {"rows": rows, "conventions": conventions}
+        from rdlm.storage.files import write_atomic
+
+        path = out / f"{self.name}.json"
+        columns = [name for name in dict.fromkeys(key for row in reversed(rows) for key in row) if name != "sample"]
+        text = "\n".join([table(rows, columns), *(f"{name}: {rule}" for name, rule in conventions.items())])
+        write_atomic(path, json.dumps(result, indent=2, allow_nan=False) + "\n")
+        write_atomic(path.with_suffix(".txt"), text + "\n")
+        if self.json:
+            print_json(result)
+        else:
+            print(text)
+        print(f"rdlm: wrote {path} and, beside it, .txt and .png", file=sys.stderr)
+        return 0
+
+    def _check(self) -> None:
+        if self.steps is not None and (self.steps < 1 or self.name not in ("objectives", "splitting", "changes")):
+            raise InputError("--steps is a number of training steps, for objectives, splitting and changes alone")
+        if self.only is not None and self.name != "changes":
+            raise InputError(f"--only chooses among changes, not for {self.name}")
+        if self.name == "frontier" and (self.model is None or self.scorer is None):
+            raise InputError("a frontier is that of a run, judged by a scorer: rdlm analyze frontier RUN --scorer RUN")
+        if self.name == "steps" and self.model is None:
+            raise InputError("the steps are those of a run: rdlm analyze steps RUN --scorer RUN")
+        if self.name not in ("frontier", "steps") and (self.model is not None or self.scorer is not None):
+            raise InputError(f"a run and a scorer are for frontier and steps, not for {self.name}")
+
+    def _analysis(self, out: Path) -> tuple[Rows, dict[str, str]]:
+        """Return the table of one of the paper's analyses and what its columns are; the picture is drawn."""
+        from experiments import changes, objectives, radial, speed, splitting, transition
+
+        if self.name == "objectives":
+            rows = objectives.run(out, self.paper_scale, self.steps, self.seed)
+        elif self.name == "splitting":
+            rows = splitting.run(out, self.paper_scale, self.steps, self.seed)
+        elif self.name == "changes":
+            only = [start.strip() for start in (self.only or "").split(";") if start.strip()]
+            rows = changes.run(out, self.paper_scale, self.steps, self.seed, only)
+        elif self.name == "speed":
+            rows = speed.run(out, self.paper_scale, seed=self.seed)
+        elif self.name == "radial":
+            rows = radial.run(out, self.paper_scale, self.seed)
+        else:
+            rows = transition.run(out, self.paper_scale, self.seed)
+        return rows, CONVENTIONS[self.name]
+
+    def _frontier(self, out: Path) -> tuple[Rows, dict[str, str]]:
+        """Return the frontier's table and what its columns are; the picture is drawn."""
+        import rdlm
+        from experiments import frontier
+        from rdlm.display.progress import bar
+        from rdlm.evaluate.samples import scorer_of
+        from rdlm.train.run import load_corpus
+        from rdlm.train.validation import held_out
+
+        steps = self.sampler_steps or ",".join(map(str, frontier.PAPER_STEPS if self.paper_scale else frontier.STEPS))
+        wanted = frontier.Frontier(
+            tuple(_numbers("temperatures", self.temperatures)) if self.temperatures else frontier.TEMPERATURES,
+            tuple(map(int, _numbers("sampler-steps", steps))),
+            tuple((self.solvers or "mixture").split(",")),
+            self.window,
+            self.samples,
+            self.seed,
+        )
+        assert self.model is not None and self.scorer is not None  # `_check` has seen to it
+        model, scorer = rdlm.load(self.model), scorer_of(self.scorer)
+        data = held_out(load_corpus(model.config), model.length, self.samples, self.seed).ids
+        with bar(wanted.cost, "frontier", "step") as progress:
+            rows = list(frontier.measure(model, data, scorer, wanted, progress.update))
+        frontier.plot(rows, scorer.name, out / "frontier.png")
+        return rows, frontier.conventions(scorer)
+
+    def _steps(self, out: Path) -> tuple[Rows, dict[str, str]]:
+        """Return the table over network calls and what its columns are; the picture is drawn."""
+        import rdlm
+        from experiments import steps
+        from experiments.memo import Memo
+        from rdlm.display.progress import bar
+        from rdlm.evaluate.samples import scorer_of
+        from rdlm.train.run import load_corpus
+        from rdlm.train.validation import held_out
+
+        assert self.model is not None  # `_check` has seen to it
+        model, scorer = rdlm.load(self.model), scorer_of(self.scorer) if self.scorer else None
+        wanted = steps.Steps(
+            grids=steps.grids_of(model),
+            chunk=model.rdlm.window.chunk,
+            length=model.length,
+            samples=self.samples,
+            seed=self.seed,
+        )
+        if self.sampler_steps:
+            wanted = replace(wanted, calls=tuple(map(int, _numbers("sampler-steps", self.sampler_steps))))
+        if self.solvers:
+            wanted = replace(wanted, solvers=tuple(self.solvers.split(",")))
+        if self.grids:
+            wanted = replace(wanted, grids=tuple(self.grids.split(",")))
+        if self.widths:
+            wanted = replace(wanted, widths=tuple(_numbers("widths", self.widths)))
+        if self.temperatures:
+            wanted = replace(wanted, temperatures=tuple(_numbers("temperatures", self.temperatures)))
+        data = held_out(load_corpus(model.config), model.length, max(512, 2 * self.samples), self.seed)
+        with bar(wanted.cost, "steps", "call") as progress:
+            rows = list(steps.measure(model, data, scorer, wanted, progress.update, Memo(out / "rows.jsonl")))
+        steps.plot(rows, out / "steps.png")
+        return rows, steps.conventions(scorer)
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"--{flag} takes numbers such as 1,2,4, got {text!r}") from None
+    return found

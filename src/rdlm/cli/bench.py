@@ -1,0 +1,110 @@
+"""`rdlm bench`: hold the package's speed against limits that are measured in the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.catalogue import CATALOGUE, chosen, measured
+from rdlm.errors import InputError
+
+COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time the package on one thread: every figure is a ratio of two things that took turns in this run.
+
+    Ratios are medians over turns, beside their quartiles, mostly of processor time, so that a busy machine says what
+    an idle one would. A missed target is reported, and is no failure.
+    """
+
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    quick: bool = False
+    """A look at small sizes, some two minutes; targets are meant for the full ones."""
+    only: str | None = None
+    """Figures to measure, separated by commas; all of them if not given. A wrong name lists those that there are."""
+    out: Path | None = None
+    """Folder for bench.json and growth.png; nothing is written without it."""
+
+    def run(self) -> int:
+        """Measure, report, and return 0."""
+        names = chosen(self.only)
+        if not names:
+            raise InputError(f"--only names no figure; there are {', '.join(CATALOGUE)}")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise InputError(f"--out {self.out} is a file, a folder is needed")
+        rows = _measure(names, self.quick)
+        result = {"rows": rows, "quick": self.quick, **_machine()}
+        if self.out is not None:
+            _write(self.out, result, rows)
+        if self.json:
+            from rdlm.display.tables import print_json
+
+            print_json(result)
+        else:
+            _show(rows, self.quick)
+        return 0
+
+
+def _measure(names: Sequence[str], quick: bool) -> list[dict[str, object]]:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that some figures start
+    import torch
+
+    from rdlm.display.progress import bar
+
+    torch.set_num_threads(1)
+    rows: list[dict[str, object]] = []
+    with bar(len(names), "bench", "figure") as progress:
+        for name in names:
+            progress.set_postfix_str(CATALOGUE[name].summary)
+            rows += [figure.row() for figure in measured(name, quick)]
+            progress.update()
+    return rows
+
+
+def _machine() -> dict[str, object]:
+    import platform
+
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _show(rows: Sequence[Mapping[str, object]], quick: bool) -> None:
+    from rdlm.display.tables import table
+
+    print(table([row | {"quartiles": _quartiles(row)} for row in map(dict, rows)], COLUMNS))
+    judged = [row for row in rows if row["ok"] is not None]
+    missed = [row for row in judged if not row["ok"]]
+    size = " at small sizes, for which the targets are not meant" if quick else ""
+    print(f"\n{len(judged) - len(missed)} of {len(judged)} targets met{size}; load {os.getloadavg()[0]:.1f}.")
+
+
+def _quartiles(row: Mapping[str, object]) -> str:
+    spread = row["spread"]
+    assert isinstance(spread, list)
+    return " to ".join(f"{value:.3g}" for value in spread)
+
+
+def _write(out: Path, result: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
+    from benchmarks.growth import plot
+    from rdlm.storage.files import write_atomic
+
+    write_atomic(out / "bench.json", json.dumps(result, indent=2) + "\n")
+    written = [out / "bench.json"]
+    if any(row.get("points") for row in rows):
+        plot(rows, out / "growth.png")
+        written.append(out / "growth.png")
+    print(f"rdlm: wrote {' and '.join(map(str, written))}", file=sys.stderr)

@@ -1,0 +1,157 @@
+"""`rdlm compare`: train methods side by side on one network, one corpus and one budget, and hold them together."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import tyro
+
+from rdlm.cli.train import chosen
+from rdlm.config import RunConfig
+from rdlm.display.tables import print_json, table
+from rdlm.errors import DivergedError, InputError
+
+if TYPE_CHECKING:
+    from rdlm.config import MethodName
+
+
+COLUMNS = (
+    "method",
+    "bound",
+    "low",
+    "high",
+    "verdict",
+    "unigram",
+    "bigram",
+    "± bigram",
+    "sampling_calls",
+    "relative_step_cost",
+    "steps",
+    "rate",
+    "parameters",
+)
+
+MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train methods in turn with equal steps, tokens and optimiser, and evaluate each with its own bound.
+
+    Every key of the configuration is an option, whose default is the preset's. A comparison that was stopped continues
+    with the same command; the exit code is then 130 after Ctrl-C and 143 after SIGTERM.
+    """
+
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml")]
+    """A preset's name, or a YAML file."""
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    """What the methods share."""
+    methods: str = "rdlm,masked,autoregressive"
+    """Methods, separated by commas: rdlm, masked, uniform, score_entropy, autoregressive, flow."""
+    steps: int | None = None
+    """Optimiser steps of each method; the preset's if neither this nor a budget is given."""
+    budget: str | None = None
+    """Training time of all methods together, such as 90s, 30m or 2h, in place of steps."""
+    calls: int = 64
+    """Network calls M of every bound and every sampler."""
+    sequences: int = 256
+    """Validation sequences of a bound."""
+    samples: int = 64
+    """Generated sequences for the sample quality."""
+    rates: str = ""
+    """Learning rates, separated by commas, of which every method takes its best after short trials; none: the
+    preset's for all."""
+    trial: int = 300
+    """Steps of each trial of a rate."""
+    out: Path | None = None
+    """Folder of the runs and results; runs/compare-NAME if not given."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Compare, report, and return the exit code."""
+        logging.basicConfig(format="rdlm: %(message)s")
+        if self.config.method != "rdlm":
+            raise InputError(f"choose what is compared by --methods, not by --method {self.config.method}")
+        if self.steps is not None and (self.budget is not None or self.steps < 1):
+            raise InputError(f"give --steps of at least 1, or a --budget, not both: {self.steps}, {self.budget}")
+        minutes = None if self.budget is None else minutes_of(self.budget)
+        from rdlm.evaluate.compare import Contest, compare
+        from rdlm.train.interruption import InterruptedRunError
+
+        out = self.out or Path("runs") / f"compare-{Path(self.source).stem}"
+        methods = cast("tuple[MethodName, ...]", tuple(filter(None, self.methods.split(","))))
+        rates = rates_of(self.rates)
+        contest = Contest(self.config, methods, self.calls, self.sequences, self.samples, rates, self.trial)
+        try:
+            rows = compare(contest, out, steps=self.steps, minutes=minutes)
+        except InterruptedRunError as stopped:
+            print(f"rdlm: {stopped}", file=sys.stderr)
+            return stopped.code
+        except DivergedError as error:
+            print(f"rdlm: error: {error}", file=sys.stderr)
+            return 1
+        _draw(rows, out)
+        self._show(rows, out)
+        return 0
+
+    def _show(self, rows: list[dict[str, Any]], out: Path) -> None:
+        if self.json:
+            print_json({"rows": rows, "calls": self.calls, "out": str(out)})
+            return
+        print(table([row | _words(row) for row in rows], COLUMNS))
+        floor = rows[0]["quality"]
+        print(
+            f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.calls} calls, 95% intervals; "
+            f"unigram and bigram: divergence of {self.samples} samples from data, in bits, where data itself has "
+            f"{floor['unigram_divergence_of_data']['value']:.4f} and {floor['bigram_divergence_of_data']['value']:.4f}."
+        )
+
+
+def _draw(rows: list[dict[str, Any]], out: Path) -> None:
+    from importlib.util import find_spec
+
+    from rdlm.evaluate.compare import draw_comparison
+
+    written = [out / "compare.json"]
+    if find_spec("matplotlib") is not None:
+        draw_comparison(rows, out / "compare.png")
+        written.append(out / "compare.png")
+    print(f"rdlm: wrote {' and '.join(map(str, written))}", file=sys.stderr)
+
+
+def _words(row: dict[str, Any]) -> dict[str, Any]:
+    quality = row["quality"]
+    return {
+        "verdict": "bound" if row["claims_bound"] else "not a bound",
+        "unigram": quality["unigram_divergence"]["value"],
+        "bigram": quality["bigram_divergence"]["value"],
+        "± bigram": 1.96 * quality["bigram_divergence"]["stderr"],
+    }
+
+
+def minutes_of(text: str) -> float:
+    """Return the minutes of a duration such as 90s, 30m, 2h or 30."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None or float(match[1]) == 0:
+        raise InputError(f"--budget {text!r} is not a duration such as 90s, 30m or 2h")
+    return float(match[1]) * MINUTES[match[2]]
+
+
+def rates_of(text: str) -> tuple[float, ...]:
+    """Return the learning rates of a list such as 1e-3,2e-3."""
+    try:
+        return tuple(float(rate) for rate in filter(None, text.split(",")))
+    except ValueError:
+        raise InputError(f"--rates {text!r} is not a list of numbers such as 1e-3,2e-3") from None
+
+
+def defaults(options: Sequence[str]) -> Compare:
+    """Return the command as the preset or file that `options` begin with sets it; the rest changes its keys."""
+    return Compare(*chosen("compare", options))

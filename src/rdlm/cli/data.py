@@ -1,0 +1,122 @@
+"""`rdlm data`: the corpora, where they come from, and whether they are whole."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from rdlm.display.tables import print_json, table
+from rdlm.errors import InputError
+
+
+@dataclass(frozen=True)
+class Data:
+    """List the corpora, get one (fetch, check, prepare), or verify the checksums of those that are here."""
+
+    action: Annotated[Literal["list", "get", "verify"], tyro.conf.Positional]
+    """What to do."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """The corpus; `verify` without a name takes all that are here."""
+
+    file: Path | None = None
+    """Your own file or folder, for the corpora that read one."""
+
+    protocol: str | None = None
+    """The protocol, for the corpora that have several."""
+
+    tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
+    """The tokenizer, for the corpora that leave it open."""
+
+    alphabet: str | None = None
+    """The characters to keep, in the order of their ids, with the tokenizer `characters`."""
+
+    unknown: Literal["error", "skip", "replace"] = "error"
+    """What becomes of a character outside the alphabet: an error, nothing, or a space."""
+
+    vocabulary: int = 8192
+    """The largest number of tokens that a BPE may learn."""
+
+    accept_licence: bool = False
+    """Accept the licence of a corpus that is not free for everyone."""
+
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Do the action and return 0; what goes wrong is raised."""
+        logging.basicConfig(format="rdlm: %(message)s")
+        rows = {"list": self._list, "get": self._get, "verify": self._verify}[self.action]()
+        if self.json:
+            print_json({"rows": rows})
+        else:
+            print(table(rows, _COLUMNS[self.action]))
+        return 0
+
+    def _list(self) -> list[dict[str, Any]]:
+        from rdlm.data import corpus
+
+        recipes = [corpus.find(self.name)] if self.name else list(corpus.RECIPES.values())
+        rows = []
+        for recipe in recipes:
+            here = [_summary(folder, meta) for folder, meta in corpus.prepared(recipe.name).items()]
+            rows.append(
+                {
+                    "name": recipe.name,
+                    "kind": recipe.kind,
+                    "length": recipe.length,
+                    "summary": recipe.summary,
+                    "protocols": recipe.protocols,
+                    "licence": recipe.licence,
+                    "origins": [archive.origin for archive in recipe.archives] or ["your file"],
+                    "here": ", ".join(row["protocol"] for row in here) or "no",
+                    "prepared": here,
+                }
+            )
+        return rows
+
+    def _get(self) -> list[dict[str, Any]]:
+        from rdlm.data import corpus, store
+
+        if not self.name:
+            raise InputError(f"rdlm data get needs a name; known: {', '.join(corpus.RECIPES)}")
+        found = corpus.load(
+            self.name,
+            protocol=self.protocol,
+            file=self.file,
+            tokenizer=self.tokenizer,
+            alphabet=self.alphabet,
+            unknown=self.unknown,
+            vocabulary=self.vocabulary,
+            accept_licence=self.accept_licence,
+        )
+        return [_summary(found.folder, store.describe(found.folder))]
+
+    def _verify(self) -> list[dict[str, Any]]:
+        from rdlm.data import corpus, store
+
+        if self.name:
+            corpus.find(self.name)
+        found = corpus.prepared(self.name)
+        if self.name and not found:
+            raise InputError(f"{self.name} is not here; rdlm data get {self.name}")
+        return [{**_summary(folder, meta), "verified": store.verify(folder)} for folder, meta in found.items()]
+
+
+_COLUMNS = {
+    "list": ["name", "kind", "length", "here", "licence", "summary"],
+    "get": ["name", "protocol", "vocabulary", "train", "validation", "test", "source", "licence", "folder"],
+    "verify": ["name", "protocol", "verified", "folder"],
+}
+
+
+def _summary(folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: meta[key] for key in ("name", "protocol", "vocabulary", "source", "licence", "length")}
+    shapes = {s: meta["files"].get(f"{s}.bin", {}).get("shape", [0]) for s in ("train", "validation", "test")}
+    counts = {split: " x ".join(map(str, shape)) for split, shape in shapes.items()}
+    size = sum(entry["bytes"] for entry in meta["files"].values())
+    return {**kept, **counts, "bytes": size, "folder": str(folder)}

@@ -1,0 +1,163 @@
+"""The command line: `rdlm COMMAND [options]`.
+
+A command is a frozen dataclass in `rdlm.command` whose fields are its options, whose attribute docstrings are
+their help, and whose `run` does the work and returns the exit code. Its module is imported only when the
+command is chosen, and imports torch inside `run`: help and mistakes in flags answer at once.
+
+With `--json` a command prints one JSON object on standard output; everything else goes to standard error.
+Exit codes: 0 success, 1 failure, 2 the user's mistake, 3 a damaged file, 130 interrupted, 141 broken pipe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+from rdlm import __version__
+from rdlm.errors import DamagedFileError, InputError, unknown
+from rdlm.serve import memory as heap
+from rdlm.storage.files import FULL, cache_dir
+
+
+class Command(Protocol):
+    """The options of one command, parsed and ready to run."""
+
+    def run(self) -> int:
+        """Do the work and return the exit code."""
+
+
+class Entry(NamedTuple):
+    """Where a command lives and what it is for."""
+
+    module: str
+    name: str
+    summary: str
+    two_stages: bool = False
+    """Whether the module's `defaults(options)` gives the command with the defaults that its first option chooses."""
+
+
+COMMANDS = {
+    "demo": Entry("rdlm.cli.demo", "Demo", "train, measure, sample and look, in minutes"),
+    "train": Entry("rdlm.cli.train", "Train", "train a preset or your own configuration", two_stages=True),
+    "compare": Entry("rdlm.cli.compare", "Compare", "train methods side by side", two_stages=True),
+    "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, under any condition"),
+    "serve": Entry("rdlm.cli.serve", "Serve", "serve models over HTTP, with a page to look at them"),
+    "evaluate": Entry("rdlm.cli.evaluate", "Evaluate", "measure a model, with intervals and conventions"),
+    "score": Entry("rdlm.cli.score", "ScoreText", "bound the likelihood of any text"),
+    "publish": Entry("rdlm.cli.publish", "Publish", "put a model into a folder or on the hub, with its card"),
+    "analyze": Entry("rdlm.cli.analyze", "Analyze", "repeat an analysis of the paper"),
+    "certify": Entry("rdlm.cli.certify", "Certify", "hold the likelihood bound against known entropies"),
+    "bench": Entry("rdlm.cli.bench", "Bench", "hold the speed of every part against its limit"),
+    "data": Entry("rdlm.cli.data", "Data", "list, get and verify corpora"),
+    "doctor": Entry("rdlm.cli.doctor", "Doctor", "check this machine and this installation"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; only a defect of the program raises."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and arguments[:1] != ["serve"]:  # a service gives back what it does not need
+        heap.hold()
+    try:
+        code = dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        return _complain(str(error), 2)
+    except DamagedFileError as error:
+        return _complain(str(error), 3)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except BrokenPipeError:
+        # The reader has left. What is still buffered would raise again when Python closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _complain(f"cannot write{f' {error.filename}' if error.filename else ''}: {error.strerror}", 1)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run the command that `arguments` name and return its exit code; without a command, show the help."""
+    if not arguments:
+        print(overview(), file=sys.stderr)
+        return 2
+    first, *options = arguments
+    if first in ("-h", "--help"):
+        print(overview())
+        return 0
+    if first == "--version":
+        print(f"rdlm {__version__}")
+        return 0
+    if first.startswith("-"):
+        raise InputError(f"unknown flag {first!r} before a command; see rdlm --help")
+    if first not in COMMANDS:
+        raise unknown("command", first, COMMANDS)
+    keep_within_the_cache()
+    wait_briefly()
+    parsed = parse(first, options)
+    return parsed if isinstance(parsed, int) else parsed.run()
+
+
+def keep_within_the_cache() -> None:
+    """Let the libraries beneath keep their fonts and compiled code in our cache, unless the user chose a place."""
+    for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        os.environ.setdefault(variable, str(cache_dir() / name))
+
+
+def wait_briefly() -> None:
+    """Let threads that wait for each other sleep soon, unless the user chose how they wait; before torch is imported.
+
+    Left to themselves they spin for milliseconds, and beside other busy processes the one that is waited for finds no
+    processor: a training step on two of them, one being taken, was ten times as long. With both free this costs 6%.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
+def parse(command: str, options: list[str]) -> Command | int:
+    """Return the command with its options, or the exit code where the parser has answered by itself."""
+    import tyro
+
+    entry = COMMANDS[command]
+    module = importlib.import_module(entry.module)
+    options_class = cast(type[Command], getattr(module, entry.name))
+    default = module.defaults(options) if entry.two_stages else tyro.MISSING_NONPROP
+    try:
+        parsed: Command = tyro.cli(
+            options_class,
+            prog=f"rdlm {command}",
+            args=options,
+            default=default,
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
+        )
+        return parsed
+    except SystemExit as answered:
+        return answered.code if isinstance(answered.code, int) else 1
+
+
+def overview() -> str:
+    """Return the help of the whole program."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: rdlm COMMAND [options]",
+            "       rdlm COMMAND --help",
+            "       rdlm --version",
+            "",
+            "Riemannian diffusion language models.",
+            "",
+            "commands:",
+            *lines,
+        ]
+    )
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"rdlm: error: {message}" if code != 130 else f"rdlm: {message}", file=sys.stderr)
+    return code

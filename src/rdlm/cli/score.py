@@ -1,0 +1,126 @@
+"""`rdlm score`: the likelihood of any text."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from rdlm.display.tables import print_json, table
+from rdlm.errors import InputError
+
+if TYPE_CHECKING:
+    from rdlm.api.language_model import LanguageModel
+    from rdlm.api.score import Effort, Score
+
+
+@dataclass(frozen=True)
+class ScoreText:
+    """Bound the negative log-likelihood of texts, line by line or as one document, with 95% intervals.
+
+    A text longer than the model's sequences is cut into consecutive windows of their length; the rest is a shorter
+    window of its own, and windows do not see each other. Empty lines are left out. A megabyte takes about three minutes
+    on one core with the demo's model of a million parameters.
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
+    """UTF-8 text file; - or none reads standard input. A file alone is scored by the model in the box."""
+    document: bool = False
+    """Score the whole file as one text; else every line is one."""
+    calls: int | None = None
+    """Network calls M of the sampler that is bounded; the model's own if not given: 64, or one for each chunk."""
+    estimator: Literal["auto", "path", "steps"] = "auto"
+    """Whole paths, precise and M times the work; or random steps. auto: paths of up to 128 windows, else steps."""
+    draws: int | None = None
+    """Paths or random steps of each window; 4 paths, or as many steps as 32,768 windows allow, but at least 3."""
+    unknown: Literal["error", "skip", "replace"] = "error"
+    """What becomes of a character outside the vocabulary: an error, nothing, or a space."""
+    seed: int = 0
+    """Seed of all noise."""
+    positions: bool = False
+    """With --json: every token and its share in bits."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Score, print, and return 0; what goes wrong is raised."""
+        if self.positions and not self.json:
+            raise InputError("--positions come with --json alone: they are for machines")
+        run, file = self._places()
+        text = read_text(file)
+        import rdlm
+        from rdlm.api.score import encode, score_encoded, windows
+        from rdlm.display.progress import bar
+
+        model = rdlm.load(run)
+        lines = [text.removesuffix("\n")] if self.document else [line for line in text.splitlines() if line.strip()]
+        texts = [encode(model, line, self.unknown) for line in lines]
+        count = sum(len(windows(encoded.ids, model.length)) for encoded in texts)
+        effort = self._effort(model, count)
+        cost = effort.cost(model, count)
+        began = time.perf_counter()
+        with bar(cost, "score", "window") as progress:
+            found = score_encoded(model, texts, effort, progress.update)
+        seconds = time.perf_counter() - began
+        rows = [_row(line, value, self.positions) for line, value in zip(lines, found, strict=True)]
+        self._report(
+            rows,
+            {
+                "steps": effort.calls,
+                "claims_bound": model.method.claims_bound,
+                "unit": "nats",
+                "interval": "95%",
+                "estimator": effort.estimator,
+                "draws": effort.draws,
+                "network_windows": cost,
+                "seconds": seconds,
+            },
+        )
+        return 0
+
+    def _places(self) -> tuple[str | None, str]:
+        """Return run and file; a single argument that is a file, or -, is the text."""
+        if self.file is None and self.model is not None and (self.model == "-" or Path(self.model).is_file()):
+            return None, self.model
+        return self.model, self.file or "-"
+
+    def _effort(self, model: LanguageModel, windows: int) -> Effort:
+        from rdlm.api.score import effort_for
+
+        estimator = None if self.estimator == "auto" else self.estimator
+        effort = effort_for(model, windows, self.calls, estimator, self.seed)
+        return effort if self.draws is None else replace(effort, draws=self.draws)
+
+    def _report(self, rows: list[dict[str, object]], how: dict[str, object]) -> None:
+        if self.json:
+            print_json({"rows": rows, **how})
+            return
+        print(table(rows, ("text", "nats", "low", "high", "chars", "bits_per_char")))
+        if not how["claims_bound"]:
+            print("not a bound: this method estimates -log p with an error of either sign")
+        draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} of each window"
+        print(f"rdlm: {draws}, {how['network_windows']} in all, in {how['seconds']:.1f} s", file=sys.stderr)
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file, or of standard input for `-`; an empty one is an error."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        text = raw.decode()
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 text at byte {error.start}") from None
+    if not text.strip():
+        raise InputError(f"{'standard input' if name == '-' else name} is empty: there is nothing to score")
+    return text
+
+
+def _row(text: str, score: Score, positions: bool) -> dict[str, object]:
+    return {"text": text if len(text) <= 40 else text[:37] + "...", **score.row(positions)}

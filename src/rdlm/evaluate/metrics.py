@@ -1,0 +1,187 @@
+"""Metrics with their intervals, units and conventions: a number and the name of what it is.
+
+| name | convention |
+|---|---|
+| bits_per_character | nats of all sequences / characters of their text / ln 2 |
+| bits_per_dimension, bits_per_base | the same per pixel value, per base |
+| perplexity_per_token | exp(nats of all sequences / their tokens) |
+| perplexity_per_word | exp(nats of all sequences / their words), which whitespace separates within a sequence |
+
+Maximum mean discrepancy: how far apart two sets of samples are, and whether chance explains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rdlm.errors import InputError
+from rdlm.likelihood import Estimate
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number with its 95% interval, its unit, and the convention by which it was computed."""
+
+    value: float
+    stderr: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    convention: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields by their names."""
+        return asdict(self)
+
+
+def of(estimate: Estimate, unit: str, convention: str) -> Metric:
+    """Return an estimate under a name."""
+    return Metric(estimate.value, estimate.stderr, estimate.low, estimate.high, unit, convention)
+
+
+def exponential(estimate: Estimate, unit: str, convention: str) -> Metric:
+    """Return `exp` of an estimate: the interval's ends go along, the standard error to first order."""
+    value, low, high = math.exp(estimate.value), math.exp(estimate.low), math.exp(estimate.high)
+    return Metric(value, value * estimate.stderr, low, high, unit, convention)
+
+
+def count(value: int, unit: str, convention: str) -> Metric:
+    """Return a plain count, which has no error."""
+    return Metric(float(value), None, None, None, unit, convention)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a mean sequence of the evaluated ones holds."""
+
+    tokens: float
+    characters: float
+    words: float
+
+
+def size_of_texts(texts: Sequence[str], tokens: int) -> Size:
+    """Return the mean size of texts that have `tokens` tokens in all."""
+    return Size(
+        tokens / len(texts),
+        sum(map(len, texts)) / len(texts),
+        sum(len(text.split()) for text in texts) / len(texts),
+    )
+
+
+def likelihood(nats: Estimate, size: Size, kind: str, what: str) -> dict[str, Metric]:
+    """Return the metrics of a bound in nats per sequence, for text, images or DNA; `what` says which bound it is."""
+    bits = 1 / math.log(2)
+    found = {"nats_per_sequence": of(nats, "nats", what)}
+    if kind != "text":
+        name, unit = ("bits_per_dimension", "pixel value") if kind == "image" else ("bits_per_base", "base")
+        found[name] = of(nats * (bits / size.tokens), f"bits per {unit}", f"{what}; over all {unit}s")
+        return found
+    per_token = nats * (1 / size.tokens)
+    found["bits_per_character"] = of(
+        nats * (bits / size.characters), "bits per character", f"{what}; over the characters of the decoded sequences"
+    )
+    found["perplexity_per_token"] = exponential(per_token, "perplexity", f"{what}; exp of nats per token")
+    if size.words > 0:
+        found["perplexity_per_word"] = exponential(
+            nats * (1 / size.words),
+            "perplexity",
+            f"{what}; exp of nats per whitespace-separated word of each sequence, no end-of-text token",
+        )
+    return found
+
+
+_ROWS: Final = 1024
+_MEDIAN_SAMPLE: Final = 512
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """The squared discrepancy `value`, and what samples of one distribution would give.
+
+    `low` and `high` hold 95% of the values under random exchanges of the two sets; `p_value` is the part of
+    them that reaches `value` (never 0: the given order counts as one).
+    """
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+
+
+def squared_mmd(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], bandwidth: float | None = None) -> float:
+    """Return the unbiased squared discrepancy with a Gaussian kernel, Eq. (43); it can be below 0.
+
+    Without a bandwidth, the median distance between the samples is taken.
+    """
+    return float(_statistics(x, y, _first_set(x, y), bandwidth)[0])
+
+
+def permutation_test(
+    x: Float[Tensor, "n d"],
+    y: Float[Tensor, "m d"],
+    permutations: int = 200,
+    generator: torch.Generator | None = None,
+    bandwidth: float | None = None,
+) -> Discrepancy:
+    """Return the squared discrepancy, Eq. (43), beside those of random exchanges between the two sets."""
+    if permutations < 1:
+        raise InputError(f"a permutation test needs at least one permutation, got {permutations}")
+    count = len(x) + len(y)
+    order = torch.rand(count, permutations, generator=generator).argsort(0)
+    exchanged = (order < len(x)).double()
+    values = _statistics(x, y, torch.cat([_first_set(x, y), exchanged], dim=1), bandwidth)
+    observed, null = values[0], values[1:]
+    low, high = null.quantile(torch.tensor([0.025, 0.975], dtype=null.dtype)).tolist()
+    beyond = int((null >= observed).sum())
+    return Discrepancy(float(observed), low, high, (1 + beyond) / (1 + permutations))
+
+
+def median_bandwidth(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"]) -> float:
+    """Return the median distance between distinct samples, from the first few hundred of each set."""
+    some = torch.cat([x[:_MEDIAN_SAMPLE], y[:_MEDIAN_SAMPLE]]).double()
+    distance = torch.pdist(some - some.mean(0))
+    positive = distance[distance > 0]
+    return float(positive.median()) if len(positive) else 1.0
+
+
+def _first_set(x: Tensor, y: Tensor) -> Tensor:
+    """Return the column [n + m, 1] that is 1 on the samples of `x`."""
+    return torch.cat([torch.ones(len(x), 1), torch.zeros(len(y), 1)]).double()
+
+
+def _statistics(x: Tensor, y: Tensor, first: Tensor, bandwidth: float | None) -> Tensor:
+    """Return Eq. (43) for every column of `first`, which says with 1 and 0 what belongs to the first set.
+
+    Kernel rows are made in chunks, each used for all columns in one matrix product and then forgotten.
+    """
+    n, m = len(x), len(y)
+    if min(n, m) < 2 or x.shape[1:] != y.shape[1:]:
+        raise InputError(
+            f"two sets of at least 2 vectors of one length are needed, got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    width = median_bandwidth(x, y) if bandwidth is None else bandwidth
+    if not (math.isfinite(width) and width > 0):
+        raise InputError(f"the bandwidth of a kernel must be positive, got {width}")
+    pooled = torch.cat([x, y]).double()
+    pooled = pooled - pooled.mean(0)  # distances stay, and their squares lose no digits
+    square = pooled.square().sum(1)
+    columns = torch.cat([first, torch.ones(n + m, 1, dtype=torch.float64)], dim=1)
+    product = torch.empty_like(columns)
+    for begin in range(0, n + m, _ROWS):
+        rows = slice(begin, min(begin + _ROWS, n + m))
+        distance = torch.addmm(square[rows, None] + square, pooled[rows], pooled.T, alpha=-2)
+        kernel = distance.clamp_(min=0).mul_(-1 / (2 * width**2)).exp_()
+        kernel.diagonal(offset=begin).zero_()  # a sample is not compared with itself
+        product[rows] = kernel @ columns
+    within_first = (first * product[:, :-1]).sum(0)
+    from_first = first.T @ product[:, -1]
+    within_second = product[:, -1].sum() - 2 * from_first + within_first
+    across = from_first - within_first
+    return within_first / (n * (n - 1)) + within_second / (m * (m - 1)) - 2 * across / (n * m)

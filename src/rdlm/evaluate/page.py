@@ -1,0 +1,148 @@
+"""The evaluation on one HTML page that holds everything itself."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rdlm.api.language_model import LanguageModel
+from rdlm.display.figure import canvas
+from rdlm.evaluate.evaluate import Evaluation
+from rdlm.evaluate.metrics import Metric
+from rdlm.evaluate.samples import unigrams
+from rdlm.likelihood import Profile
+from rdlm.train.report import STYLE, environment, text_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+SHOWN = 8
+"""Samples that the page shows."""
+
+FREQUENT = 40
+"""Tokens in the picture of frequencies."""
+
+MORE_STYLE = "img.plot { width: 34rem; max-width: 100%; image-rendering: auto; background: #fff; }"
+
+
+def page(model: LanguageModel, evaluation: Evaluation) -> str:
+    """Return the page: metrics with their conventions, pictures, the bound over M, samples, environment."""
+    title = html.escape(f"Evaluation of {model.name}")
+    plan = evaluation.plan
+    facts = [
+        ["corpus", str(model.about["protocol"])],
+        ["split", plan.split],
+        ["sequences", str(len(evaluation.held_out.ids))],
+        ["seed", str(plan.seed)],
+    ]
+    over_calls = [
+        [f"M = {row['calls']}", _interval(row["value"], row["low"], row["high"]), str(row["unit"])]
+        for row in evaluation.rows
+    ]
+    body = [
+        f"<h1>{title}</h1>",
+        _table(facts),
+        "<h2>Metrics</h2>",
+        "<p>With 95% intervals.</p>",
+        _table([_cells(name, found) for name, found in evaluation.metrics.items()]),
+        "<h2>Pictures</h2>",
+        *_pictures(model, evaluation),
+        "<h2>The bound at M network calls</h2>",
+        _table(over_calls),
+        *_samples(model, evaluation),
+        "<h2>Environment</h2>",
+        _table([list(pair) for pair in environment().items()]),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}{MORE_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _cells(name: str, found: Metric) -> list[str]:
+    return [name, _interval(found.value, found.low, found.high), found.unit, found.convention]
+
+
+def _interval(value: object, low: object, high: object) -> str:
+    return f"{value:.4g}" if low is None else f"{value:.4g} [{low:.4g}, {high:.4g}]"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _samples(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:
+    if evaluation.samples is None or model.kind == "image":
+        return
+    yield "<h2>Samples</h2><p>In the order in which they came.</p>"
+    for ids in evaluation.samples[:SHOWN].tolist():
+        yield f"<pre>{html.escape(text_of(model.tokenizer, ids))}</pre>"
+
+
+def _pictures(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:
+    if importlib.util.find_spec("matplotlib") is None:
+        yield "<p>Pictures need matplotlib: pip install 'rdlm[viz]'.</p>"
+        return
+    if evaluation.profile is not None:
+        spent = evaluation.profile
+        yield _picture("information over the noise", lambda axis: _draw_information(axis, spent))
+    if len(evaluation.rows) > 1:
+        yield _picture("the bound over network calls", lambda axis: _draw_calls(axis, evaluation))
+    if evaluation.samples is not None:
+        yield _picture("token frequencies", lambda axis: _draw_frequencies(axis, evaluation, model.tokenizer.size))
+
+
+def _picture(name: str, draw: Callable[[Axes], None]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        with canvas(path) as axes:
+            draw(axes[0])
+        content = base64.b64encode(path.read_bytes()).decode()
+    return f'<img class="plot" alt="{html.escape(name)}" src="data:image/png;base64,{content}">'
+
+
+def _draw_information(axis: Axes, profile: Profile) -> None:
+    """Draw the nats spent so far, over the part of the noise that is spent, or over steps where clocks differ."""
+    spent, noise = profile.cumulative(), profile.noise
+    part = [i / (len(spent) - 1) for i in range(len(spent))] if noise is None else (1 - noise / noise[0]).tolist()
+    axis.plot(part, spent.tolist())
+    axis.set(xlabel="steps / M" if noise is None else "noise spent / S", ylabel="nats per sequence so far")
+    axis.set_title("Where the information is gained")
+
+
+def _draw_calls(axis: Axes, evaluation: Evaluation) -> None:
+    rows = [row for row in evaluation.rows if row["calls"] != "inf"]
+    value = [float(str(row["value"])) for row in rows]
+    error = [float(str(row["high"])) - float(str(row["value"])) for row in rows]
+    axis.errorbar([int(str(row["calls"])) for row in rows], value, error, marker="o", capsize=3, label="M calls")
+    for row in evaluation.rows:
+        if row["calls"] == "inf":
+            axis.axhline(float(str(row["value"])), linestyle="--", linewidth=0.9, label="continuous time")
+            axis.axhspan(float(str(row["low"])), float(str(row["high"])), alpha=0.12)
+    axis.set_xscale("log", base=2)
+    axis.set(xlabel="network calls M", ylabel=str(evaluation.rows[0]["unit"]))
+    axis.set_title("The bound over network calls")
+    axis.legend()
+
+
+def _draw_frequencies(axis: Axes, evaluation: Evaluation, vocabulary: int) -> None:
+    assert evaluation.samples is not None
+    for name, ids in (("data", evaluation.held_out.ids), ("samples", evaluation.samples)):
+        count = unigrams(ids, vocabulary).sum(0)
+        law = count / count.sum()
+        if name == "data":
+            order = law.argsort(descending=True)[:FREQUENT]
+        axis.plot(law[order].tolist(), marker="." if name == "samples" else None, label=name)
+    axis.set(xlabel="token, by its frequency in the data", ylabel="frequency")
+    axis.set_title("Token frequencies")
+    axis.legend()

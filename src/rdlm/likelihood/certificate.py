@@ -1,0 +1,167 @@
+"""The entropy floor: no valid bound may fall below the entropy of a source that is known exactly.
+
+Each case runs one chain on one source with the source's own posterior (Bayes' rule on the evidence, nothing
+trained) and compares the bound with the entropy. The paper's spliced estimator runs beside them and falls below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path as FilePath
+
+import torch
+from torch import Tensor
+
+from rdlm.data import sources
+from rdlm.data.sources import Source
+from rdlm.display.figure import canvas
+from rdlm.likelihood import Estimate, path_terms
+from rdlm.process.bridge import BridgeKind, joint_posterior
+from rdlm.process.grid import uniform_in_time
+from rdlm.process.kernel import Chain, Kernel
+from rdlm.process.order import Window
+from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
+from rdlm.process.schedule import Geometric
+
+CERTAINTY = 4.0
+"""Standard errors by which a bound must fall below the entropy to be refuted: one false alarm in 30,000."""
+
+PAPER_SWITCH = 0.35
+"""The paper's switch time for text8."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One chain on one source."""
+
+    source: Source
+    label: str
+    mixture: Mixture
+    steps: int
+    kernel: Kernel = "mixture"
+    window: Window = field(default_factory=Window)
+    spliced: bool = False
+
+    @property
+    def clock(self) -> str:
+        """Return the name of the positions' clocks."""
+        if self.window.chunk:
+            return f"in chunks of {self.window.chunk}"
+        return "synchronous" if self.window.width == 1 else f"{self.window.order} {self.window.width:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """A case with what was measured: the bound, the curve over steps, and whether the floor held."""
+
+    case: Case
+    bound: Estimate
+    curve: Tensor
+    noise: Tensor
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the bound is consistent with being at or above the entropy."""
+        return self.bound.value + CERTAINTY * self.bound.stderr >= self.case.source.entropy
+
+    def row(self) -> dict[str, object]:
+        """Return the verdict for machines, in nats."""
+        case, bound = self.case, self.bound
+        entropy = case.source.entropy
+        return {
+            "source": case.source.name,
+            "states": case.source.states,
+            "path": case.label,
+            "bridge": case.mixture.paths[0].bridge.kind,
+            "kernel": case.kernel,
+            "clock": case.clock,
+            "steps": case.steps,
+            "entropy": entropy,
+            "bound": bound.value,
+            "stderr": bound.stderr,
+            "low": bound.low,
+            "high": bound.high,
+            "slack": bound.value - entropy,
+            "slack_percent": 100 * (bound.value / entropy - 1),
+            "claims_bound": bound.claims_bound,
+            "ok": self.holds or not bound.claims_bound,
+        }
+
+
+def measure(case: Case, paths: int, generator: torch.Generator) -> Verdict:
+    """Return the verdict of a case from so many sampled paths; a mixture averages its parts, Eq. (31)."""
+    bound, curve = Estimate(0.0, 0.0), torch.zeros(())
+    for path, weight in zip(case.mixture.paths, case.mixture.weights, strict=True):
+        part, terms, chain = _measure_path(case, path, paths, generator)
+        bound, curve = bound + part * weight, curve + terms * weight
+    return Verdict(case, bound, curve, chain.grid.noise)
+
+
+def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator) -> tuple[Estimate, Tensor, Chain]:
+    lanes = case.window.lanes(case.steps, case.source.length)
+    chain = Chain(path, uniform_in_time(Geometric(), lanes.steps), case.kernel, lanes)
+    token = case.source.draw(paths, generator)
+    posterior = partial(joint_posterior, path, case.source.log_joint)
+    terms = path_terms(posterior, chain, token, generator, torch.float64).sum(-1)  # [calls, paths]
+    if case.spliced:
+        switch = path.switch_step(chain.grid)
+        terms = terms[[m for m in range(chain.calls - 1) if m != switch]]  # Eq. (33): neither switch nor decode term
+    # The mean of -log p(token) is the entropy, which is known: only the excess over it needs to be estimated.
+    excess = terms.sum(0) + case.source.log_joint[tuple(token.T)]
+    stderr = excess.std().item() / paths**0.5
+    value = case.source.entropy + excess.mean().item()
+    return Estimate(value, stderr, claims_bound=not case.spliced), terms.mean(1), chain
+
+
+def cases(steps: int) -> Iterator[Case]:
+    """Yield the certificate's cases: every path, bridge, kernel and clock, and the paper's estimator."""
+    total = Geometric().total
+    for states in (3, 27):
+        for source in (sources.uniform(states), sources.skewed(states)):
+            yield Case(source, "masked", Mixture((masked_path(states, total),)), steps)
+            yield Case(source, "uniform", Mixture((uniform_path(states, total),)), steps)
+            yield Case(source, "constant mixture", constant_mixture(states, total, 0.5), steps)
+            yield Case(source, "switching mixture", _switching(states, 0.85), steps)
+        yield Case(source, "masked", Mixture((masked_path(states, total),)), 8)
+        yield Case(source, "masked", Mixture((masked_path(states, total),)), steps, "drift")
+        yield Case(source, "masked", Mixture((masked_path(states, total, "logarithm"),)), steps)
+        yield Case(source, "switching at the paper's time", _switching(states, PAPER_SWITCH), steps)
+    yield from _markov_cases(steps)
+    for states in (3, 27):
+        mixture = _switching(states, PAPER_SWITCH, "logarithm")
+        yield Case(sources.uniform(states), "spliced (paper)", mixture, steps, "drift", spliced=True)
+
+
+def _markov_cases(steps: int) -> Iterator[Case]:
+    source, total = sources.markov(), Geometric().total
+    kinds: tuple[BridgeKind, ...] = ("brownian", "logarithm")
+    kernels: tuple[Kernel, ...] = ("mixture", "drift")
+    halves = (Window(0.5, "random"), Window(0.5, "spread"), Window(0.5, "left_to_right"))
+    windows = (Window(), *halves, Window(chunk=1))
+    for kind in kinds:
+        for kernel in kernels:
+            for window in windows:
+                path = Mixture((masked_path(source.states, total, kind),))
+                yield Case(source, "masked", path, steps, kernel, window)
+
+
+def _switching(states: int, time: float, kind: BridgeKind = "brownian") -> Mixture:
+    schedule = Geometric()
+    return Mixture((switching_path(states, schedule.total, float(schedule.remaining(time)), kind),))
+
+
+def draw_information(verdicts: list[Verdict], path: FilePath) -> None:
+    """Draw the nats gained up to each time, which end in the bound, against the entropy of uniform sources."""
+    with canvas(path, columns=2) as axes:
+        for axis, states in zip(axes, (3, 27), strict=True):
+            shown = [v for v in verdicts if v.case.source.name == f"uniform-{states}"]
+            for verdict in shown:
+                gained = torch.cat([torch.zeros(1), verdict.curve.cumsum(0)])
+                style = "-" if verdict.bound.claims_bound else ":"
+                axis.plot(torch.linspace(0, 1, len(gained)), gained, style, label=verdict.case.label)
+            axis.axhline(shown[0].case.source.entropy, color="black", linewidth=0.8, linestyle="--", label="entropy")
+            axis.set(xlabel="time (geometric clock)", ylabel="nats gained so far")
+            axis.set_title(f"uniform source, {states} states")
+            axis.legend()

@@ -1,0 +1,33 @@
+"""Methods: one file each, behind one small interface; this dictionary is where they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rdlm.config import RunConfig
+from rdlm.data.store import Corpus
+from rdlm.errors import unknown
+from rdlm.methods.autoregressive import Autoregressive
+from rdlm.methods.base import Method
+from rdlm.methods.fisher_flow import Flow
+from rdlm.methods.mdlm import Masked
+from rdlm.methods.rdlm import Rdlm
+from rdlm.methods.sedd import ScoreEntropy
+from rdlm.methods.udlm import Uniform
+
+METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
+    "rdlm": Rdlm,
+    "masked": Masked,
+    "uniform": Uniform,
+    "score_entropy": ScoreEntropy,
+    "autoregressive": Autoregressive,
+    "flow": Flow,
+}
+"""Name -> what builds the method from a configuration, the vocabulary's size, the classes and the signal's width."""
+
+
+def build(config: RunConfig, corpus: Corpus) -> Method:
+    """Return the configured method for a corpus: its vocabulary, its classes or its per-position signal."""
+    if config.method not in METHODS:
+        raise unknown("method", config.method, METHODS)
+    return METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))

@@ -1,0 +1,167 @@
+"""Token ids and their base-b digits, Eq. (39), and what a token's law says of its digits and back, Eq. (40).
+
+The digits of a token are the path to its leaf in a b-ary tree. Sums over that tree, one level at a time, cost
+O(V) in all, where a 0/1 matrix from tokens to digits would cost O(V m b).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdlm.errors import InputError, unknown
+
+Layout = Literal["packed", "serial"]
+LAYOUTS: tuple[Layout, ...] = ("packed", "serial")
+
+
+class Decoded(NamedTuple):
+    """Token ids, -1 where the digits spell no token, and the number of such places."""
+
+    ids: Int[Tensor, ...]
+    invalid: int
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The map between `vocabulary` token ids and digits in `base`, most significant digit first, Eq. (39)."""
+
+    vocabulary: int
+    """V, the number of tokens."""
+    base: int
+    """b, the number of values of a digit; b = V is one digit, the token itself."""
+    layout: Layout = "packed"
+    """packed: the digits of a token share its position; serial: each digit is a position of its own."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2:
+            raise InputError(f"a vocabulary needs at least 2 tokens, got {self.vocabulary}")
+        if self.base < 2:
+            raise InputError(f"base {self.base} must be at least 2")
+        if self.vocabulary < self.base:
+            raise InputError(
+                f"base {self.base} exceeds the vocabulary of {self.vocabulary} tokens: "
+                f"use base = {self.vocabulary} for one digit per token"
+            )
+        if self.layout not in LAYOUTS:
+            raise unknown("layout", self.layout, LAYOUTS)
+
+    @property
+    def digits(self) -> int:
+        """Return m = ceil(log_b V), Eq. (39), by integers: a floating logarithm fails at exact powers."""
+        digits = 1
+        while self.base**digits < self.vocabulary:
+            digits += 1
+        return digits
+
+    @property
+    def positions(self) -> int:
+        """Return the number of positions that one token takes."""
+        return self.digits if self.layout == "serial" else 1
+
+    @property
+    def invalid_fraction(self) -> float:
+        """Return the fraction of the b^m digit strings that spell no token; 0 for exact powers."""
+        codes: int = self.base**self.digits
+        return 1 - self.vocabulary / codes
+
+    def encode(self, ids: Int[Tensor, "... length"]) -> Int[Tensor, ...]:
+        """Return the digits of each id, Eq. (39): [..., L, m] if packed, [..., L * m] if serial."""
+        # On another device the check would wait for it: there only the CPU's callers are checked.
+        if ids.device.type == "cpu" and ids.numel() and not (ids.min() >= 0 and ids.max() < self.vocabulary):
+            raise InputError(
+                f"token ids {int(ids.min())} to {int(ids.max())} leave the range 0 to {self.vocabulary - 1}"
+            )
+        digits = ids[..., None] // self._powers(ids.device) % self.base
+        return digits.flatten(-2) if self.layout == "serial" else digits
+
+    def decode(self, digits: Int[Tensor, ...]) -> Decoded:
+        """Return the ids [..., L] that the digits spell; -1, and counted, where they spell no token."""
+        if self.layout == "serial":
+            length, odd = divmod(digits.shape[-1], self.digits)
+            if odd:
+                raise InputError(f"{digits.shape[-1]} digits are not whole tokens of {self.digits} digits")
+            digits = digits.reshape(*digits.shape[:-1], length, self.digits)
+        if digits.shape[-1] != self.digits:
+            raise InputError(f"tokens have {self.digits} digits, got {digits.shape[-1]}")
+        if digits.numel() and not (digits.min() >= 0 and digits.max() < self.base):
+            raise InputError(
+                f"digits from {int(digits.min())} to {int(digits.max())} leave the range 0 to {self.base - 1}"
+            )
+        ids = (digits * self._powers(digits.device)).sum(-1)
+        invalid = ids >= self.vocabulary
+        return Decoded(ids.masked_fill(invalid, -1), int(invalid.sum()))
+
+    def marginals(self, probability: Float[Tensor, "... v"]) -> Float[Tensor, "... m b"]:
+        """Return the law of each digit under a law of tokens, Eq. (40); invalid codes have probability 0."""
+        law: Tensor = _Marginals.apply(probability, self)  # type: ignore[no-untyped-call]
+        return law
+
+    def evidence(self, digit: Float[Tensor, "... m b"]) -> Float[Tensor, "... v"]:
+        """Return each token's sum of its digits' log-evidences, Eq. (40)."""
+        token: Tensor = _Evidence.apply(digit, self)  # type: ignore[no-untyped-call]
+        return token
+
+    def _prefixes(self, length: int) -> int:
+        """Return how many prefixes of `length` digits begin some token."""
+        leaves: int = self.base ** (self.digits - length)
+        return -(-self.vocabulary // leaves)
+
+    def _powers(self, device: torch.device) -> Int[Tensor, " m"]:
+        return torch.tensor([self.base**j for j in range(self.digits)][::-1], device=device)
+
+
+def _sums(digit: Float[Tensor, "... m b"]) -> Float[Tensor, "... codes"]:
+    """Return the sum over the digits of each of the b^m codes, in their order."""
+    total = digit[..., 0, :]
+    for level in range(1, digit.shape[-2]):
+        # [..., prefixes, 1] + [..., 1, b] -> [..., longer prefixes]
+        total = (total[..., :, None] + digit[..., level, None, :]).flatten(-2)
+    return total
+
+
+class _Marginals(torch.autograd.Function):
+    """Sums over the tree from the root; its adjoint is `_Evidence`, so backward is as cheap as forward."""
+
+    @staticmethod
+    def forward(ctx: Any, probability: Tensor, codec: Codec) -> Tensor:
+        ctx.codec = codec
+        laws, suffix = [], probability
+        for level in range(codec.digits):
+            leaves = codec.base ** (codec.digits - 1 - level)
+            # [..., tokens] -> [..., digit, leaves below it]; the tree is incomplete on its right
+            used = -(-suffix.shape[-1] // leaves)
+            padded = pad(suffix, (0, used * leaves - suffix.shape[-1]))
+            below = padded.reshape(*suffix.shape[:-1], used, leaves)
+            laws.append(pad(below.sum(-1), (0, codec.base - used)))
+            suffix = below.sum(-2)
+        return torch.stack(laws, dim=-2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.codec.evidence(gradients[0]), None
+
+
+class _Evidence(torch.autograd.Function):
+    """Sums along the paths of the tree; its adjoint is `_Marginals`."""
+
+    @staticmethod
+    def forward(ctx: Any, digit: Tensor, codec: Codec) -> Tensor:
+        ctx.codec = codec
+        # The two halves of a code first, then their sums: a last level of its own would run in rows of only b numbers.
+        half = codec.digits // 2
+        token = _sums(digit[..., half:, :])
+        if half:
+            heads = _sums(digit[..., :half, :])[..., : codec._prefixes(half)]
+            token = (heads[..., :, None] + token[..., None, :]).flatten(-2)  # [..., prefixes, suffixes] -> tokens
+        token = token[..., : codec.vocabulary]
+        return token.clone() if codec.digits == 1 else token
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.codec.marginals(gradients[0]), None

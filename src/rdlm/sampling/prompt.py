@@ -1,0 +1,133 @@
+"""Block-wise generation: windows slide along a sequence that is longer than those the model was trained on.
+
+Templates: what is known of a sequence before it is sampled: given tokens, and which others are allowed where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rdlm.data.tokenizer import Characters, Tokenizer
+from rdlm.errors import InputError
+
+
+class Stretch(NamedTuple):
+    """A window: positions `begin` to `end`, of which those from `fresh` on are new."""
+
+    begin: int
+    fresh: int
+    end: int
+
+
+def stretches(length: int, context: int, block: int | None = None) -> Iterator[Stretch]:
+    """Yield the windows of at most `context` positions that cover `length`; each but the first adds a block.
+
+    A block is half the context if not given; a long one needs fewer windows, a short one sees more of what is written.
+    """
+    size = max(1, context // 2) if block is None else block
+    if not 1 <= size <= context:
+        raise InputError(f"a block must have 1 to {context} tokens, the model's length, got {size}")
+    end = min(length, context)
+    yield Stretch(0, 0, end)
+    while end < length:
+        fresh, end = end, min(length, end + size)
+        yield Stretch(max(0, end - context), fresh, end)
+
+
+OPEN = -1
+"""The id of a position whose token is not known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """Known ids, `OPEN` elsewhere, and the tokens that each position may take."""
+
+    known: Int[Tensor, " length"]
+    allowed: Bool[Tensor, "length v"] | None = None
+
+    @property
+    def length(self) -> int:
+        """Return the number of tokens."""
+        return len(self.known)
+
+    def choices(self, vocabulary: int) -> Bool[Tensor, "length v"]:
+        """Return the tokens that each position may take, known ones included."""
+        allowed = torch.ones(self.length, vocabulary, dtype=torch.bool) if self.allowed is None else self.allowed
+        fixed = torch.nn.functional.one_hot(self.known.clamp_min(0), vocabulary).bool()
+        return torch.where((self.known != OPEN)[:, None], fixed & allowed, allowed)
+
+
+def encode(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) -> Int[Tensor, " n"]:
+    """Return the ids of a text; a character outside the alphabet is an error even where the corpus was lenient.
+
+    `begin` is where the text begins in what the user wrote.
+    """
+    if isinstance(tokenizer, Characters):
+        for at, character in enumerate(text, begin):
+            if character not in tokenizer.alphabet:
+                raise InputError(
+                    f"{what}: the character {character!r} at position {at} is outside the model's alphabet "
+                    f"{tokenizer.alphabet!r}"
+                )
+    return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
+
+
+def framed(tokenizer: Tokenizer, length: int, prompt: str = "", suffix: str = "") -> Int[Tensor, " length"]:
+    """Return a sequence that begins with the prompt, ends with the suffix, and is open in between."""
+    first, last = encode(tokenizer, prompt, "prompt"), encode(tokenizer, suffix, "suffix")
+    if len(first) + len(last) >= length:
+        raise InputError(
+            f"a prompt and a suffix of {len(first)} and {len(last)} tokens leave nothing open in {length} tokens"
+        )
+    gap = torch.full((length - len(first) - len(last),), OPEN)
+    return torch.cat([first, gap, last])
+
+
+def infilled(tokenizer: Tokenizer, text: str, gap: str = "_") -> Int[Tensor, " n"]:
+    """Return the ids of a text in which each gap character is one open token."""
+    if len(gap) != 1:
+        raise InputError(f"a gap is one character, got {gap!r}")
+    if isinstance(tokenizer, Characters) and gap in tokenizer.alphabet:
+        raise InputError(f"the gap {gap!r} is a character of the model's alphabet: choose another one with --gap")
+    if gap not in text:
+        raise InputError(f"the infill {text!r} has no gap: write {gap!r} for every open token")
+    pieces, begin = [], 0
+    for part in text.split(gap):
+        pieces += [encode(tokenizer, part, "infill", begin), torch.tensor([OPEN])]
+        begin += len(part) + 1
+    return torch.cat(pieces[:-1])
+
+
+def restricted(
+    tokenizer: Tokenizer, known: Int[Tensor, " length"], ban: str, forbid: Mapping[int, str], require: Mapping[int, str]
+) -> Template:
+    """Return the template in which the tokens of `ban` occur nowhere, and positions avoid or take given tokens."""
+    if not (ban or forbid or require):
+        return Template(known)
+    length = len(known)
+    allowed = torch.ones(length, tokenizer.size, dtype=torch.bool)
+    allowed[:, encode(tokenizer, ban, "ban")] = False
+    for position, text in forbid.items():
+        allowed[_place(position, length), encode(tokenizer, text, "forbid")] = False
+    for position, text in require.items():
+        wanted = torch.zeros(tokenizer.size, dtype=torch.bool)
+        wanted[encode(tokenizer, text, "require")] = True
+        allowed[_place(position, length)] &= wanted
+    template = Template(known, allowed)
+    stuck = (~template.choices(tokenizer.size).any(-1)).nonzero().flatten().tolist()
+    if stuck:
+        raise InputError(f"the conditions contradict each other: no token is left at position {stuck[0]}")
+    return template
+
+
+def _place(position: int, length: int) -> int:
+    if not -length <= position < length:
+        raise InputError(f"position {position} is outside a sequence of {length} tokens")
+    return position % length

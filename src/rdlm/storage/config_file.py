@@ -1,0 +1,161 @@
+"""Configurations as YAML: written whole, read with every unknown key and wrong type named; no torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import yaml
+
+from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
+from rdlm.errors import InputError, unknown
+from rdlm.storage.files import write_atomic
+
+KINDS: dict[str, type] = {"transformer": TransformerConfig, "convolution": ConvolutionConfig}
+"""The networks by the name that stands under `model.kind`."""
+
+LARGEST_FILE = 1 << 20
+"""Bytes of the largest file that is read as a configuration."""
+
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration as nested plain values; a network says its kind."""
+    kinds = {home: kind for kind, home in KINDS.items()}
+    tag = {"kind": kinds[type(config)]} if type(config) in kinds else {}
+    return tag | {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration with these values; a key that is left out keeps its default."""
+    return _dataclass(RunConfig, values, "")
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return a configuration as YAML, every key in its place."""
+    text: str = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def from_yaml(text: str, source: str = "the configuration") -> RunConfig:
+    """Return the configuration that a YAML text describes; `source` names it in errors."""
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return from_dict({} if values is None else values)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def write(path: Path, config: RunConfig) -> None:
+    """Write a configuration as YAML, whole or not at all."""
+    write_atomic(path, to_yaml(config))
+
+
+def read(path: Path) -> RunConfig:
+    """Return the configuration in a YAML file."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, too many for a configuration")
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the configuration {path}: {error}") from None
+    return from_yaml(text, str(path))
+
+
+def difference(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key -> (old, new) of all that differs; a key that one of them lacks counts as None there."""
+    a, b = dict(_flat(to_dict(old))), dict(_flat(to_dict(new)))
+    return {key: (a.get(key), b.get(key)) for key in (a | b) if a.get(key) != b.get(key)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _dataclass(home: type[Config], values: object, key: str) -> Config:
+    """Return the dataclass `home` with `values`, which stand under the dotted `key`."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"{key or 'a configuration'} must be a mapping of names to values, got {values!r}")
+    hints = get_type_hints(home)
+    prefix = f"{key}." if key else ""
+    for name in values:
+        if name not in hints:
+            raise unknown("key", f"{prefix}{name}", [prefix + known for known in hints])
+    return home(**{name: _value(hints[name], value, prefix + name) for name, value in values.items()})
+
+
+def _value(hint: Any, value: object, key: str) -> Any:
+    """Return `value` as the type `hint` wants it."""
+    origin, choices = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        if value not in choices:
+            raise unknown(f"value of {key}", str(value), choices)
+        return value
+    if origin in (Union, types.UnionType):
+        return _union(choices, value, key)
+    if origin is tuple:
+        return _tuple(choices, value, key)
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(cast(type, hint), value, key)
+    return _scalar(hint, value, key)
+
+
+def _union(choices: tuple[Any, ...], value: object, key: str) -> Any:
+    if type(None) in choices:
+        (inner,) = [choice for choice in choices if choice is not type(None)]
+        return None if value is None else _value(inner, value, key)
+    if not isinstance(value, Mapping):
+        raise InputError(f"{key} must be a mapping of names to values, got {value!r}")
+    kind = value.get("kind", "transformer")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise unknown(f"value of {key}.kind", str(kind), KINDS)
+    return _dataclass(KINDS[kind], {name: item for name, item in value.items() if name != "kind"}, key)
+
+
+def _tuple(choices: tuple[Any, ...], value: object, key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{key} must be a list, got {value!r}")
+    hints = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
+    if len(value) != len(hints):
+        raise InputError(f"{key} must have {len(hints)} entries, got {len(value)}")
+    return tuple(_value(hint, item, f"{key}[{i}]") for i, (hint, item) in enumerate(zip(hints, value, strict=True)))
+
+
+def _scalar(hint: type, value: object, key: str) -> Any:
+    if hint is float and isinstance(value, str):
+        value = _number(value)  # YAML 1.1 reads 3e-4, without a point, as text
+    accepted: dict[type, tuple[type, ...]] = {float: (float, int), Path: (str, Path)}
+    # To Python, True is a number too.
+    if not isinstance(value, accepted.get(hint, (hint,))) or (isinstance(value, bool) and hint is not bool):
+        kinds = {float: "a number", int: "a whole number", bool: "true or false"}
+        raise InputError(f"{key} must be {kinds.get(hint, 'text')}, got {value!r}")
+    try:
+        return hint(value)
+    except OverflowError:
+        raise InputError(f"{key} is too large a number") from None
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

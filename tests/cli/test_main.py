@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import ast
+import dataclasses
+import errno
+import importlib
+import inspect
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rdlm import __version__
+from rdlm.cli import main as cli
+from rdlm.errors import DamagedFileError, InputError
+
+
+def rdlm(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), **environment}
+    command = [sys.executable, "-m", "rdlm", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+ANSWERS = [("--help", 0), ("--version", 0), ("doctr", 2)]
+for name in cli.COMMANDS:
+    ANSWERS += [(f"{name} --help", 0), (f"{name} --no-such-flag", 2)]
+
+
+@pytest.mark.parametrize(("arguments", "code"), ANSWERS)
+def test_help_and_mistakes_answer_without_torch(arguments: str, code: int, root: Path) -> None:
+    begin = time.monotonic()
+    result = rdlm(root, *arguments.split(), PYTHONPROFILEIMPORTTIME="1")
+    elapsed = time.monotonic() - begin
+    assert result.returncode == code
+    imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines() if "import time:" in line}
+    assert "rdlm.cli" in imported
+    assert not imported & {"torch", "numpy", "matplotlib", "tokenizers", "huggingface_hub"}
+    assert elapsed < 5  # about 0.2 s on an idle machine; torch alone takes seconds
+
+
+def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, entry in cli.COMMANDS.items():
+        assert f"  {name} " in out
+        assert entry.summary in out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_is_a_frozen_dataclass_with_help_for_each_option(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = cli.COMMANDS[name]
+    command = getattr(importlib.import_module(entry.module), entry.name)
+    assert dataclasses.is_dataclass(command)
+    assert command.__dataclass_params__.frozen
+    assert callable(command.run)
+    assert "json" in command.__dataclass_fields__
+    (body,) = ast.parse(inspect.getsource(command)).body
+    assert isinstance(body, ast.ClassDef)
+    for field, following in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(following, ast.Expr), f"{ast.unparse(field)} has no docstring"
+    assert cli.main([name, "--help"]) == 0
+    assert f"usage: rdlm {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rdlm {__version__}\n"
+
+
+def test_no_command_shows_the_help_as_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("usage: rdlm COMMAND")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctr"], "rdlm: error: unknown command 'doctr': did you mean 'doctor'?\n"),
+        (["--jsn"], "rdlm: error: unknown flag '--jsn' before a command; see rdlm --help\n"),
+    ],
+)
+def test_a_wrong_command_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err == message
+    assert captured.out == ""
+
+
+def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--jsn"]) == 2
+    captured = capsys.readouterr()
+    assert "--jsn" in captured.err
+    assert captured.out == ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Act:
+    """A command that ends as `ending` says."""
+
+    ending: str
+
+    def run(self) -> int:
+        endings = {
+            "input": InputError("width -1 must be at least 1"),
+            "damage": DamagedFileError("model.safetensors: checksum differs"),
+            "interrupt": KeyboardInterrupt(),
+            "full": OSError(errno.ENOSPC, "No space left on device", "table"),
+            "defect": ZeroDivisionError("defect"),
+        }
+        if self.ending in endings:
+            raise endings[self.ending]
+        return int(self.ending)
+
+
+@pytest.fixture
+def act(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "act", cli.Entry(__name__, "Act", "end in some way"))
+
+
+@pytest.mark.usefixtures("act")
+@pytest.mark.parametrize(
+    ("ending", "code", "message"),
+    [
+        ("0", 0, ""),
+        ("1", 1, ""),
+        ("input", 2, "rdlm: error: width -1 must be at least 1\n"),
+        ("damage", 3, "rdlm: error: model.safetensors: checksum differs\n"),
+        ("interrupt", 130, "rdlm: interrupted\n"),
+        ("full", 1, "rdlm: error: cannot write table: No space left on device\n"),
+    ],
+)
+def test_exit_codes(ending: str, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["act", "--ending", ending]) == code
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.usefixtures("act")
+def test_a_defect_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError, match="defect"):
+        cli.main(["act", "--ending", "defect"])
+
+
+def test_a_broken_pipe_is_quiet(root: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "rdlm", "--help"],
+            env={**os.environ, "PYTHONPATH": str(root / "src")},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_json_is_one_object_and_nothing_else(root: Path) -> None:
+    result = rdlm(root, "doctor", "--json")
+    checks = json.loads(result.stdout)["checks"]
+    assert {"name", "ok", "detail"} <= checks[0].keys()
+    assert result.returncode == int(any(check["required"] and not check["ok"] for check in checks))
+
+
+def test_threads_wait_briefly_unless_the_user_chose_otherwise(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenMP says of itself when torch brings it in."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def said(**environment: str) -> str:
+        return rdlm(root, "generate", "text8", "--steps", "0", OMP_DISPLAY_ENV="verbose", **environment).stderr
+
+    if "GOMP_SPINCOUNT" not in (plain := said()):
+        pytest.skip("this OpenMP is not GNU's")
+    assert "GOMP_SPINCOUNT = '2000'" in plain
+    assert "GOMP_SPINCOUNT = '77'" in said(GOMP_SPINCOUNT="77")
+    assert "GOMP_SPINCOUNT = '2000'" not in said(OMP_WAIT_POLICY="active")

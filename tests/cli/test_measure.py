@@ -1,0 +1,226 @@
+"""`rdlm evaluate` and `rdlm score` on runs of a few steps, from the command line to the files."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdlm.cli import main as cli
+from rdlm.cli.evaluate import parse_calls
+from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.errors import InputError
+from rdlm.methods import build
+from rdlm.train.loop import train
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away "
+
+
+def trained(folder: Path, method: MethodName = "rdlm") -> Path:
+    """A run of three steps on a short text."""
+    (folder / "book.txt").write_text(TEXT * 60)
+    config = RunConfig(
+        method=method,
+        data=DataConfig("textfile", length=12, file=folder / "book.txt"),
+        process=ProcessConfig(levels=8, pairs=64),
+        model=TransformerConfig(width=16, layers=1, heads=2),
+        training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+    )
+    train(config, folder / method, build)
+    return folder / method
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("measure"))
+
+
+def answer(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert cli.main([*options, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_evaluation_from_flags_to_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(
+        capsys,
+        "evaluate",
+        str(run),
+        "--calls",
+        "6",
+        "--curve-calls",
+        "2,inf",
+        "--evaluations",
+        "120",
+        "--sequences",
+        "14",
+        "--samples",
+        "4",
+        "--paper",
+        "--out",
+        str(tmp_path),
+    )
+    metrics = found["metrics"]
+    assert (found["split"], found["steps"], found["claims_bound"], found["sequences"]) == ("validation", 6, True, 14)
+    for name in ("bits_per_character", "perplexity_per_token", "perplexity_per_word", "entropy_pooled_bits"):
+        assert set(metrics[name]) == {"value", "stderr", "low", "high", "unit", "convention"}
+        assert metrics[name]["low"] < metrics[name]["value"] < metrics[name]["high"]
+    bits = metrics["bits_per_character"]["value"]
+    assert metrics["perplexity_per_token"]["value"] == pytest.approx(2**bits)
+    assert metrics["paper_estimator"]["convention"].startswith("not a bound")
+    assert metrics["invalid_codes"]["value"] == 0
+    assert [row["calls"] for row in found["rows"]] == [2, 6, "inf"]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["metrics"] == metrics
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64") == 3 and "://" not in page
+    curve = json.loads((run / "checkpoint-00000003" / "curve.json").read_text())
+    assert curve["noise"][-1] == 0 and sorted(curve["noise"], reverse=True) == curve["noise"]
+    assert curve["nats"][0] == 0 and curve["nats"][-1] == pytest.approx(metrics["nats_per_sequence"]["value"])
+
+
+def test_a_sequence_in_chunks_is_looked_at_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Token by token its bound has no noise of its own, so that more looks would narrow the interval for nothing."""
+    options = ("evaluate", str(run), "--chunk", "1", "--calls", "12", "--sequences", "14", "--samples", "2", "--paper")
+    few, many = (
+        answer(capsys, *options, "--evaluations", count, "--out", str(tmp_path))["metrics"] for count in ("14", "500")
+    )
+    assert "in chunks of 1" in many["bits_per_character"]["convention"]
+    for key in ("value", "stderr"):
+        assert many["bits_per_character"][key] == pytest.approx(few["bits_per_character"][key], rel=1e-4)
+
+
+def test_test_split_leaves_no_curve(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curve = run / "checkpoint-00000003" / "curve.json"
+    curve.unlink(missing_ok=True)
+    options = ("--calls", "4", "--evaluations", "60", "--samples", "0", "--window", "0.5", "--out", str(tmp_path))
+    found = answer(capsys, "evaluate", str(run), "--split", "test", *options)
+    assert found["split"] == "test" and not curve.exists()
+    assert "windows of width 0.5" in found["metrics"]["nats_per_sequence"]["convention"]
+    assert cli.main(["evaluate", str(run), *options]) == 0
+    assert not curve.exists()  # positions with clocks of their own have no common one
+    assert "bits per character" in capsys.readouterr().out
+
+
+def test_path_estimator_agrees(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("evaluate", str(run), "--calls", "4", "--samples", "0", "--out", str(tmp_path))
+    steps = answer(capsys, *common, "--evaluations", "600")["metrics"]["nats_per_sequence"]
+    path = answer(capsys, *common, "--evaluations", "56", "--estimator", "path")["metrics"]["nats_per_sequence"]
+    assert steps["value"] == pytest.approx(path["value"], abs=5 * math.hypot(steps["stderr"], path["stderr"]))
+
+
+def test_simulated_states_give_the_same_bound(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("evaluate", str(run), "--calls", "5", "--samples", "0", "--evaluations", "400", "--out", str(tmp_path))
+    exact = answer(capsys, *common)["metrics"]["nats_per_sequence"]
+    walked = answer(capsys, *common, "--states", "simulated", "--seed", "1")["metrics"]["nats_per_sequence"]
+    assert exact["value"] == pytest.approx(walked["value"], abs=4 * math.hypot(exact["stderr"], walked["stderr"]))
+    assert walked["convention"].endswith("simulated states")
+
+
+@pytest.mark.parametrize("method", ["masked", "autoregressive", "flow"])
+def test_runs_of_other_methods(method: MethodName, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(trained(tmp_path, method))
+    quick = ("--calls", "4", "--evaluations", "28", "--samples", "4", "--out", str(tmp_path / "out"))
+    found = answer(capsys, "evaluate", run, "--curve-calls", "2", *quick)
+    bits = found["metrics"]["bits_per_character"]
+    assert bits["low"] < bits["value"] < bits["high"] and [row["calls"] for row in found["rows"]] == [2, 4]
+    assert {"bigram_divergence", "entropy_pooled_bits", "invalid_codes"} <= set(found["metrics"])
+    assert found["claims_bound"] == (method != "flow")
+    assert bits["convention"].startswith("upper bound" if found["claims_bound"] else "not a bound")
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png;base64") == 2
+    for option in (["--window", "0.5"], ["--calls", "inf"], ["--estimator", "path"], ["--paper"]):
+        assert cli.main(["evaluate", run, *quick, *option]) == 2
+        assert f"method '{method}'" in capsys.readouterr().err
+    (tmp_path / "text.txt").write_text("the lazy dog and the fox")
+    scored = answer(capsys, "score", run, str(tmp_path / "text.txt"), "--calls", "4", "--positions")
+    assert scored["claims_bound"] == scored["rows"][0]["claims_bound"] == (method != "flow")
+    assert scored["rows"][0]["positions"] == [] and scored["rows"][0]["nats"] > 0
+    assert cli.main(["score", run, str(tmp_path / "text.txt"), "--calls", "4"]) == 0
+    assert ("not a bound" in capsys.readouterr().out) == (method == "flow")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--states", "simulated", "--calls", "inf"], "simulated states"),
+        (["--curve-calls", "4,x"], "'x'"),
+        (["--calls", "0"], "at least one network call"),
+        (["--samples", "1"], "2 samples"),
+        (["--calls", "inf", "--estimator", "path"], "continuous time"),
+        (["--calls", "inf", "--window", "0.5"], "goes with a window of 1"),
+    ],
+)
+def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(run), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_calls_are_parsed() -> None:
+    assert parse_calls("4, 8,inf") == (4, 8, None)
+    with pytest.raises(InputError, match="'0'"):
+        parse_calls("0")
+
+
+def test_lines_and_standard_input(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("the fox\n\nlazy dog\n")
+    quick = ("--calls", "4", "--draws", "3")
+    rows = answer(capsys, "score", str(run), str(path), *quick)["rows"]
+    assert [row["chars"] for row in rows] == [7, 8]
+    for row in rows:
+        assert row["low"] < row["nats"] < row["high"]
+        assert row["bits_per_char"] == pytest.approx(row["nats"] / row["chars"] / math.log(2))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert answer(capsys, "score", str(run), "-", *quick)["rows"] == rows
+    (first, _) = answer(capsys, "score", str(run), str(path), *quick, "--positions")["rows"]
+    assert "".join(first["tokens"]) == "the fox"
+    assert sum(first["positions"]) == pytest.approx(first["bits_per_char"] * 7)
+    assert cli.main(["score", str(run), str(path), "--positions"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_a_document_by_steps(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "document.txt"
+    path.write_text(TEXT * 5 + "\n")
+    (row,) = answer(capsys, "score", str(run), str(path), "--document", "--calls", "4")["rows"]
+    assert (row["chars"], row["windows"]) == (290, 25)
+    assert row["stderr"] > 0
+    found = answer(capsys, "score", str(run), str(path), "--calls", "4", "--estimator", "steps", "--draws", "3")
+    assert found["rows"][0]["windows"] == 25 and found["network_windows"] == 75 and found["seconds"] > 0
+    assert found["rows"][0]["nats"] == pytest.approx(
+        row["nats"], abs=4 * math.hypot(row["stderr"], found["rows"][0]["stderr"])
+    )
+    assert cli.main(["score", str(run), str(path), "--document", "--calls", "4"]) == 0
+    assert "bits_per_char" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b" \n\n", "is empty"), (b"a\n", "at least 2 tokens"), (b"fox!", "'!'"), (b"\xff", "UTF-8")],
+)
+def test_texts_without_a_score(
+    run: Path, tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    assert cli.main(["score", str(run), str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_characters_may_be_skipped(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("fox!")
+    for choice, chars in (("skip", 3), ("replace", 4)):
+        found = answer(capsys, "score", str(run), str(path), "--unknown", choice, "--calls", "4")
+        assert found["rows"][0]["chars"] == chars
+
+
+def test_a_missing_file_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["score", str(run), "nowhere.txt"]) == 2
+    assert "nowhere.txt" in capsys.readouterr().err

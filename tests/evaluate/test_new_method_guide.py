@@ -1,0 +1,34 @@
+"""The guide's example runs as it stands, and takes part in a comparison."""
+
+from __future__ import annotations
+
+import re
+import types
+
+from rdlm.evaluate.compare import Contest, compare
+from rdlm.methods import METHODS
+
+
+def blocks(root) -> list[str]:
+    text = (root / "docs" / "guides" / "new-method.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_example_passes_its_own_test_and_can_be_compared(root, tmp_path, monkeypatch, toy):
+    file, test = blocks(root)
+    module = types.ModuleType("independent")
+    exec(compile(file, "new-method.md", "exec"), module.__dict__)
+    exec(compile(test, "new-method.md", "exec"), module.__dict__)
+    module.test_comes_within_three_percent_of_the_entropy_and_not_below()
+
+    monkeypatch.setitem(METHODS, "independent", module.Independent)
+    contest = Contest(toy.config, ("independent", "autoregressive"), calls=2, sequences=8, samples=4)
+    rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
+    assert [row["method"] for row in rows] == ["independent", "autoregressive"]
+
+
+def test_the_interface_that_the_guide_names_is_all_that_is_asked_for(root):
+    source = (root / "src" / "rdlm" / "method" / "base.py").read_text()
+    file, _ = blocks(root)
+    for name in re.findall(r"    def (\w+)\(", source):
+        assert f"def {name}(" in file

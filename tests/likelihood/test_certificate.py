@@ -1,0 +1,122 @@
+"""The certificate: its cases, its verdicts, and the paper's estimator, which is no bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rdlm.data.sources import markov, skewed, uniform
+from rdlm.likelihood import Estimate, certificate
+from rdlm.likelihood.certificate import Case, Verdict, cases, draw_information, measure
+from rdlm.process.kernel import Kernel
+from rdlm.process.order import Window
+from rdlm.process.path import Mixture, constant_mixture, masked_path, switching_path, uniform_path
+from rdlm.process.schedule import Geometric
+
+S = Geometric().total
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def masked_case(states: int = 3, steps: int = 8) -> Case:
+    return Case(skewed(states), "masked", Mixture((masked_path(states, S),)), steps)
+
+
+def verdict(value: float, stderr: float, claims_bound: bool = True) -> Verdict:
+    return Verdict(masked_case(), Estimate(value, stderr, claims_bound), torch.zeros(8), torch.zeros(9))
+
+
+def test_cases_cover_sources_paths_bridges_kernels_and_clocks() -> None:
+    listed = list(cases(400))
+    for states in (3, 27):
+        for source in (f"uniform-{states}", f"skewed-{states}"):
+            labels = {case.label for case in listed if case.source.name == source}
+            assert {"masked", "uniform", "constant mixture", "switching mixture"} <= labels
+    dependent = {
+        (case.mixture.paths[0].bridge.kind, case.kernel, case.clock) for case in listed if case.source.length == 2
+    }
+    kinds, kernels = ("brownian", "logarithm"), ("mixture", "drift")
+    clocks = ("synchronous", "random 0.5", "spread 0.5", "left_to_right 0.5", "in chunks of 1")
+    assert dependent == {(kind, kernel, clock) for kind in kinds for kernel in kernels for clock in clocks}
+    assert sum(case.spliced for case in listed) == 2
+    assert {case.steps for case in listed} == {8, 400}
+
+
+def test_measured_bound_is_the_sum_of_its_curve() -> None:
+    case = masked_case()
+    found = measure(case, 4000, generator())
+    assert found.holds and found.row()["ok"] and found.bound.claims_bound
+    assert found.curve.shape == (8,)
+    # The bound is known better than its curve, whose sum still varies with the tokens drawn.
+    assert float(found.curve.sum()) == pytest.approx(found.bound.value, abs=4 * 0.3 / 4000**0.5)
+    assert found.bound.value == pytest.approx(case.source.entropy, rel=5e-3)
+    assert found.bound.stderr < 1e-3
+
+
+def test_constant_mixture_averages_the_bounds_of_its_parts() -> None:
+    source, weight = skewed(3), 0.25
+    paths = {"masked": masked_path(3, S, "logarithm"), "uniform": uniform_path(3, S, "logarithm")}
+    parts = {
+        name: measure(Case(source, name, Mixture((path,)), 6, "drift"), 3000, generator()).bound
+        for name, path in paths.items()
+    }
+    mixture = constant_mixture(3, S, weight, "logarithm")
+    whole = measure(Case(source, "constant mixture", mixture, 6, "drift"), 3000, generator()).bound
+    expected = parts["masked"] * weight + parts["uniform"] * (1 - weight)
+    assert whole.value == pytest.approx(expected.value, abs=4 * (whole.stderr + expected.stderr))
+    assert whole.stderr == pytest.approx(expected.stderr, rel=0.3)
+
+
+def test_lanes_are_those_of_the_window() -> None:
+    case = Case(markov(), "masked", Mixture((masked_path(3, S),)), 16, window=Window(0.5, "left_to_right"))
+    found = measure(case, 100, generator())
+    assert found.curve.shape == (16,) and found.noise.shape == (9,)
+    assert case.clock == "left_to_right 0.5" and masked_case().clock == "synchronous"
+
+
+@pytest.mark.parametrize(("states", "steps", "kernel"), [(3, 250, "drift"), (27, 64, "mixture")])
+def test_spliced_estimator_falls_below_the_entropy_and_claims_nothing(states: int, steps: int, kernel: Kernel) -> None:
+    """At least 2% below, as the paper's switch time and its bridge have it."""
+    source = uniform(states)
+    path = switching_path(states, S, float(Geometric().remaining(certificate.PAPER_SWITCH)), "logarithm")
+    case = Case(source, "spliced (paper)", Mixture((path,)), steps, kernel, spliced=True)
+    found = measure(case, 3000, generator())
+    assert not found.bound.claims_bound and not found.holds
+    assert found.bound.value + 2 * found.bound.stderr < 0.98 * source.entropy
+    assert found.row()["ok"]  # nothing was claimed
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "holds"),
+    [(1.1, 0.0, True), (1.0, 0.01, True), (1.0, 1e-4, False), (float("nan"), 0.1, False), (float("nan"), 0.0, False)],
+)
+def test_a_floor_is_refuted_only_beyond_chance_and_never_passed_by_a_failed_number(
+    value: float, stderr: float, holds: bool
+) -> None:
+    """The entropy is 1.018: one certainty of four standard errors below it is still no refutation."""
+    found = verdict(value, stderr)
+    assert found.holds is holds and found.row()["ok"] is holds
+    assert verdict(value, stderr, claims_bound=False).row()["ok"]
+
+
+def test_row_adds_up() -> None:
+    row = verdict(1.2, 0.01).row()
+    entropy = skewed(3).entropy
+    assert row["entropy"] == entropy and row["slack"] == pytest.approx(1.2 - entropy)
+    assert row["slack_percent"] == pytest.approx(100 * (1.2 - entropy) / entropy)
+    assert (row["low"], row["high"]) == pytest.approx((1.2 - 0.0196, 1.2 + 0.0196))
+    assert (row["states"], row["steps"], row["kernel"], row["bridge"]) == (3, 8, "mixture", "brownian")
+
+
+def test_picture_shows_both_sizes(tmp_path: Path) -> None:
+    verdicts = [
+        measure(Case(uniform(states), "masked", Mixture((masked_path(states, S),)), 6), 20, generator())
+        for states in (3, 27)
+    ]
+    draw_information(verdicts, tmp_path / "deep" / "information.png")
+    content = (tmp_path / "deep" / "information.png").read_bytes()
+    assert content.startswith(b"\x89PNG") and len(content) > 10_000

@@ -1,0 +1,104 @@
+"""Networks that know a source exactly, so that a method's own error is all that is left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.config import DiscreteConfig, FlowConfig, RunConfig, TransformerConfig
+from rdlm.data.sources import Source
+from rdlm.geometry import sphere
+from rdlm.methods import METHODS, discrete
+from rdlm.methods.sedd import UNIFORM_START
+
+
+def known(name: str, source: Source, **choices: str | float) -> Any:
+    """Return a method whose network knows the source; `choices` are keys of its configuration."""
+    jumps = {key: value for key, value in choices.items() if key in ("schedule", "graph")}
+    flows = {key: value for key, value in choices.items() if key not in jumps}
+    config = RunConfig(
+        method=name,
+        model=TransformerConfig(width=8, layers=1, heads=2, time_width=8),
+        discrete=replace(DiscreteConfig(), **jumps),
+        flow=replace(FlowConfig(), **flows),
+    )
+    method = METHODS[name](config, source.states, 0, 0)
+    method.network = Known(source, config)
+    return method
+
+
+def marginals(log_joint: Tensor, evidence: Tensor, own: bool = True) -> Tensor:
+    """Return `log p(x_i | states)` [B, L, V], or without what position i itself says, by summing over all sequences."""
+    batch, length, states = evidence.shape
+    found = []
+    for i in range(length):
+        joint = log_joint.to(evidence)
+        for j in range(length):
+            if own or j != i:
+                joint = joint + evidence[:, j].view(batch, *[states if axis == j else 1 for axis in range(length)])
+        joint = joint.expand(batch, *[states] * length).movedim(i + 1, 1).reshape(batch, states, -1)
+        found.append(torch.log_softmax(joint.logsumexp(-1), dim=-1))
+    return torch.stack(found, dim=1)
+
+
+class Known(nn.Module):
+    """The exact network of a method for a source; `calls` counts the sequences that it was asked for."""
+
+    def __init__(self, source: Source, config: RunConfig) -> None:
+        super().__init__()
+        self.source, self.config = source, config
+        self.calls = 0
+        self.answer = {
+            "masked": self.masked,
+            "uniform": self.uniform,
+            "score_entropy": self.absorb if config.discrete.graph == "absorb" else self.scores,
+            "flow": self.flow,
+        }[config.method]
+
+    def forward(self, inputs: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
+        self.calls += len(inputs)
+        return self.answer(inputs, time)
+
+    def masked(self, ids: Tensor, time: Tensor | float) -> Tensor:
+        states = self.source.states
+        seen = functional.one_hot(ids, states + 1)[..., :states].double().log()
+        return marginals(self.source.log_joint, torch.where(ids[..., None] == states, 0.0, seen))
+
+    def absorb(self, ids: Tensor, time: Tensor | float) -> Tensor:
+        return self.masked(ids, time) + math.log(self.source.states)
+
+    def context(self, ids: Tensor, alpha: Tensor) -> Tensor:
+        alpha = alpha.view(-1, 1, 1)
+        here = functional.one_hot(ids, self.source.states).double()
+        evidence = (alpha * here + (1 - alpha) / self.source.states).log()
+        return marginals(self.source.log_joint, evidence, own=False)
+
+    def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
+        return self.context(ids, discrete.kept(self.config.discrete.schedule, time))
+
+    def scores(self, ids: Tensor, time: Tensor) -> Tensor:
+        alpha = UNIFORM_START + (1 - UNIFORM_START) * discrete.kept(self.config.discrete.schedule, time)
+        law = self.context(ids, alpha).exp()
+        blurred = (alpha.view(-1, 1, 1) * law + (1 - alpha.view(-1, 1, 1)) / self.source.states).log()
+        return blurred - blurred.gather(-1, ids[..., None])
+
+    def flow(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the posterior from `q(x | k)`: the volume by which the flow to k has shrunk around x."""
+        states = self.source.states
+        point = features.double() / math.sqrt(states)
+        left = (1 - time.double()).view(-1, 1, 1)
+        angle = sphere.distance(point[..., None, :], torch.eye(states, dtype=torch.float64)) / left
+        inside = angle < math.pi
+        if self.config.flow.origin == "orthant":
+            vertex = torch.eye(states, dtype=torch.float64).expand(*point.shape[:-1], states, states)
+            back = sphere.logarithm(vertex, point[..., None, :].expand_as(vertex)) / left[..., None]
+            inside = (sphere.exponential(vertex, back).min(-1).values > -1e-6) & (angle < 0.6 * math.pi)
+        safe = torch.where(inside, angle, 1.0)
+        ratio = torch.sin(safe) / torch.sin(safe * left)
+        evidence = torch.where(inside, (states - 2) * ratio.log(), -60.0)
+        return marginals(self.source.log_joint, evidence)

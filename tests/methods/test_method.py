@@ -1,0 +1,89 @@
+"""What every method must do, whatever it is; and the entropy floor with networks that were trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rdlm.config import DiscreteConfig, FlowConfig, RunConfig, TransformerConfig
+from rdlm.data import sources
+from rdlm.data.batch import Batch
+from rdlm.methods import METHODS
+from rdlm.methods.base import Method
+from rdlm.random import Draw
+
+TINY = TransformerConfig(width=24, layers=1, heads=2, time_width=16)
+CASES = [
+    ("rdlm", {}),
+    ("masked", {}),
+    ("masked", {"schedule": "cosine"}),
+    ("uniform", {}),
+    ("score_entropy", {}),
+    ("score_entropy", {"graph": "uniform"}),
+    ("autoregressive", {}),
+    ("flow", {}),
+    ("flow", {"predict": "velocity"}),
+]
+
+
+def method_of(name: str, choices: dict[str, str], states: int, classes: int = 0) -> Method:
+    torch.manual_seed(1)
+    flow = replace(FlowConfig(), **(choices if name == "flow" else {}))
+    discrete = replace(DiscreteConfig(), **({} if name == "flow" else choices))
+    return METHODS[name](RunConfig(method=name, model=TINY, discrete=discrete, flow=flow), states, classes, 0)
+
+
+def shaken(method: Method) -> Method:
+    """New weights predict the uniform law whatever they see; these do not."""
+    with torch.no_grad():
+        for parameter in method.network.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return method
+
+
+@pytest.mark.parametrize(("name", "choices"), CASES)
+def test_every_method_keeps_the_interface(name, choices):
+    method = shaken(method_of(name, choices, states=5, classes=2))
+    generator = torch.Generator().manual_seed(1)
+    batch = Batch(torch.randint(5, (6, 8), generator=generator), torch.arange(6) % 2)
+    loss = method.loss(batch, Draw(0, 3))
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in method.network.parameters())
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in method.network.parameters())
+    assert shaken(method_of(name, choices, 5, 2)).loss(batch, Draw(0, 3)).item() == loss.item()
+    assert method.loss(batch, Draw(0, 4)).item() != loss.item() or name == "autoregressive"
+
+    bound = method.bound(batch, 4, torch.Generator().manual_seed(2))
+    assert bound.shape == (6,) and bound.isfinite().all() and not bound.requires_grad
+    assert method.bound(batch, 4, torch.Generator().manual_seed(2)).equal(bound)
+    drawn = [method.generate(3, 7, 4, torch.Generator().manual_seed(3)) for _ in range(2)]
+    assert drawn[0].shape == (3, 7) and drawn[0].equal(drawn[1])
+    assert drawn[0].min() >= 0 and drawn[0].max() < 5
+    method.load_state(method.state())
+    assert isinstance(method.claims_bound, bool)
+
+
+@pytest.mark.parametrize("name", ["masked", "uniform", "score_entropy", "autoregressive"])
+def test_a_trained_network_comes_within_three_percent_of_the_entropy_and_not_below(name):
+    source, generator = sources.markov(), torch.Generator().manual_seed(1)
+    method = method_of(name, {}, states=3)
+    steps = 250
+    optimizer = torch.optim.AdamW(method.network.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / steps)
+        loss = method.loss(Batch(source.draw(256, generator)), Draw(0, step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(method.network.parameters(), 1.0)
+        optimizer.step()
+    method.network.eval()
+    token = source.draw(120_000, generator)
+    with torch.no_grad():
+        excess = method.bound(Batch(token), 20, generator) + source.log_joint[tuple(token.T)]
+    stderr = float(excess.std()) / math.sqrt(len(excess))
+    assert stderr < 0.01 * source.entropy
+    assert -4 * stderr < float(excess.mean()) < 0.03 * source.entropy

@@ -1,0 +1,172 @@
+"""When a batch is looked at, and how its answers are scored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from rdlm.config import ObjectiveConfig
+from rdlm.errors import InputError
+from rdlm.methods.objective import Proposal, cross_entropy, draw_chunked, draw_moment, mean_unfinished
+
+LENGTH = 12
+
+
+def quantiles(count: int) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(0))
+
+
+def test_synchronous_positions_share_one_time() -> None:
+    config = ObjectiveConfig(proposal="interval")
+    proposal, points = Proposal(config), quantiles(64)
+    moment = draw_moment(config, proposal, points, LENGTH)
+    time, weight = proposal.times(points)
+    assert moment.time.shape == (64, 1)
+    assert torch.equal(moment.time[:, 0], time) and torch.equal(moment.weight, weight)
+    assert torch.equal(moment.common, time) and bool(moment.synchronous.all())
+
+
+@pytest.mark.parametrize("order", ["random", "left_to_right", "both"])
+def test_windows_have_times_of_their_own(order: Literal["random", "left_to_right", "both"]) -> None:
+    config = ObjectiveConfig(asynchronous=1.0, order=order, proposal="interval")
+    moment = draw_moment(config, Proposal(config), quantiles(400), LENGTH, torch.Generator().manual_seed(1))
+    time = moment.time
+    assert time.shape == (400, LENGTH) and bool(((time >= 0) & (time <= 1)).all())
+    falling = (torch.diff(time, dim=1) <= 0).all(1)
+    share = falling.float().mean().item()
+    if order == "left_to_right":
+        assert share == 1.0
+    else:  # of random orders only those fall in which all but a few have finished or none has begun
+        assert (0.2 if order == "random" else 0.6) > share > (0.0 if order == "random" else 0.45)
+    # Their common time is uniform, whatever the proposal is.
+    assert torch.equal(moment.weight, torch.ones(400)) and not bool(moment.synchronous.any())
+
+
+def test_windows_are_those_of_the_process_and_of_every_width() -> None:
+    """Eq. (35): with width w the position of rank R is at (t - (1 - w) R) / w, cut off at 0 and 1.
+
+    Half of the windows hold one running position at most; the width of the others is uniform.
+    """
+    config = ObjectiveConfig(asynchronous=1.0, order="left_to_right")
+    points, length = quantiles(500), 1000
+    time = draw_moment(config, Proposal(config), points, length, torch.Generator().manual_seed(2)).time
+    inside = (time > 0) & (time < 1)
+    rank = torch.linspace(0, 1, length)
+    # Of two running positions the times differ by their ranks: dt = (1/w - 1) dR; that gives w, and w the rest.
+    rows = (inside.sum(1) >= 2).nonzero()[:, 0].tolist()
+    widths = []
+    for row in rows:
+        first, last = (int(index) for index in inside[row].nonzero()[[0, -1], 0])
+        slope = float((time[row, first] - time[row, last]) / (rank[last] - rank[first]))
+        widths.append(1 / (1 + slope))
+        expected = ((points[row] - (1 - widths[-1]) * rank) / widths[-1]).clamp(0, 1)
+        torch.testing.assert_close(time[row], expected, rtol=0, atol=5e-3)
+    assert 215 < len(rows) < 285 and min(widths) >= 0.9e-3  # three standard deviations about a half
+    distance = (torch.tensor(widths).sort().values - torch.arange(len(rows)) / len(rows)).abs().max().item()
+    assert distance < 1.95 / len(rows) ** 0.5  # Kolmogorov, level 1e-3
+
+
+def test_finished_prefixes_have_time_one() -> None:
+    config = ObjectiveConfig(prefix=0.5)
+    points = quantiles(2000) * 0.99
+    moment = draw_moment(config, Proposal(config), points, LENGTH, torch.Generator().manual_seed(4))
+    finished = moment.time == 1
+    length = finished.sum(1)
+    assert torch.equal(finished, torch.arange(LENGTH) < length[:, None])  # a prefix, never all of it
+    assert int(length.max()) == LENGTH - 1
+    share = (length > 0).float().mean().item()  # a prefix may have length 0, too
+    expected = 0.5 * (1 - 1 / LENGTH)
+    assert share == pytest.approx(expected, abs=4 * (0.25 / 2000) ** 0.5)
+    torch.testing.assert_close(moment.time[~finished], points[:, None].expand_as(finished)[~finished])
+    assert torch.equal(moment.common, points) and bool(moment.synchronous.all())
+
+
+def test_shares_mix_within_a_batch() -> None:
+    config = ObjectiveConfig(asynchronous=0.3, proposal="interval")
+    proposal, points = Proposal(config), quantiles(4000)
+    moment = draw_moment(config, proposal, points, LENGTH, torch.Generator().manual_seed(5))
+    alone = moment.synchronous
+    assert alone.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / 4000) ** 0.5)
+    time, weight = proposal.times(points)
+    assert torch.equal(moment.time[alone], time[alone, None].expand(-1, LENGTH))
+    assert torch.equal(moment.weight, torch.where(alone, weight, 1.0))
+
+
+# -- scores -----------------------------------------------------------------------------------------
+
+
+def test_cross_entropy_averages_over_unfinished_positions() -> None:
+    generator = torch.Generator().manual_seed(6)
+    log_probability = torch.log_softmax(torch.randn(3, 4, 5, generator=generator), -1).requires_grad_()
+    token = torch.randint(5, (3, 4), generator=generator)
+    time = torch.tensor([[0.2, 0.2, 0.2, 0.2], [1.0, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    found = cross_entropy(log_probability, token, time)
+    loss = -log_probability.detach()[torch.arange(3)[:, None], torch.arange(4), token]
+    expected = torch.stack([loss[0].mean(), (loss[1, 1] + loss[1, 3]) / 2, torch.zeros(())])
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    gradient = log_probability.grad
+    assert gradient is not None and bool(gradient.isfinite().all())
+    assert torch.equal(gradient.abs().sum(-1) > 0, time < 1)
+
+
+def test_a_shared_time_counts_for_all_positions() -> None:
+    loss = torch.rand(2, 4, generator=torch.Generator().manual_seed(7))
+    found = mean_unfinished(loss, torch.tensor([[0.3], [1.0]]))
+    torch.testing.assert_close(found, torch.stack([loss[0].mean(), torch.zeros(())]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"interval": (0.6, 0.3)},
+        {"interval": (-0.1, 0.5)},
+        {"interval": (0.5, 0.5)},
+        {"floor": 0.0},
+        {"floor": 1.5},
+        {"asynchronous": 1.1},
+        {"prefix": -0.1},
+        {"condition_dropout": 2.0},
+        {"floor": float("nan")},
+    ],
+)
+def test_impossible_objectives_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=rf"objective\.{next(iter(wrong))}"):
+        ObjectiveConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("narrow", [0.0, 0.5, 1.0])
+def test_every_chunk_has_something_unfinished_and_counts_by_its_tokens(narrow: float) -> None:
+    config = ObjectiveConfig(chunked=1, chunks=(1, 3, 5, 50), narrow=narrow)
+    moment = draw_chunked(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
+    assert set(moment.chunk.tolist()) == {1, 3, 5, LENGTH}
+    assert bool(((moment.time >= 0) & (moment.time <= 1)).all())
+    for time, weight, chunk in zip(moment.time, moment.weight, moment.chunk.tolist(), strict=True):
+        for part, counted in zip(time.split(chunk), weight.split(chunk), strict=True):
+            assert bool((part < 1).any())
+            assert torch.equal(counted > 0, part < 1)
+            assert float(counted.sum()) == pytest.approx(len(part))
+            assert counted[part < 1].unique().numel() == 1
+
+
+def test_each_count_of_finished_positions_of_a_chunk_is_as_likely() -> None:
+    config = ObjectiveConfig(chunked=1, chunks=(4,), narrow=1.0)
+    generator = torch.Generator().manual_seed(2)
+    moment = draw_chunked(config, torch.rand(4000, generator=generator), 8, generator)
+    finished = moment.time.view(-1, 2, 4) == 1
+    for chunk in range(2):
+        counts = torch.bincount(finished[:, chunk].sum(-1), minlength=5)
+        assert int(counts[4]) == 0
+        assert bool(((counts[:4] - 1000).abs() < 5 * 27).all())  # a standard deviation is 27
+    shares = finished.float().mean(0)
+    assert bool(((shares - 3 / 8).abs() < 5 * 0.0077).all())  # none of the places is favoured
+
+
+def test_chunks_are_refused_where_they_mean_nothing() -> None:
+    with pytest.raises(InputError, match=r"objective\.chunks"):
+        ObjectiveConfig(chunks=(0,))
+    with pytest.raises(InputError, match=r"objective\.chunked"):
+        ObjectiveConfig(chunked=0.5, loss="drift_error")

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from toy import LENGTH, Toy, failing, spoiling, toy_config, toy_corpus
+
+from rdlm.data.batch import Batch
+from rdlm.errors import DivergedError, InputError
+from rdlm.random import Draw
+from rdlm.storage import run_folder as folder
+from rdlm.train import record
+from rdlm.train.interruption import InterruptedRunError
+from rdlm.train.loop import Result, train
+
+HERE = Path(__file__).parent
+
+
+def run(place: Path, trouble: object = None, minutes: float | None = None, **training: object) -> Result:
+    build = partial(Toy, trouble=trouble) if trouble else Toy
+    return train(toy_config(**training), place, build, minutes=minutes, load=toy_corpus)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    place = tmp_path_factory.mktemp("runs") / "whole"
+    run(place)
+    return place
+
+
+def test_a_run_learns_and_leaves_everything_behind(whole: Path, runs) -> None:
+    result = run(whole)  # finished: nothing is trained, the result is the same
+    assert (result.steps, result.skipped, result.unit) == (20, 0, "bits per character")
+    lines = record.lines(whole)
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    bounds = [line["bits"] for line in lines if line["kind"] == "validation"]
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [10, 20]
+    assert losses[-1] == result.loss < losses[0] - 0.2
+    assert result.bound is not None and bounds[-1] == pytest.approx(result.bound.bits) and bounds[-1] < bounds[0]
+    assert 3.5 < result.bound.bits < math.log2(27) + 0.1  # a unigram's bound, near its start
+    assert {"config.yaml", "record.jsonl", "report.html", "latest.json", "best.json"} <= set(os.listdir(whole))
+    assert sorted(p.name for p in whole.glob("checkpoint-*")) == ["checkpoint-00000015", "checkpoint-00000020"]
+    assert json.loads((whole / "best.json").read_text())["step"] == 20
+    assert result.to_json()["bound"]["low"] < result.bound.bits < result.to_json()["bound"]["high"]
+
+
+@pytest.mark.parametrize("step", [3, 5, 13])
+def test_a_crash_at_any_step_loses_nothing(step: int, whole: Path, tmp_path: Path, runs) -> None:
+    place = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="struck"):
+        run(place, failing(step, tmp_path / "mark", "raise"))
+    run(place)
+    runs.assert_same(place, whole)
+
+
+def test_a_kill_loses_nothing_also_with_accumulation(tmp_path: Path, runs) -> None:
+    code = (
+        "import sys; from functools import partial; from pathlib import Path; from toy import *;"
+        "from rdlm.train.loop import train; place = Path(sys.argv[1]);"
+        "build = partial(Toy, trouble=failing(8, place.parent / 'mark'));"
+        "train(toy_config(accumulate=2), place, build, load=toy_corpus)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    killed = subprocess.run(command, env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "run" / "checkpoint-00000005").is_dir()
+    for place in ("run", "other"):
+        run(tmp_path / place, accumulate=2)
+    runs.assert_same(tmp_path / "run", tmp_path / "other")
+
+
+def test_sigterm_saves_the_very_step_and_the_run_continues(whole: Path, tmp_path: Path, runs) -> None:
+    place = tmp_path / "run"
+    with pytest.raises(InterruptedRunError, match="after step 8") as stopped:
+        run(place, failing(7, tmp_path / "mark", "terminate"))
+    assert stopped.value.code == 143
+    assert folder.pointed(place, "latest").name == "checkpoint-00000008"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    run(place)
+    runs.assert_same(place, whole)
+
+
+class Quiet(Toy):
+    """Nothing random: how a batch is cut must not matter."""
+
+    def loss(self, batch: Batch, draw: Draw) -> Tensor:
+        return self.bound(batch, 1, torch.Generator()).mean() / LENGTH
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+def test_parts_of_a_batch_add_up_to_it(parts: int, tmp_path: Path, runs) -> None:
+    for accumulate in (1, parts):
+        config = toy_config(accumulate=accumulate)
+        config = replace(config, model=replace(config.model, dropout=0.0))
+        train(config, tmp_path / str(accumulate), Quiet, load=toy_corpus)
+    assert 0 < runs.distance(tmp_path / "1", tmp_path / str(parts)) < 1e-5
+
+
+def test_minutes_end_a_run_in_order_and_the_next_call_continues(whole: Path, tmp_path: Path, runs) -> None:
+    place = tmp_path / "run"
+    first = run(place, minutes=1e-9)
+    assert first.steps == 1 and first.bound is not None and (place / "report.html").exists()
+    assert run(place).steps == 20
+    a, b = runs.tensors(place), runs.tensors(whole)
+    assert all(a[name].equal(b[name]) for name in b)
+
+
+def test_a_number_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, runs) -> None:
+    result = run(tmp_path / "run", spoiling(4, 5, 11), tolerance=3)
+    assert (result.steps, result.skipped) == (20, 3)
+    assert [line["skipped"] for line in runs.record(tmp_path / "run") if line["step"] in (3, 6, 12)] == [0, 2, 3]
+    tensors = runs.tensors(tmp_path / "run")
+    assert tensors["optimizer/head.bias.step"] == 17
+    assert tensors["method/memory"].isfinite().all()
+
+
+class Steep(Toy):
+    """At some steps the loss is finite and its gradient is not: the slope of a root at zero."""
+
+    def loss(self, batch: Batch, draw: Draw) -> Tensor:
+        found = super().loss(batch, draw)
+        weights = next(self.network.parameters())
+        return found + (weights - weights.detach()).abs().sqrt().sum() if draw.step in (4, 5) else found
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(tmp_path: Path, runs) -> None:
+    result = train(toy_config(tolerance=3), tmp_path / "run", Steep, load=toy_corpus)
+    assert (result.steps, result.skipped) == (20, 2) and result.loss is not None and math.isfinite(result.loss)
+    with pytest.raises(DivergedError, match=r"step 5: loss \d\.\d+, gradient norm nan in input\.weight, not"):
+        train(toy_config(tolerance=2), tmp_path / "strict", Steep, load=toy_corpus)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    # The gradient is clipped, hence finite, but so is no weight after a step of this size.
+    with pytest.raises(DivergedError, match="not finite"):
+        run(tmp_path / "run", rate=1e38, warmup=0, save_every=1, tolerance=20)
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"step 8: loss nan, gradient norm nan in input\.weight.*3 steps in a row"):
+        run(tmp_path / "run", spoiling(6, 7, 8), tolerance=3)
+    dump = json.loads((tmp_path / "run" / "nonfinite-00000008.json").read_text())
+    assert dump["step"] == 8 and dump["loss"] == "nan" and "head.weight" in dump["parameters"]
+    assert len(dump["rows"]) == 8 and len(dump["ids"][0]) == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"batch": 6, "accumulate": 4}, "batch 6 is not a multiple of training.accumulate 4"),
+        ({"device": "gpu"}, "training.device 'gpu' is not available; this machine has: .*cpu"),
+        ({"ema": 1.0}, r"training\.ema must lie in \[0, 1\), got 1"),
+    ],
+)
+def test_mistakes_show_before_anything_is_made(training: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "run", **training)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_shorter_than_the_length_is_named(tmp_path: Path) -> None:
+    config = toy_config()
+    config = replace(config, data=replace(config.data, length=10_000))
+    with pytest.raises(InputError, match="fewer than length 10000"):
+        train(config, tmp_path / "run", Toy, load=toy_corpus)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="not a folder that can be written"):
+        train(toy_config(), tmp_path / "file" / "run", Toy, load=toy_corpus)
+
+
+def test_another_configuration_is_refused_until_it_is_accepted(whole: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    run(place, steps=5)
+    with pytest.raises(InputError, match=r"training\.steps was 5, is 6; training\.rate was 0\.01, is 0\.02\. Choose"):
+        run(place, steps=6, rate=0.02)
+    assert run(place, steps=5, accumulate=2).steps == 5  # only divides the work
+    result = train(toy_config(steps=6, rate=0.02), place, Toy, accept_changes=True, load=toy_corpus)
+    assert result.steps == 6
+    assert run(place, steps=6, rate=0.02).steps == 6
+
+
+def test_bfloat16_runs_the_network_alone_in_it(tmp_path: Path, runs) -> None:
+    result = run(tmp_path / "run", precision="bfloat16")
+    assert result.loss is not None and result.loss < 3.2
+    assert all(t.dtype.itemsize == 4 for t in runs.tensors(tmp_path / "run").values())

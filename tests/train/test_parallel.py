@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Toy, chunked_config, toy_config, toy_corpus
+
+from rdlm.config import TrainingConfig
+from rdlm.errors import InputError
+from rdlm.methods.rdlm import Rdlm
+from rdlm.storage import checkpoint
+from rdlm.train import record
+from rdlm.train.loop import train
+from rdlm.train.parallel import Team, device_of, team
+
+HERE = Path(__file__).parent
+
+
+def begun(run: Path, place: Path) -> Path:
+    """Return a copy of a finished run that lacks its last checkpoint."""
+    shutil.copytree(run, place)
+    shutil.rmtree(place / "checkpoint-00000020")
+    return place
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same batches and noise in one process, in two parts."""
+    place = tmp_path_factory.mktemp("alone") / "run"
+    train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
+    return place
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
+    """The folder of what two processes trained, one of which died on the way; see worker.py."""
+    place = tmp_path_factory.mktemp("pair")
+    for name in ("ddp-joined", "fsdp-joined"):
+        begun(alone, place / name)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(HERE / "worker.py"), str(place)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    with (place / "messages").open("w+") as messages:
+        process = subprocess.Popen(command, env=environment, stderr=messages, start_new_session=True)
+        try:
+            code = process.wait(timeout=500)  # seconds, on a machine that may be busy
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the whole family, should it hang
+        messages.seek(0)
+        assert code == 0, messages.read()[-3000:]
+    return place
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_train_as_one_does(parallel: str, pair: Path, alone: Path, runs) -> None:
+    assert runs.distance(pair / parallel, alone) < 1e-5
+    for one, other in zip(runs.record(pair / parallel), runs.record(alone), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_muon_makes_whole_matrices_orthogonal(parallel: str, pair: Path, tmp_path: Path, runs) -> None:
+    train(toy_config(accumulate=2, optimizer="muon"), tmp_path / "run", Toy, load=toy_corpus)
+    names = runs.tensors(tmp_path / "run")
+    assert "optimizer/blocks.0.0.weight.momentum" in names and "optimizer/blocks.0.0.weight.exp_avg" not in names
+    # Rounding errors of directions in which a gradient hardly has a size are blown up, hence the tolerance.
+    assert runs.distance(pair / f"{parallel}-muon", tmp_path / "run") < 1e-4
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_network_that_is_asked_twice_in_a_step_trains_alike(parallel: str, pair: Path, tmp_path: Path, runs) -> None:
+    train(chunked_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    # The bias of keys changes no attention: all its gradient is rounding, which Adam blows up.
+    assert runs.distance(pair / f"{parallel}-chunked", tmp_path / "run", but="attention.qkv.bias") < 1e-5
+    assert runs.distance(pair / f"{parallel}-chunked", tmp_path / "run") < 1e-4
+
+
+def test_a_crash_of_sharded_training_loses_nothing(pair: Path, runs) -> None:
+    runs.assert_same(pair / "fsdp-resumed", pair / "fsdp")
+
+
+def test_one_of_two_dies_and_nothing_is_lost(pair: Path, runs) -> None:
+    assert (pair / "mark").exists()
+    runs.assert_same(pair / "ddp-killed", pair / "ddp")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_one_process_continues_what_two_began(parallel: str, pair: Path, alone: Path, tmp_path: Path, runs) -> None:
+    place = begun(pair / parallel, tmp_path / "run")
+    result = train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
+    assert result.steps == 20
+    assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
+    assert runs.distance(place, alone) < 1e-5
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_continue_what_one_began(parallel: str, pair: Path, alone: Path, runs) -> None:
+    place = pair / f"{parallel}-joined"
+    assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
+    assert (place / "checkpoint-00000020").is_dir() and runs.distance(place, alone) < 1e-5
+
+
+def test_a_checkpoint_of_shards_is_whole(pair: Path) -> None:
+    states = [checkpoint.verify(pair / parallel / "checkpoint-00000020") for parallel in ("ddp", "fsdp")]
+    sizes = [{name: entry["bytes"] for name, entry in state["files"].items()} for state in states]
+    assert sizes[0] == sizes[1]
+    assert json.dumps(states[0]["corpus"]) == json.dumps(states[1]["corpus"])
+
+
+def test_one_member_is_a_team() -> None:
+    with team("cpu", {}) as members:
+        assert members == Team()
+        assert members.add([1.0, 2.0]) == [1.0, 2.0]
+        assert members.decide(lambda: 3) == 3
+        assert members.leader_first(lambda: "done") == "done"
+    assert device_of("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match=r"'cpu:x' is no device"):
+        device_of("cpu:x")
+
+
+def test_compiling_where_the_compiler_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__file__", "/my models/torch/__init__.py")
+    with pytest.raises(InputError, match="a folder with a space in its name, /my models/torch"):
+        Team().share(torch.nn.Linear(1, 1), TrainingConfig(compile=True))

@@ -1,0 +1,48 @@
+"""What each of two processes does in test_parallel: `torchrun --nproc-per-node 2 worker.py FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Toy, chunked_config, failing, toy_config, toy_corpus
+
+from rdlm.methods.rdlm import Rdlm
+from rdlm.random import Draw
+from rdlm.train.loop import train
+from rdlm.train.parallel import team
+
+PLACE = Path(sys.argv[1])
+
+
+def run(name: str, parallel: str, trouble: object = None, **training: object) -> None:
+    build = partial(Toy, trouble=trouble) if trouble else Toy
+    train(toy_config(parallel=parallel, **training), PLACE / name, build, load=toy_corpus)
+
+
+def crash(draw: Draw) -> float:
+    """Both processes fail at step 8."""
+    if draw.step == 8:
+        raise RuntimeError("struck")
+    return 1.0
+
+
+torch.set_num_threads(1)
+with team("cpu"):  # one meeting for all runs
+    run("ddp", "ddp")
+    run("fsdp", "fsdp")
+    if not (PLACE / "fsdp-resumed").exists():
+        with pytest.raises(RuntimeError, match="struck"):
+            run("fsdp-resumed", "fsdp", crash)
+    run("fsdp-resumed", "fsdp")
+    run("ddp-muon", "ddp", optimizer="muon")
+    run("fsdp-muon", "fsdp", optimizer="muon")
+    for parallel in ("ddp", "fsdp"):
+        train(chunked_config(parallel=parallel), PLACE / f"{parallel}-chunked", Rdlm.build, load=toy_corpus)
+    run("ddp-joined", "ddp")  # one process began these two
+    run("fsdp-joined", "fsdp")
+    # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
+    run("ddp-killed", "ddp", failing(8, PLACE / "mark"))
