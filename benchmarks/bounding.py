@@ -11,13 +11,13 @@ from benchmarks.measure import Figure, Work, alternate, at_least, at_most
 from benchmarks.subject import LETTERS, SMALL_TABLE, TINY, Timed, method, tokens
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
-from rdlm.likelihood import FreshLaw, by_paths, by_steps, step_terms
+from rdlm.likelihood import FreshLaw, path_bound, step_terms, stratified_bound
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.process.simulated import SimulatedLaw
 
 NETWORK = TransformerConfig(width=128, layers=3, heads=4)
-CALLS = 64
+DEFAULT_NFE = 64
 ASKED = 4
 """Steps of each sequence that an evaluation is asked for."""
 SHORT = 5
@@ -38,11 +38,11 @@ def _inside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     """Return a whole evaluation over the network's calls within it."""
     network = subject.network
     subject.network = timed = Timed(network)
-    problem, generator = subject.problem(batch, CALLS), torch.Generator().manual_seed(0)
+    problem, generator = subject.problem(batch, DEFAULT_NFE), torch.Generator().manual_seed(0)
     whole, inside = [], []
     for _ in range(1 + turns):
         begin, timed.seconds = time.process_time(), 0.0
-        by_steps(problem, ASKED * len(batch.ids), generator)
+        stratified_bound(problem, ASKED * len(batch.ids), generator)
         whole.append(time.process_time() - begin)
         inside.append(timed.seconds)
     subject.network = network
@@ -53,9 +53,9 @@ def _inside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
 def _outside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     """Return what else is done with as many calls of the network, and without the exact law."""
     generator, ids, rows = torch.Generator().manual_seed(0), batch.ids, len(batch.ids)
-    problem, short = subject.problem(batch, CALLS), subject.problem(batch, SHORT)
-    narrow = subject.problem(batch, CALLS, window=Window(0.01, "spread"))
-    chain, step = problem.chains[0], torch.arange(rows) % CALLS
+    problem, short = subject.problem(batch, DEFAULT_NFE), subject.problem(batch, SHORT)
+    narrow = subject.problem(batch, DEFAULT_NFE, window=TokenSchedule(0.01, "spread"))
+    chain, step = problem.chains[0], torch.arange(rows) % DEFAULT_NFE
     noise = chain.grid.noise[step][:, None].expand(ids.shape)
     posterior = problem.answer(torch.arange(rows), 16)
     start = chain.path.bridge.start.point().repeat(*ids.shape, 1)
@@ -63,9 +63,9 @@ def _outside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     works: dict[str, Work] = {
         "calls": lambda: posterior(start, noise.float()),
         "bound": lambda: step_terms(posterior, chain, law, ids, step, generator),
-        "whole": lambda: by_steps(problem, ASKED * rows, generator),
-        "narrow": lambda: by_steps(narrow, ASKED * rows, generator),
-        "walk": lambda: by_paths(short, 1, generator),
+        "whole": lambda: stratified_bound(problem, ASKED * rows, generator),
+        "narrow": lambda: stratified_bound(narrow, ASKED * rows, generator),
+        "walk": lambda: path_bound(short, 1, generator),
         "exact": lambda: law.draw(ids, step[:, None], generator),
         "simulated": lambda: simulated.draw(ids, noise, generator),
     }

@@ -41,7 +41,7 @@ COLUMNS = ("guidance", "samples", "right", "low", "high", "spread")
 def small() -> RunConfig:
     """Return the preset `digits` at a size that is trained in minutes."""
     config = preset("digits")
-    training = replace(config.training, steps=1000, rate=2e-3, warmup=50)
+    training = replace(config.training, steps=1000, lr=2e-3, warmup=50)
     model = TransformerConfig(width=96, layers=3, heads=4, time_width=32, time_scale=10.0, dropout=0.1, places=64)
     return replace(config, model=model, training=training)
 

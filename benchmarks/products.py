@@ -26,7 +26,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.nfe: list[Call] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -34,13 +34,13 @@ class Recorder(TorchDispatchMode):
         """Return what the operation returns."""
         name = func.overloadpacket.__name__
         if name in PRODUCTS or "attention" in name:
-            self.calls.append((func, args, kwargs or {}))
+            self.nfe.append((func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def replay(self) -> None:
         """Call them all again in their order."""
         with torch.no_grad():
-            for function, args, kwargs in self.calls:
+            for function, args, kwargs in self.nfe:
                 function(*args, **kwargs)
 
 

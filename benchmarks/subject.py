@@ -30,7 +30,7 @@ ONE_SPHERE = replace(SMALL_TABLE, bridge="logarithm")
 """On 30,523 coordinates the Brownian bridge and the evidence are out of range at the paper's noise."""
 PLAIN = DenoiserConfig(features="tokens", evidence=False)
 SYNCHRONOUS, WINDOWS = ObjectiveConfig(), ONE_BY_ONE
-CHUNKS = replace(ONE_BY_ONE, chunked=1.0, chunks=(1,))
+CHUNKS = replace(ONE_BY_ONE, blockwise=1.0, block_sizes=(1,))
 
 
 class Timed(nn.Module):

@@ -44,7 +44,7 @@ def step(quick: bool) -> list[Figure]:
     ]
 
 
-def chunks(quick: bool) -> list[Figure]:
+def blocks(quick: bool) -> list[Figure]:
     """Return the step of a sequence that is learned token after token: it goes in twice, finished and noisy."""
     ids = tokens(LETTERS, 2 if quick else 8, 64 if quick else 256)
     config = RunConfig(process=SMALL_TABLE, model=NETWORK, objective=CHUNKS)

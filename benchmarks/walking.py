@@ -14,7 +14,7 @@ from benchmarks.subject import LETTERS, NETWORK, ONE_SPHERE, PIECES, PLAIN, SMAL
 from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Transformer
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
@@ -47,11 +47,11 @@ CASES = (
     Case("d = 28", LETTERS, 16, 256, SMALL_TABLE, DenoiserConfig(), 0.05),
     Case("d = 30523", PIECES, 1, 64, ONE_SPHERE, PLAIN, 0.15),
 )
-CALLS = 4
-WAYS: dict[str, tuple[str, Window | None]] = {
+DEFAULT_NFE = 4
+WAYS: dict[str, tuple[str, TokenSchedule | None]] = {
     "mixture": ("mixture", None),
     "drift": ("drift", None),
-    "windows of one step": ("mixture", Window(1 / CALLS, "spread")),
+    "windows of one step": ("mixture", TokenSchedule(1 / DEFAULT_NFE, "spread")),
 }
 
 
@@ -70,11 +70,11 @@ def sampler(quick: bool) -> list[Figure]:
 def recall(quick: bool) -> list[Figure]:
     """Return what a sample from left to right costs if all tokens are asked about at every step, over what it costs."""
     length, network = (32, TINY) if quick else (128, NETWORK)
-    subject = method(RunConfig(process=replace(SMALL_TABLE, window=1 / length, chunk=1), model=network), LETTERS)
+    subject = method(RunConfig(process=replace(SMALL_TABLE, window=1 / length, block=1), model=network), LETTERS)
     subject.network.eval()
     assert isinstance(subject.network, Transformer)
     chain = subject.chain(subject.process.mixture.paths[0], length, length=length)
-    model = Predictor(subject, sight=subject.sight(chain))
+    model = Predictor(subject, block_mask=subject.block_mask(chain))
     asking = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
     known = torch.full((1, length), -1)
     works: dict[str, Work] = {
@@ -110,7 +110,7 @@ def _step(case: Case, subject: Rdlm, turns: int) -> Figure:
 def _share(case: Case, subject: Rdlm, way: str, turns: int) -> Figure:
     """Return what of a walk's time is not the denoiser's: network, evidence and features."""
     solver, window = WAYS[way]
-    chain = subject.chain(subject.process.mixture.paths[0], CALLS, window=window)
+    chain = subject.chain(subject.process.mixture.paths[0], DEFAULT_NFE, window=window)
     model = Timed(Predictor(subject, rows=case.batch))
     walker = Walker(model, chain, SOLVERS[solver], subject.process.clock)
     whole, rest = [], []

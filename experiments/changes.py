@@ -71,14 +71,14 @@ def small() -> RunConfig:
         training=TrainingConfig(
             steps=1000,
             batch=16,
-            rate=2e-3,
+            lr=2e-3,
             warmup=100,
             decay="cosine",
             ema=0.99,
             save_every=1000,
             validate_every=1000,
             validation_sequences=64,
-            validation_calls=64,
+            validation_nfe=64,
         ),
     )
 

@@ -42,7 +42,7 @@ def small() -> RunConfig:
         model=TransformerConfig(width=64, layers=2, heads=4),
         objective=ObjectiveConfig(proposal="interval", interval=(0.3, 0.6)),
         training=TrainingConfig(
-            steps=800, batch=32, rate=2e-3, warmup=50, decay="cosine", ema=0.98, save_every=800, validate_every=400
+            steps=800, batch=32, lr=2e-3, warmup=50, decay="cosine", ema=0.98, save_every=800, validate_every=400
         ),
     )
 

@@ -36,14 +36,14 @@ def small() -> RunConfig:
         training=TrainingConfig(
             steps=1200,
             batch=16,
-            rate=2e-3,
+            lr=2e-3,
             warmup=50,
             decay="cosine",
             ema=0.98,
             save_every=1200,
             validate_every=1200,
             validation_sequences=32,
-            validation_calls=32,
+            validation_nfe=32,
         ),
     )
 

@@ -27,10 +27,10 @@ from rdlm.data.batch import Batch
 from rdlm.display.figure import canvas
 from rdlm.errors import InputError, unknown
 from rdlm.evaluate.samples import Scorer, divergences, generative_perplexity, sample_entropy
-from rdlm.likelihood import by_steps
+from rdlm.likelihood import stratified_bound
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.bound import check_weights
-from rdlm.process.order import Order, Window
+from rdlm.process.order import Order, TokenSchedule
 from rdlm.random import generator_of
 from rdlm.sampling.solvers import SOLVERS, solver_of
 from rdlm.storage.measurements import fingerprint
@@ -38,7 +38,7 @@ from rdlm.storage.measurements import fingerprint
 ROWS = 16
 """Samples through the network at once."""
 
-ORDERS: tuple[Order, ...] = ("spread", "random", "left_to_right")
+ORDERS: tuple[Order, ...] = ("strided", "random", "left_to_right")
 PLOTTED = ("bound", "bigram")
 
 
@@ -46,33 +46,33 @@ PLOTTED = ("bound", "bigram")
 class Setting:
     """One way to spend the network calls."""
 
-    calls: int
+    nfe: int
     solver: str = "mixture"
     grid: str = "time"
     width: float = 1.0
     """Part of the walk in which one position runs; 0 is a single step."""
-    order: Order = "spread"
-    chunk: int = 0
+    order: Order = "strided"
+    block: int = 0
     """Tokens of a chunk, where chunks are written one after the other."""
 
     @property
     def steps(self) -> int:
         """Return the steps that so many network calls allow."""
-        per_step = SOLVERS[self.solver].calls if self.width > 0 else 1
+        per_step = SOLVERS[self.solver].nfe if self.width > 0 else 1
         # All steps take `per_step` calls but those in which nothing but decoding happens: in windows of one step all
         # of them, where all positions run together the last.
-        return max(1, (self.calls + (per_step - 1) * (self.width == 1)) // per_step)
+        return max(1, (self.nfe + (per_step - 1) * (self.width == 1)) // per_step)
 
     @property
-    def window(self) -> Window:
+    def window(self) -> TokenSchedule:
         """Return the window, of one step at least."""
-        return Window(max(self.width, 1 / self.steps), self.order, self.chunk)
+        return TokenSchedule(max(self.width, 1 / self.steps), self.order, self.block)
 
     @property
     def clock(self) -> str:
         """Return the name of the positions' clocks."""
-        if self.chunk:
-            return f"chunks of {self.chunk}"
+        if self.block:
+            return f"chunks of {self.block}"
         if self.width == 1:
             return "synchronous"
         return f"{self.order} {self.width:g}" if self.width else f"{self.order}, one step"
@@ -82,13 +82,13 @@ class Setting:
 class Steps:
     """What is measured: every solver on every grid, and the first one in windows and in chunks."""
 
-    calls: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
+    nfe: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
     solvers: tuple[str, ...] = tuple(SOLVERS)
     grids: tuple[str, ...] = GRIDS
     widths: tuple[float, ...] = (0.5, 0.25, 0.0)
     orders: tuple[Order, ...] = ORDERS
     temperatures: tuple[float, ...] = (0.8, 1.0, 1.2)
-    chunk: int = 0
+    block: int = 0
     """Tokens of a chunk; 0: there are none."""
     length: int = 0
     """Tokens of a sequence, which decides how many calls chunks need."""
@@ -103,7 +103,7 @@ class Steps:
         for name in self.grids:
             if name not in GRIDS:
                 raise unknown("grid", name, GRIDS)
-        if not (self.calls and self.solvers and self.grids) or min(*self.calls, 1) < 1:
+        if not (self.nfe and self.solvers and self.grids) or min(*self.nfe, 1) < 1:
             raise InputError("the table needs solvers, grids and numbers of network calls of at least 1")
         if not all(0 <= width < 1 for width in self.widths):
             raise InputError(f"widths of windows must lie in [0, 1), got {', '.join(map(str, self.widths))}")
@@ -112,18 +112,18 @@ class Steps:
 
     def settings(self) -> Iterator[Setting]:
         """Yield all settings by their number of calls; windows that are one step anyway come once."""
-        for calls in self.calls:
-            yield from (Setting(calls, solver, grid) for solver in self.solvers for grid in self.grids)
-            widths = [width for width in self.widths if width == 0 or round(width * calls) > 1]
-            yield from (Setting(calls, self.solvers[0], "time", w, order) for w in widths for order in self.orders)
-            written = Setting(calls, self.solvers[0], "time", 0.0, chunk=self.chunk)
-            if self.chunk and written.window.lanes(calls, self.length).chunk:  # else too few calls for any
+        for nfe in self.nfe:
+            yield from (Setting(nfe, solver, grid) for solver in self.solvers for grid in self.grids)
+            widths = [width for width in self.widths if width == 0 or round(width * nfe) > 1]
+            yield from (Setting(nfe, self.solvers[0], "time", w, order) for w in widths for order in self.orders)
+            written = Setting(nfe, self.solvers[0], "time", 0.0, block=self.block)
+            if self.block and written.window.discretize(nfe, self.length).block:  # else too few calls for any
                 yield written
 
     @property
     def cost(self) -> int:
         """Return the network calls of all walks, for a progress bar."""
-        return sum(setting.calls for setting in self.settings()) * len({1.0, *self.temperatures})
+        return sum(setting.nfe for setting in self.settings()) * len({1.0, *self.temperatures})
 
 
 def grids_of(model: LanguageModel) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def measure(
     for setting in table.settings():
         work = partial(_row, model, setting, data, scorer, table, reference["entropy"])
         yield keep((of, setting, grid_of(model, setting.grid)), work)
-        advance(setting.calls * len(temperatures))
+        advance(setting.nfe * len(temperatures))
 
 
 def _row(
@@ -168,7 +168,7 @@ def _row(
 ) -> Row:
     """Return what is measured of a setting; `entropy` is that of the data."""
     row: Row = {
-        "calls": setting.calls,
+        "calls": setting.nfe,
         "steps": setting.steps,
         "solver": setting.solver,
         "grid": setting.grid,
@@ -199,7 +199,7 @@ def samples(model: LanguageModel, setting: Setting, table: Steps, temperature: f
         seed=table.seed,
         window=window.width,
         order=window.order,
-        chunk=window.chunk,
+        block=window.block,
         temperature=temperature,
         batch=ROWS,
         rows=ROWS,
@@ -218,7 +218,7 @@ def bound(model: LanguageModel, setting: Setting, data: Batch, evaluations: int,
         for path in method.process.mixture.paths
     )
     with torch.no_grad():
-        found = by_steps(replace(problem, chains=chains), evaluations, generator_of("steps", seed)).total
+        found = stratified_bound(replace(problem, chains=chains), evaluations, generator_of("steps", seed)).total
     bits = found * (1 / (data.ids.shape[1] * math.log(2)))
     return {"bound": bits.value, "bound_low": bits.low, "bound_high": bits.high}
 

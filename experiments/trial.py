@@ -24,7 +24,7 @@ from rdlm.train.run import load_corpus
 class Budget:
     """What a trial's measurement may cost."""
 
-    calls: int = 64
+    nfe: int = 64
     sequences: int = 256
     evaluations: int = 512
 
@@ -36,7 +36,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
-        setting = Setting(budget.calls, window=model.rdlm.window)
+        setting = Setting(budget.nfe, window=model.rdlm.window)
         profile = measure(model.rdlm, batch, setting, budget.evaluations, generator)
     bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
     return {
@@ -45,7 +45,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
         "stderr": bits.stderr,
         "low": bits.low,
         "high": bits.high,
-        "calls": budget.calls,
+        "calls": budget.nfe,
         "parameters": result.parameters,
         "training_steps": result.steps,
         "seconds": round(result.seconds, 1),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {"LanguageModel": "rdlm.language_model", "load": "rdlm.language_model"}
+_HOME: dict[str, str] = {"LanguageModel": "rdlm.api.language_model", "load": "rdlm.api.language_model"}
 
 
 def __getattr__(name: str) -> object:

@@ -107,10 +107,10 @@ Preset = tuple[NetworkConfig, Interface]
 
 
 def _at_least(config: Interface | NetworkConfig, lowest: dict[str, int]) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in lowest and value < lowest[field.name]:
-            raise InputError(f"{field.name} {value} must be at least {lowest[field.name]}")
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if entry.name in lowest and value < lowest[entry.name]:
+            raise InputError(f"{entry.name} {value} must be at least {lowest[entry.name]}")
 
 
 def _positive_scale_and_probability(time_scale: float, dropout: float) -> None:
@@ -148,7 +148,7 @@ PAPER_TOTAL_NOISE = 0.03755909399773322
 """S of the paper's geometric schedule from 1e-3 to 0.2."""
 
 Head = Literal["token", "digit"]
-MethodName = Literal["rdlm", "masked", "uniform", "score_entropy", "autoregressive", "flow"]
+MethodName = Literal["rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"]
 """Names of the methods; `rdlm.method.METHODS` says where each lives."""
 
 
@@ -199,10 +199,10 @@ class ProcessConfig:
     """Digits of a token share a position, or follow each other as in the paper."""
     window: float = 1.0
     """Part of the time in which one position runs when the model is bounded and sampled, unless said otherwise."""
-    order: Literal["random", "spread", "left_to_right"] = "spread"
+    order: Literal["random", "strided", "left_to_right"] = "strided"
     """Order in which those windows begin; spread: random, with what begins together far apart."""
-    chunk: int = 0
-    """Tokens of a chunk, where chunks run one after the other unless said otherwise; 0: all run together."""
+    block: int = 0
+    """Tokens of a block. Blocks are generated left to right; 0: the whole sequence is one block."""
     law: Literal["exact", "normal", "simulated"] = "exact"
     """Law of the training states: exact, the paper's Riemannian normal, or simulated."""
     levels: int = 256
@@ -213,7 +213,7 @@ class ProcessConfig:
     def __post_init__(self) -> None:
         _within("process.weight", self.weight, 0, 1)
         _within("process.window", self.window, 1e-6, 1)
-        _within("process.chunk", self.chunk, 0, 1 << 24)
+        _within("process.block", self.block, 0, 1 << 24)
         _within("process.switch", self.switch, 1e-3, 1 - 1e-3)
         if not self.total > 0:
             raise InputError(f"process.total must be positive, got {self.total:g}")
@@ -255,11 +255,11 @@ class ObjectiveConfig:
     """Order of those windows."""
     prefix: float = 0.0
     """Share of sequences that begin with a finished prefix of random length."""
-    chunked: float = 0.0
-    """Share of sequences that are learned chunk by chunk, each chunk behind finished ones; a step of theirs costs
-    twice as much, and asks all chunks at once."""
-    chunks: tuple[int, ...] = (1,)
-    """Tokens of those chunks, each size as likely; 1: one after the other."""
+    blockwise: float = 0.0
+    """Share of sequences trained block by block, each block conditioned on the clean blocks before it (BD3-LM); such
+    a sequence costs twice as much, because the network sees the clean and the noisy copy."""
+    block_sizes: tuple[int, ...] = (1,)
+    """Block sizes of those sequences, drawn uniformly; 1 is the autoregressive order."""
     condition_dropout: float = 0.1
     """Share of sequences that are trained without their condition."""
 
@@ -268,12 +268,12 @@ class ObjectiveConfig:
         if not 0 <= low < high <= 1:
             raise InputError(f"objective.interval must be two rising times in [0, 1], got {self.interval}")
         _within("objective.floor", self.floor, 1e-4, 1)
-        for name in ("asynchronous", "narrow", "prefix", "chunked", "condition_dropout"):
+        for name in ("asynchronous", "narrow", "prefix", "blockwise", "condition_dropout"):
             _within(f"objective.{name}", getattr(self, name), 0, 1)
-        if not self.chunks or min(self.chunks) < 1:
-            raise InputError(f"objective.chunks must be numbers of at least one token, got {self.chunks}")
-        if self.chunked and self.loss != "cross_entropy":
-            raise InputError("objective.chunked goes with the loss cross_entropy")
+        if not self.block_sizes or min(self.block_sizes) < 1:
+            raise InputError(f"objective.block_sizes must be numbers of at least one token, got {self.block_sizes}")
+        if self.blockwise and self.loss != "cross_entropy":
+            raise InputError("objective.blockwise goes with the loss cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -284,16 +284,16 @@ class DiscreteConfig:
     """How the probability that a token is still itself rises with time."""
     graph: Literal["absorb", "uniform"] = "absorb"
     """What score_entropy's tokens jump to: the mask, or any token."""
-    order: Literal["random", "spread"] = "random"
+    order: Literal["random", "strided"] = "random"
     """Which tokens masked reveals in one call: any, as in the literature, or tokens far apart, as rdlm does."""
 
     def __post_init__(self) -> None:
-        if self.order == "spread" and self.schedule != "log_linear":
-            raise InputError("discrete.order spread needs the log_linear schedule: every call reveals alike many")
+        if self.order == "strided" and self.schedule != "log_linear":
+            raise InputError("discrete.order strided needs the log_linear schedule: every call reveals alike many")
 
 
 @dataclass(frozen=True)
-class FlowConfig:
+class FisherFlowConfig:
     """The rival without noise: flow matching on the statistical manifold."""
 
     predict: Literal["posterior", "velocity"] = "posterior"
@@ -306,7 +306,7 @@ class FlowConfig:
     """Trace of the Jacobian: exact, at as many backward passes as there are coordinates, or from one random vector."""
 
     def __post_init__(self) -> None:
-        _within("flow.cut", self.cut, 1e-4, 0.24)
+        _within("fisher_flow.cut", self.cut, 1e-4, 0.24)
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class TrainingConfig:
     """Parts of a batch whose gradients one process adds up."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """AdamW for all parameters, or Muon for the matrices of the blocks and AdamW for the others."""
-    rate: float = 3e-4
+    lr: float = 3e-4
     """Learning rate after the warm-up."""
     warmup: int = 100
     """Steps of linear warm-up."""
@@ -355,7 +355,7 @@ class TrainingConfig:
     """Steps between validations."""
     validation_sequences: int = 64
     """Sequences of a validation."""
-    validation_calls: int = 64
+    validation_nfe: int = 64
     """Network calls M of the chain whose bound a validation measures."""
 
     def __post_init__(self) -> None:
@@ -379,8 +379,8 @@ class TrainingConfig:
         if self.warmup < 0 or not all(0 <= beta < 1 for beta in self.betas):
             given = f"{self.warmup} and {self.betas}"
             raise InputError(f"training.warmup must be at least 0 and training.betas lie in [0, 1), got {given}")
-        if not (self.rate > 0 and self.clip > 0):
-            raise InputError(f"training.rate and training.clip must be positive, got {self.rate:g} and {self.clip:g}")
+        if not (self.lr > 0 and self.clip > 0):
+            raise InputError(f"training.lr and training.clip must be positive, got {self.lr:g} and {self.clip:g}")
 
 
 @dataclass(frozen=True)
@@ -395,5 +395,5 @@ class RunConfig:
     model: NetworkConfig = field(default_factory=TransformerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
-    flow: FlowConfig = field(default_factory=FlowConfig)
+    fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

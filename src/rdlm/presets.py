@@ -31,7 +31,7 @@ SMALL = TrainingConfig(
     steps=5000,
     batch=32,
     optimizer="muon",
-    rate=2e-3,
+    lr=2e-3,
     warmup=200,
     decay="cosine",
     ema=0.999,
@@ -49,7 +49,7 @@ PAPER = TrainingConfig(
     save_every=5000,
     validate_every=5000,
     validation_sequences=512,
-    validation_calls=256,
+    validation_nfe=256,
 )
 PAPER_PROCESS = ProcessConfig(bridge="logarithm", path="switch", switch=0.35, law="normal")
 PAPER_DENOISER = DenoiserConfig(features="tokens", evidence=False)
@@ -62,7 +62,7 @@ NARROW = 1e-3
 ONE_BY_ONE = ObjectiveConfig(asynchronous=1.0, narrow=0.9, order="random")
 """Windows of every width, most of them so narrow that tokens are finished one by one: what these models are asked."""
 
-LEFT_TO_RIGHT = replace(ONE_BY_ONE, chunked=0.7)
+LEFT_TO_RIGHT = replace(ONE_BY_ONE, blockwise=0.7)
 """Most sequences token by token, left to right, which is learned soonest; the rest as above, for gaps and few calls."""
 
 
@@ -73,7 +73,7 @@ def demo() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("demo", length=64),
-        process=ProcessConfig(window=NARROW, chunk=1),
+        process=ProcessConfig(window=NARROW, block=1),
         model=TransformerConfig(width=128, layers=4, heads=4, time_scale=10.0),
         objective=LEFT_TO_RIGHT,
         training=replace(
@@ -105,10 +105,10 @@ def text8_small() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("text8", length=128),
-        process=ProcessConfig(window=NARROW, chunk=1),
+        process=ProcessConfig(window=NARROW, block=1),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=LEFT_TO_RIGHT,
-        training=replace(SMALL, validation_calls=128),
+        training=replace(SMALL, validation_nfe=128),
     )
 
 
@@ -119,10 +119,10 @@ def enwik8() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("enwik8", length=128),
-        process=ProcessConfig(window=NARROW, base=16, chunk=1),
+        process=ProcessConfig(window=NARROW, base=16, block=1),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=LEFT_TO_RIGHT,
-        training=replace(SMALL, validation_calls=128),
+        training=replace(SMALL, validation_nfe=128),
     )
 
 
@@ -163,10 +163,10 @@ def wikitext_2() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("wikitext-2", length=128, tokenizer="bpe", vocabulary=2048),
-        process=ProcessConfig(window=NARROW, base=46, chunk=1),
+        process=ProcessConfig(window=NARROW, base=46, block=1),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=LEFT_TO_RIGHT,
-        training=replace(SMALL, batch=16, validation_calls=128),
+        training=replace(SMALL, batch=16, validation_nfe=128),
     )
 
 
@@ -178,10 +178,10 @@ def textfile() -> RunConfig:
     """
     return RunConfig(
         data=DataConfig("textfile", length=128),
-        process=ProcessConfig(window=NARROW, total=0.02, chunk=1),
+        process=ProcessConfig(window=NARROW, total=0.02, block=1),
         model=TransformerConfig(width=224, layers=5, heads=4),
         objective=LEFT_TO_RIGHT,
-        training=replace(SMALL, validation_calls=128),
+        training=replace(SMALL, validation_nfe=128),
     )
 
 
@@ -239,7 +239,7 @@ def promoter() -> RunConfig:
         denoiser=replace(PAPER_DENOISER, features="coordinates"),
         model=paper_promoter()[0],
         objective=PAPER_OBJECTIVE,
-        training=replace(PAPER, batch=256, steps=100_000, precision="float32", validation_calls=300),
+        training=replace(PAPER, batch=256, steps=100_000, precision="float32", validation_nfe=300),
     )
 
 

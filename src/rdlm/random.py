@@ -173,33 +173,33 @@ BLOCK = 128
 """Tokens of a block when a large vocabulary is searched."""
 
 
-def draw_token(log_probability: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, ...]:
+def draw_token(log_probs: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, ...]:
     """Return tokens drawn from log-probabilities, by the inverse of their sum in float64.
 
     Gumbel noise in float32 would quietly lower the temperature.
     """
-    shape, device = log_probability.shape[:-1], log_probability.device
-    return pick_token(log_probability, torch.rand(shape, generator=generator, dtype=torch.float64, device=device))
+    shape, device = log_probs.shape[:-1], log_probs.device
+    return pick_token(log_probs, torch.rand(shape, generator=generator, dtype=torch.float64, device=device))
 
 
-def pick_token(log_probability: Float[Tensor, "... v"], point: Float[Tensor, ...]) -> Int[Tensor, ...]:
+def pick_token(log_probs: Float[Tensor, "... v"], point: Float[Tensor, ...]) -> Int[Tensor, ...]:
     """Return the token in whose interval of the summed probabilities each point of [0, 1) lies."""
-    if log_probability.shape[-1] > 4 * BLOCK and log_probability.dtype == torch.float32:
-        return _pick_in_blocks(log_probability, point)
-    counting = torch.promote_types(log_probability.dtype, torch.float32)  # exact for so few
-    law = log_probability.to(counting).exp()
+    if log_probs.shape[-1] > 4 * BLOCK and log_probs.dtype == torch.float32:
+        return _pick_in_blocks(log_probs, point)
+    counting = torch.promote_types(log_probs.dtype, torch.float32)  # exact for so few
+    law = log_probs.to(counting).exp()
     mass = law.double().cumsum_(-1)
     # Counting beats a binary search, whose branches no processor can foretell, where there is little to count.
     passed = torch.le(mass, (point * mass[..., -1])[..., None], out=law)
     return passed.sum(-1).long().clamp_max_(mass.shape[-1] - 1)
 
 
-def _pick_in_blocks(log_probability: Tensor, point: Tensor) -> Tensor:
+def _pick_in_blocks(log_probs: Tensor, point: Tensor) -> Tensor:
     """Return the same for a large vocabulary: first a block of tokens, then a token in it.
 
     Only the sums are in float64, which is where digits would be lost: 20 times faster than float64 throughout.
     """
-    law = log_probability.exp()
+    law = log_probs.exp()
     tokens = law.shape[-1]
     whole = tokens - tokens % BLOCK
     parts = [law[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1)]

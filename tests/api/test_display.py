@@ -67,7 +67,7 @@ class Page(HTMLParser):
 
 
 def test_everything_is_escaped_and_nothing_runs(model: LanguageModel, traced: Generation) -> None:
-    scores = model.score([NASTY, NASTY[::-1]], effort=Effort(calls=3, draws=3))
+    scores = model.score([NASTY, NASTY[::-1]], effort=Effort(nfe=3, draws=3))
     for shown in (model, traced, traced.samples[0], scores, scores[0]):
         page = Page(shown._repr_html_())
         assert not {"script", "b", "iframe"} & set(page.tags) - ({"b"} if shown is model else set())

@@ -68,7 +68,7 @@ def test_a_sample_depends_on_its_seed_alone(model: LanguageModel, solver: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"path": "switch"}, {"path": "constant"}, {"path": "uniform", "bridge": "logarithm"}, {"base": 6}],
+    [{"path": "switch"}, {"path": "constant"}, {"path": "udlm", "bridge": "logarithm"}, {"base": 6}],
     ids=lambda options: "-".join(map(str, options.values())),
 )
 @pytest.mark.parametrize("window", [1.0, 0.5])
@@ -261,9 +261,11 @@ def test_a_self_conditioned_network_sees_its_last_answer(monkeypatch: pytest.Mon
     seen: list[Tensor | None] = []
     real = model.method.denoiser.__call__
 
-    def spy(network: Any, state: Tensor, noise: Tensor, condition: Any, previous: Tensor | None, sight: Any) -> Tensor:
+    def spy(
+        network: Any, state: Tensor, noise: Tensor, condition: Any, previous: Tensor | None, block_mask: Any
+    ) -> Tensor:
         seen.append(previous)
-        return real(network, state, noise, condition, previous, sight)
+        return real(network, state, noise, condition, previous, block_mask)
 
     monkeypatch.setattr(type(model.method.denoiser), "__call__", lambda self, *given: spy(*given))
     made = generate(model, num=2, steps=3, rows=1)
@@ -339,7 +341,7 @@ def test_mistakes_of_other_kinds_of_models() -> None:
         generate(tiny(), stpes=3)
 
 
-@pytest.mark.parametrize("name", ["masked", "uniform", "score_entropy", "autoregressive", "flow"])
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"])
 def test_rivals_sample_without_conditions(name: MethodName) -> None:
     tokenizer = Characters(TEXT8_ALPHABET)
     config = RunConfig(method=name, model=TransformerConfig(width=16, layers=1, heads=2, time_width=8))
@@ -351,7 +353,7 @@ def test_rivals_sample_without_conditions(name: MethodName) -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)] and three.tokens.shape == (3, LENGTH)
     assert generate(model, num=1, steps=4, seed=6).samples[0] == three.samples[1]
     assert three.network_calls == (LENGTH if name == "autoregressive" else 4)
-    assert three.claims_bound == (name != "flow") and three.invalid_codes == 0
+    assert three.claims_bound == (name != "fisher_flow") and three.invalid_codes == 0
     assert generate(model, length=4, steps=2).tokens.shape == (1, 4)
     for option in ({"prompt": "the "}, {"temperature": 0.5}, {"window": 0.5}, {"length": LENGTH + 1}):
         with pytest.raises(InputError, match=f"method '{name}' samples .* leave out {next(iter(option))}"):

@@ -18,7 +18,7 @@ from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods import METHODS
 from rdlm.methods.bound import Estimator
 
-QUICK = Effort(calls=6, draws=6)
+QUICK = Effort(nfe=6, draws=6)
 
 
 def language_model(tokenizer: Tokenizer, length: int = 8, name: MethodName = "rdlm", **process: Any) -> LanguageModel:
@@ -121,22 +121,22 @@ def test_effort_is_what_the_budget_allows(model: LanguageModel) -> None:
     assert Effort(6).cost(mixture, 5) == 2 * Effort(6).cost(model, 5) == 2 * 5 * 4 * 6
 
 
-@pytest.mark.parametrize("name", ["masked", "uniform", "score_entropy", "autoregressive", "flow"])
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"])
 def test_rivals_score_by_their_own_bound(name: MethodName) -> None:
     model = language_model(Characters("abcdefgh "), name=name)
     seen: list[int] = []
-    effort = effort_for(model, 2, calls=8)
+    effort = effort_for(model, 2, nfe=8)
     (found,) = score(model, ["abc def gh a"], effort, advance=seen.append)
     assert sum(seen) == effort.cost(model, 2)
     assert found.windows == 2 and found.positions == ()
-    assert found.nats.claims_bound == (name != "flow")
+    assert found.nats.claims_bound == (name != "fisher_flow")
     if name == "autoregressive":  # which is exact
         ids = encode(model, "abc def gh a").ids
         exact = -float(model.method.log_likelihood(ids[None, :8]) + model.method.log_likelihood(ids[None, 8:]))  # type: ignore[attr-defined]
         assert found.nats.value == pytest.approx(exact, rel=1e-6) and found.nats.stderr < 1e-9
-    if name != "flow":  # an untrained network knows nothing, and the bounds say so
+    if name != "fisher_flow":  # an untrained network knows nothing, and the bounds say so
         assert found.nats.high > 0.95 * 12 * math.log(9)
-    other = "steps" if name == "flow" else "path"
+    other = "steps" if name == "fisher_flow" else "path"
     with pytest.raises(InputError, match=name):
         score(model, ["abc"], Effort(8, other))  # type: ignore[arg-type]
 
@@ -191,4 +191,4 @@ def test_too_few_draws_are_refused() -> None:
     with pytest.raises(InputError, match="3 draws"):
         Effort(draws=2)
     with pytest.raises(InputError, match="network call"):
-        Effort(calls=0)
+        Effort(nfe=0)

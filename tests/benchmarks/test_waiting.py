@@ -17,7 +17,7 @@ import rdlm
 from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw, Noise, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
@@ -114,9 +114,9 @@ class Copies(TorchDispatchMode):
 META = torch.device("meta")
 CLOCKS = {
     "together": {},
-    "windows": {"window": Window(0.5)},
-    "one step": {"window": Window(1 / 8, "spread")},
-    "chunks": {"window": Window(1 / 8, "spread", 2)},
+    "windows": {"window": TokenSchedule(0.5)},
+    "one step": {"window": TokenSchedule(1 / 8, "spread")},
+    "chunks": {"window": TokenSchedule(1 / 8, "spread", 2)},
 }
 
 
@@ -134,10 +134,10 @@ def test_a_walk_never_waits_for_the_device(clock: str, solver: str) -> None:
     """Neither reads from it, nor waits for what it sends there: everything is decided on the CPU."""
     subject = method(process=ProcessConfig(levels=8, pairs=16))
     chain = subject.chain(subject.process.mixture.paths[0], 8, **CLOCKS[clock], length=6)
-    assert bool(chain.clocks.chunk) == (clock == "chunks")
+    assert bool(chain.token_steps.block) == (clock == "chunks")
     subject.network.eval().to(META)
-    model = Predictor(subject, rows=2, sight=subject.sight(chain))
-    remember = subject.network.cache if chain.clocks.chunk else None
+    model = Predictor(subject, rows=2, block_mask=subject.block_mask(chain))
+    remember = subject.network.cache if chain.token_steps.block else None
     walker = Walker(model, chain, SOLVERS[solver], subject.process.clock, device=META, clean=True, remember=remember)
     known = torch.full((2, 6), -1)
     known[0, :2] = 3

@@ -21,7 +21,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data=DataConfig("textfile", length=8, file=book),
         process=ProcessConfig(levels=16, pairs=64),
         model=TransformerConfig(width=8, layers=1, heads=1),
-        training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+        training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_nfe=4, device="cpu"),
     )
     monkeypatch.setattr("rdlm.cli.demo.preset", lambda name: config)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rdlm.cli import main as cli
-from rdlm.cli.evaluate import parse_calls
+from rdlm.cli.evaluate import parse_nfe
 from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.methods import build
@@ -29,7 +29,7 @@ def trained(folder: Path, method: MethodName = "rdlm") -> Path:
         data=DataConfig("textfile", length=12, file=folder / "book.txt"),
         process=ProcessConfig(levels=8, pairs=64),
         model=TransformerConfig(width=16, layers=1, heads=2),
-        training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+        training=TrainingConfig(steps=3, batch=4, validation_sequences=4, validation_nfe=4, device="cpu"),
     )
     train(config, folder / method, build)
     return folder / method
@@ -160,9 +160,9 @@ def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys:
 
 
 def test_calls_are_parsed() -> None:
-    assert parse_calls("4, 8,inf") == (4, 8, None)
+    assert parse_nfe("4, 8,inf") == (4, 8, None)
     with pytest.raises(InputError, match="'0'"):
-        parse_calls("0")
+        parse_nfe("0")
 
 
 def test_lines_and_standard_input(

@@ -15,7 +15,7 @@ from torch import nn
 
 from rdlm import methods as method
 from rdlm.cli import main as cli
-from rdlm.cli.compare import minutes_of, rates_of
+from rdlm.cli.compare import lrs_of, minutes_of
 from rdlm.config import ConvolutionConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
@@ -32,14 +32,14 @@ def weights(run):
 
 
 def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
-    contest = Contest(toy.config, tuple(method.METHODS), calls=3, sequences=16, samples=4)
+    contest = Contest(toy.config, tuple(method.METHODS), nfe=3, sequences=16, samples=4)
     rows = compare(contest, tmp_path, steps=3, load=toy.corpus)
     assert [row["method"] for row in rows] == list(method.METHODS)
     for row in rows:
         assert row.keys() >= KEYS
         assert row["steps"] == 3 and row["unit"] == "bits per character" and row["relative_step_cost"] > 0
         assert math.isfinite(row["bound"]) and row["low"] < row["bound"] < row["high"]
-        assert row["claims_bound"] == (row["method"] != "flow")
+        assert row["claims_bound"] == (row["method"] != "fisher_flow")
         assert 0 < row["quality"]["bigram_divergence"]["value"] <= 1
     assert rows[4]["relative_step_cost"] == 1
     assert rows[4]["sampling_calls"] == toy.config.data.length and rows[1]["sampling_calls"] == 3
@@ -49,7 +49,7 @@ def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
 
 
 def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypatch):
-    contest = Contest(toy.config, ("masked", "autoregressive"), calls=2, sequences=8, samples=2)
+    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
     rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
 
     def again(*_):
@@ -59,15 +59,15 @@ def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypat
     monkeypatch.setattr("rdlm.evaluate.compare.repeated_bound", again)
     assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows
     with pytest.raises(AssertionError, match="done again"):
-        compare(replace(contest, calls=3), tmp_path, steps=2, load=toy.corpus)
+        compare(replace(contest, nfe=3), tmp_path, steps=2, load=toy.corpus)
 
 
 def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatch):
-    contest = Contest(toy.config, ("masked", "autoregressive"), 2, 8, 2, rates=(1e-6, 3e-3), trial=20)
+    contest = Contest(toy.config, ("mdlm", "autoregressive"), 2, 8, 2, lrs=(1e-6, 3e-3), trial=20)
     rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
-    tried = json.loads((tmp_path / "rates.json").read_text())
+    tried = json.loads((tmp_path / "lrs.json").read_text())
     assert [(name, set(found)) for name, found in tried.items()] == [(m, {"1e-06", "0.003"}) for m in contest.methods]
-    assert [row["rate"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
+    assert [row["lr"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
     for row in rows:
         assert folder.pointed(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
         assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
@@ -77,7 +77,7 @@ def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatc
 
 def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(race, "SLICE", 2)
-    contest = Contest(toy.config, ("masked", "autoregressive"), calls=2, sequences=8, samples=2)
+    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
     whole = compare(contest, tmp_path / "whole", steps=7, load=toy.corpus)
     seen = []
 
@@ -87,7 +87,7 @@ def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monke
 
         def stop(batch, draw):
             seen.append((config.method, draw.step))
-            if draw.step == 4 and config.method == "masked":
+            if draw.step == 4 and config.method == "mdlm":
                 os.kill(os.getpid(), signal.SIGTERM)
             return loss(batch, draw)
 
@@ -98,12 +98,12 @@ def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monke
         compare(contest, tmp_path / "parts", steps=7, load=toy.corpus, make=stopping)
     assert stopped.value.code == 143
     assert seen[:6] == [
-        ("masked", 0),
-        ("masked", 1),
+        ("mdlm", 0),
+        ("mdlm", 1),
         ("autoregressive", 0),
         ("autoregressive", 1),
-        ("masked", 2),
-        ("masked", 3),
+        ("mdlm", 2),
+        ("mdlm", 3),
     ]
     parts = compare(contest, tmp_path / "parts", steps=7, load=toy.corpus)
     assert [row["bound"] for row in parts] == [row["bound"] for row in whole]
@@ -114,19 +114,19 @@ def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monke
 
 def test_a_budget_becomes_steps_once(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("rdlm.evaluate.compare.pace", lambda configs, *_: {c.method: 0.5 for c in configs})
-    contest = Contest(toy.config, ("masked", "uniform"), calls=2, sequences=4, samples=2)
+    contest = Contest(toy.config, ("mdlm", "udlm"), nfe=2, sequences=4, samples=2)
     rows = compare(contest, tmp_path, minutes=0.1, load=toy.corpus)
     assert [row["steps"] for row in rows] == [6, 6]
     assert [row["relative_step_cost"] for row in rows] == [1, 1]
-    more = replace(contest, methods=("masked", "uniform", "score_entropy"))
+    more = replace(contest, methods=("mdlm", "udlm", "sedd"))
     assert [row["steps"] for row in compare(more, tmp_path, minutes=99, load=toy.corpus)] == [6, 6, 6]
 
 
 def test_without_the_reference_its_cost_is_measured(toy, tmp_path):
-    contest = Contest(toy.config, ("masked",), calls=2, sequences=4, samples=2)
+    contest = Contest(toy.config, ("mdlm",), nfe=2, sequences=4, samples=2)
     (row,) = compare(contest, tmp_path, steps=1, load=toy.corpus)
     assert 0.1 < row["relative_step_cost"] < 10
-    assert set(json.loads((tmp_path / "pace.json").read_text())["seconds"]) == {"masked", "autoregressive"}
+    assert set(json.loads((tmp_path / "pace.json").read_text())["seconds"]) == {"mdlm", "autoregressive"}
     assert not (tmp_path / "autoregressive").exists()
 
 
@@ -134,11 +134,11 @@ class Noisy:
     """Sequences of known values, estimated with noise that an even spread over the batch cancels in part."""
 
     def __init__(self, noise: float) -> None:
-        self.noise, self.calls = noise, 0
+        self.noise, self.nfe = noise, 0
         self.network = nn.Linear(1, 1)
 
     def bound(self, batch, calls, generator):
-        self.calls += 1
+        self.nfe += 1
         return batch.ids[:, 0].double() + self.noise * torch.randn(len(batch.ids), generator=generator)
 
 
@@ -147,10 +147,10 @@ def test_the_error_has_both_parts():
     spread = float(ids.double().std()) / 8
     sure, loud = Noisy(0.0), Noisy(400.0)
     exact = repeated_bound(sure, Batch(ids), 1, seed=0)
-    assert sure.calls == 3
+    assert sure.nfe == 3
     assert exact.mean == float(ids.double().mean()) and exact.stderr == pytest.approx(spread)
     guess = repeated_bound(loud, Batch(ids), 1, seed=0)
-    assert loud.calls == 32
+    assert loud.nfe == 32
     own = 400 / math.sqrt(64 * 32)
     assert 0.6 * own < guess.stderr < 3 * math.hypot(spread, own)
     assert abs(guess.mean - exact.mean) < 4 * own
@@ -165,11 +165,11 @@ def test_durations(text, minutes):
     ("options", "message"),
     [
         (["--methods", "maskd"], "unknown method 'maskd': did you mean 'masked'?"),
-        (["--methods", "masked,masked"], "each named once"),
+        (["--methods", "mdlm,mdlm"], "each named once"),
         (["--budget", "soon"], "not a duration"),
         (["--budget", "1m", "--steps", "3"], "not both"),
-        (["--calls", "0"], "--calls must be at least 1"),
-        (["--method", "masked"], "by --methods"),
+        (["--nfe", "0"], "--nfe must be at least 1"),
+        (["--method", "mdlm"], "by --methods"),
     ],
 )
 def test_mistakes_are_named(options, message, capsys, tmp_path):
@@ -181,11 +181,11 @@ def test_mistakes_are_named(options, message, capsys, tmp_path):
 def test_the_command_prints_rows(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "__kwdefaults__", {**compare.__kwdefaults__, "load": toy.corpus})
     small = ["--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--data.length", "16"]
-    counts = ["--steps", "2", "--calls", "2", "--sequences", "4", "--samples", "2", "--training.batch", "4"]
+    counts = ["--steps", "2", "--nfe", "2", "--sequences", "4", "--samples", "2", "--training.batch", "4"]
     arguments = ["compare", "demo", "--methods", "masked,autoregressive", *small, *counts, "--out", str(tmp_path)]
     assert cli.main([*arguments, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert [row["method"] for row in printed["rows"]] == ["masked", "autoregressive"]
+    assert [row["method"] for row in printed["rows"]] == ["mdlm", "autoregressive"]
     assert printed["rows"][0].keys() >= KEYS
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
@@ -194,7 +194,7 @@ def test_the_command_prints_rows(toy, tmp_path, monkeypatch, capsys):
 
 def test_a_convolution_has_no_reference(toy, tmp_path):
     config = replace(toy.config, model=ConvolutionConfig(width=8, stacks=1, dilations=(1,)))
-    contest = Contest(config, ("masked",), calls=2, sequences=4, samples=2)
+    contest = Contest(config, ("mdlm",), nfe=2, sequences=4, samples=2)
     (row,) = compare(contest, tmp_path, steps=1, load=toy.corpus)
     assert row["relative_step_cost"] is None
     with pytest.raises(InputError, match="needs a transformer"):
@@ -202,11 +202,11 @@ def test_a_convolution_has_no_reference(toy, tmp_path):
 
 
 def test_rates_are_numbers_of_a_list():
-    assert rates_of("1e-3,2e-3") == (1e-3, 2e-3) and rates_of("") == ()
+    assert lrs_of("1e-3,2e-3") == (1e-3, 2e-3) and lrs_of("") == ()
     with pytest.raises(InputError, match="not a list of numbers such as 1e-3,2e-3"):
-        rates_of("1e-3;2e-3")
+        lrs_of("1e-3;2e-3")
 
 
 def test_rates_must_be_positive(toy):
-    with pytest.raises(InputError, match=r"--rates must be positive, got 0\.001, -1"):
-        Contest(toy.config, ("masked",), rates=(1e-3, -1.0))
+    with pytest.raises(InputError, match=r"--lrs must be positive, got 0\.001, -1"):
+        Contest(toy.config, ("mdlm",), lrs=(1e-3, -1.0))

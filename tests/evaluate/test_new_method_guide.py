@@ -22,13 +22,13 @@ def test_the_example_passes_its_own_test_and_can_be_compared(root, tmp_path, mon
     module.test_comes_within_three_percent_of_the_entropy_and_not_below()
 
     monkeypatch.setitem(METHODS, "independent", module.Independent)
-    contest = Contest(toy.config, ("independent", "autoregressive"), calls=2, sequences=8, samples=4)
+    contest = Contest(toy.config, ("independent", "autoregressive"), nfe=2, sequences=8, samples=4)
     rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
     assert [row["method"] for row in rows] == ["independent", "autoregressive"]
 
 
 def test_the_interface_that_the_guide_names_is_all_that_is_asked_for(root):
-    source = (root / "src" / "rdlm" / "method" / "base.py").read_text()
+    source = (root / "src" / "rdlm" / "methods" / "base.py").read_text()
     file, _ = blocks(root)
     for name in re.findall(r"    def (\w+)\(", source):
         assert f"def {name}(" in file

@@ -80,7 +80,7 @@ def test_one_command_writes_table_and_picture(tmp_path: Path, capsys: pytest.Cap
             data=DataConfig("textfile", length=12, file=tmp_path / "book.txt"),  # type: ignore[arg-type]
             process=ProcessConfig(levels=8, pairs=64),
             model=NETWORK,
-            training=TrainingConfig(steps=1, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+            training=TrainingConfig(steps=1, batch=4, validation_sequences=4, validation_nfe=4, device="cpu"),
         )
         train(config, tmp_path / name, build)
     capsys.readouterr()

@@ -22,16 +22,16 @@ from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig, Tr
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
-from rdlm.likelihood import by_steps
+from rdlm.likelihood import stratified_bound
 from rdlm.methods import build
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.train.loop import train
 
 NETWORK = TransformerConfig(width=16, layers=1, heads=2, time_width=8)
 
 
-class Uniform:
+class UDLM:
     """A scorer to whom all letters are alike."""
 
     name, rule = "uniform", "all tokens"
@@ -64,14 +64,14 @@ def test_rows_have_equally_many_network_calls(model: LanguageModel) -> None:
             window=setting.window.width,
             order=setting.order,
         )
-        fewest = 1 if setting.width < 1 else setting.calls - 1
-        assert fewest <= made.network_calls <= setting.calls
+        fewest = 1 if setting.width < 1 else setting.nfe - 1
+        assert fewest <= made.network_calls <= setting.nfe
     assert Setting(8, width=0.5, order="left_to_right").clock == "left_to_right 0.5"
-    assert Setting(8, width=0.0).window.lanes(8).steps == 1
+    assert Setting(8, width=0.0).window.discretize(8).steps == 1
 
 
 def test_chunks_come_where_there_are_calls_enough(model: LanguageModel) -> None:
-    table = Steps((3, 4, 8), ("mixture",), ("time",), (), chunk=1, length=8, samples=4, evaluations=40)
+    table = Steps((3, 4, 8), ("mixture",), ("time",), (), block=1, length=8, samples=4, evaluations=40)
     rows = list(measure(model, even(40), None, table))
     assert [(row["calls"], row["clock"]) for row in rows[1:]] == [
         (3, "synchronous"),
@@ -81,8 +81,8 @@ def test_chunks_come_where_there_are_calls_enough(model: LanguageModel) -> None:
         (8, "chunks of 1"),
     ]
     (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "chunks of 1")
-    problem = model.rdlm.problem(even(40), 8, window=Window(1 / 8, "spread", 1))
-    found = by_steps(problem, 40, torch.Generator().manual_seed(0)).total
+    problem = model.rdlm.problem(even(40), 8, window=TokenSchedule(1 / 8, "strided", 1))
+    found = stratified_bound(problem, 40, torch.Generator().manual_seed(0)).total
     assert made["bound"] == pytest.approx(found.value / 8 / math.log(2), abs=0.05) and made["network_calls"] == 8
 
 
@@ -94,9 +94,9 @@ def test_windows_are_parts_of_the_walk_and_grids_have_names() -> None:
 
 
 def test_every_row_has_what_is_known_of_it(model: LanguageModel, tmp_path: Path) -> None:
-    table = Steps((3,), ("mixture", "drift", "heun"), ("log",), (0.0,), ("spread",), (0.5,), samples=4, evaluations=40)
+    table = Steps((3,), ("mixture", "drift", "heun"), ("log",), (0.0,), ("strided",), (0.5,), samples=4, evaluations=40)
     seen: list[int] = []
-    rows = list(measure(model, even(40), Uniform(), table, seen.append))
+    rows = list(measure(model, even(40), UDLM(), table, seen.append))
     assert sum(seen) == table.cost
     assert [row["solver"] for row in rows] == ["data", "mixture", "drift", "heun", "mixture"]
     assert [("bound" in row) for row in rows] == [False, True, True, False, True]
@@ -111,7 +111,7 @@ def test_every_row_has_what_is_known_of_it(model: LanguageModel, tmp_path: Path)
 
 
 def test_a_table_that_was_stopped_goes_on(model: LanguageModel, tmp_path: Path) -> None:
-    table = Steps((2,), ("mixture", "heun"), ("log",), (0.0,), ("spread",), (0.5,), samples=2, evaluations=8)
+    table = Steps((2,), ("mixture", "heun"), ("log",), (0.0,), ("strided",), (0.5,), samples=2, evaluations=8)
     path, made = tmp_path / "table" / "rows.jsonl", []
 
     def counted(key: object, work: Work) -> Row:
@@ -123,7 +123,7 @@ def test_a_table_that_was_stopped_goes_on(model: LanguageModel, tmp_path: Path) 
     rows = list(measure(model, even(8), None, table, keep=counted))
     assert rows[:2] == first and len(made) == 3 == len(rows) - 1
     assert rows == list(measure(model, even(8), None, table))
-    list(measure(model, even(8), Uniform(), table, keep=counted))
+    list(measure(model, even(8), UDLM(), table, keep=counted))
     list(measure(model, even(8), None, replace(table, seed=1), keep=counted))
     assert len(made) == 9  # another judge, another seed: other rows
 
@@ -157,7 +157,7 @@ def test_what_has_no_table() -> None:
     with pytest.raises(InputError, match="2 samples"):
         Steps(samples=1)
     with pytest.raises(InputError, match="at least 1"):
-        Steps(calls=(0,))
+        Steps(nfe=(0,))
     with pytest.raises(InputError, match="unknown solver"):
         Steps(solvers=("heum",))
 
@@ -169,7 +169,7 @@ def test_one_command_writes_table_and_picture(tmp_path: Path, capsys: pytest.Cap
         data=DataConfig("textfile", length=12, file=tmp_path / "book.txt"),
         process=ProcessConfig(levels=8, pairs=64),
         model=NETWORK,
-        training=TrainingConfig(steps=1, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+        training=TrainingConfig(steps=1, batch=4, validation_sequences=4, validation_nfe=4, device="cpu"),
     )
     train(config, tmp_path / "run", build)
     capsys.readouterr()

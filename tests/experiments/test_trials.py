@@ -19,7 +19,7 @@ TINY = RunConfig(
     process=ProcessConfig(bridge="logarithm", levels=8, pairs=64),
     model=TransformerConfig(width=8, layers=1, heads=1),
     objective=ObjectiveConfig(proposal="interval"),
-    training=TrainingConfig(steps=2, batch=4, validation_sequences=4, validation_calls=4, device="cpu"),
+    training=TrainingConfig(steps=2, batch=4, validation_sequences=4, validation_nfe=4, device="cpu"),
 )
 
 

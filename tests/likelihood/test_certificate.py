@@ -11,7 +11,7 @@ from rdlm.data.sources import markov, skewed, uniform
 from rdlm.likelihood import Estimate, certificate
 from rdlm.likelihood.certificate import Case, Verdict, cases, draw_information, measure
 from rdlm.process.kernel import Kernel
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Mixture, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
 
@@ -40,8 +40,8 @@ def test_cases_cover_sources_paths_bridges_kernels_and_clocks() -> None:
         (case.mixture.paths[0].bridge.kind, case.kernel, case.clock) for case in listed if case.source.length == 2
     }
     kinds, kernels = ("brownian", "logarithm"), ("mixture", "drift")
-    clocks = ("synchronous", "random 0.5", "spread 0.5", "left_to_right 0.5", "in chunks of 1")
-    assert dependent == {(kind, kernel, clock) for kind in kinds for kernel in kernels for clock in clocks}
+    token_steps = ("synchronous", "random 0.5", "spread 0.5", "left_to_right 0.5", "in chunks of 1")
+    assert dependent == {(kind, kernel, clock) for kind in kinds for kernel in kernels for clock in token_steps}
     assert sum(case.spliced for case in listed) == 2
     assert {case.steps for case in listed} == {8, 400}
 
@@ -72,7 +72,7 @@ def test_constant_mixture_averages_the_bounds_of_its_parts() -> None:
 
 
 def test_lanes_are_those_of_the_window() -> None:
-    case = Case(markov(), "masked", Mixture((masked_path(3, S),)), 16, window=Window(0.5, "left_to_right"))
+    case = Case(markov(), "masked", Mixture((masked_path(3, S),)), 16, window=TokenSchedule(0.5, "left_to_right"))
     found = measure(case, 100, generator())
     assert found.curve.shape == (16,) and found.noise.shape == (9,)
     assert case.clock == "left_to_right 0.5" and masked_case().clock == "synchronous"

@@ -16,10 +16,10 @@ from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms, step_terms
 from rdlm.likelihood.estimators import forced_step
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel, step_log_density
 from rdlm.process.layout import Codec
-from rdlm.process.order import Lanes, Order
+from rdlm.process.order import Order, TokenSteps
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
 from rdlm.sampling.walk import walk
@@ -60,8 +60,10 @@ def test_log_density_of_tokens_is_the_sum_of_dense_gaussians(base: int) -> None:
     count = 10
     state = sphere.uniform((count, codec.digits), base + 1, generator, torch.float64)
     step = 0.1 * sphere.tangent_normal(state, generator)
-    stride = Stride(*(torch.full((count, codec.digits), v, dtype=torch.float64) for v in (0.02, 0.3, 0.011)))
-    found = chain.join(step_log_density(bridge, state, step, stride))
+    coefficients = StepCoefficients(
+        *(torch.full((count, codec.digits), v, dtype=torch.float64) for v in (0.02, 0.3, 0.011))
+    )
+    found = chain.join(step_log_density(bridge, state, step, coefficients))
     expected = torch.zeros(count, V, dtype=torch.float64)
     vertices = torch.eye(base + 1, dtype=torch.float64)
     for k in range(V):
@@ -108,10 +110,10 @@ def test_digits_need_a_path_over_their_base() -> None:
         Chain(masked_path(V, S), uniform_in_time(Geometric(), 4), codec=Codec(V, 3))
 
 
-@pytest.mark.parametrize("order", ["random", "spread", "left_to_right"])
+@pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
 def test_a_group_shares_its_lane(order: Order) -> None:
-    lanes = Lanes(16, 4, order)
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), lanes=lanes, group=2)
+    token_steps = TokenSteps(16, 4, order)
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, group=2)
     offsets = chain.offsets(torch.zeros(50, 10, dtype=torch.long), torch.Generator().manual_seed(2))
     assert offsets.shape == (50, 10)
     assert torch.equal(offsets[:, ::2], offsets[:, 1::2])
@@ -165,9 +167,9 @@ def test_single_steps_and_whole_paths_agree(kernel: Kernel) -> None:
     count = 12_000
     over, error = excess(chain, 3000)
     token = SOURCE.draw(count, generator)
-    step = torch.arange(count) % chain.calls
+    step = torch.arange(count) % chain.nfe
     law = chain.law(50_000, generator)
-    terms = chain.calls * step_terms(posterior_of(chain), chain, law, token, step, generator).double()[:, 0]
+    terms = chain.nfe * step_terms(posterior_of(chain), chain, law, token, step, generator).double()[:, 0]
     deviation = terms.std().item() / math.sqrt(count)
     assert terms.mean().item() == pytest.approx(SOURCE.entropy + over, abs=4 * math.hypot(error, deviation))
 
@@ -176,8 +178,8 @@ def test_a_forced_walk_ends_at_the_digits_of_its_token() -> None:
     chain = situation(2, steps=8)
     token = torch.arange(V).view(1, V)
     state = sphere.uniform((1, V, 3), 3, torch.Generator().manual_seed(5))
-    log_probability = SOURCE.log_joint.float().expand(1, V, V)
-    after, term = forced_step(chain, state, token, torch.full((1, V), 7), log_probability)
+    log_probs = SOURCE.log_joint.float().expand(1, V, V)
+    after, term = forced_step(chain, state, token, torch.full((1, V), 7), log_probs)
     assert torch.equal(after, torch.eye(3)[chain.split(token)])
     torch.testing.assert_close(term, -SOURCE.log_joint.float().expand(1, V))
 
@@ -241,8 +243,8 @@ def test_the_same_generator_walks_the_same_way(kernel: Kernel) -> None:
 
 def test_lanes_and_digits_go_together() -> None:
     """A token's digits wait, move and finish as one; for independent tokens no window changes the bound."""
-    lanes = Lanes(12, 4)
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), lanes=lanes, codec=Codec(V, 3))
+    token_steps = TokenSteps(12, 4)
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, codec=Codec(V, 3))
     generator = torch.Generator().manual_seed(9)
     count = 2000
     token = torch.cat([SOURCE.draw(count, generator) for _ in range(2)], 1)

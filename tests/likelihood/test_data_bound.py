@@ -13,28 +13,29 @@ from torch import Tensor
 from rdlm import likelihood
 from rdlm.data.sources import markov, skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import Posterior, Problem, by_comb, by_paths, paper_estimate, path_profile
+from rdlm.likelihood import Posterior, Problem, paper_estimate, path_bound, path_profile, per_window_bound
 from rdlm.likelihood.estimate import student
 from rdlm.likelihood.estimators import Deal
 from rdlm.likelihood.oracle import WalkedLaw
-from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
-from rdlm.process.order import Window
-from rdlm.process.path import Path, constant_mixture, masked_path, switching_path
+from rdlm.process.order import TokenSchedule
+from rdlm.process.path import Path, constant_mixture, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric
 
 # These posteriors cost next to nothing: large batches save the overhead of many calls.
-by_steps = partial(likelihood.by_steps, batch=256)
+stratified_bound = partial(likelihood.stratified_bound, batch=256)
 continuous = partial(likelihood.continuous, batch=256)
 CLOCK = Geometric()
 S = CLOCK.total
 SOURCE = markov()
 
 
-def problem(path: Path, calls: int, count: int = 64, kernel: str = "mixture", window: Window | None = None) -> Problem:
-    lanes = None if window is None else window.lanes(calls)
-    chain = Chain(path, uniform_in_time(CLOCK, lanes.steps if lanes else calls), kernel, lanes)  # type: ignore[arg-type]
+def problem(
+    path: Path, calls: int, count: int = 64, kernel: str = "mixture", window: TokenSchedule | None = None
+) -> Problem:
+    token_steps = None if window is None else window.discretize(calls)
+    chain = Chain(path, uniform_in_time(CLOCK, token_steps.steps if token_steps else calls), kernel, token_steps)  # type: ignore[arg-type]
     token = SOURCE.draw(count, torch.Generator().manual_seed(0))
 
     def posterior(row: Tensor) -> Posterior:
@@ -49,25 +50,25 @@ def problem(path: Path, calls: int, count: int = 64, kernel: str = "mixture", wi
 
 def truth(target: Problem, paths: int = 40, seed: int = 9) -> tuple[float, float]:
     """Return the mean bound of the very sequences, and its standard error, from many paths of each."""
-    sums = by_paths(target, paths, torch.Generator().manual_seed(seed), batch=256).sum((1, 3))
+    sums = path_bound(target, paths, torch.Generator().manual_seed(seed), batch=256).sum((1, 3))
     return float(sums.mean()), float((sums.var(0).mean() / sums.numel()).sqrt())
 
 
 def test_steps_and_paths_estimate_one_number() -> None:
     target = problem(masked_path(3, S), 8)
     value, stderr = truth(target)
-    found = by_steps(target, 6000, torch.Generator().manual_seed(1)).total
+    found = stratified_bound(target, 6000, torch.Generator().manual_seed(1)).total
     assert found.value == pytest.approx(value, abs=4 * math.hypot(stderr, found.stderr))
-    comb = by_comb(target, 60, torch.Generator().manual_seed(2)).sum(-1)
+    comb = per_window_bound(target, 60, torch.Generator().manual_seed(2)).sum(-1)
     error = float(comb.var(0).mean() / comb.numel()) ** 0.5
     assert float(comb.mean()) == pytest.approx(value, abs=4 * math.hypot(stderr, error))
 
 
-@pytest.mark.parametrize("window", [None, Window(0.5), Window(0.25, "left_to_right")])
-def test_windows_and_their_paths_agree(window: Window | None) -> None:
+@pytest.mark.parametrize("window", [None, TokenSchedule(0.5), TokenSchedule(0.25, "left_to_right")])
+def test_windows_and_their_paths_agree(window: TokenSchedule | None) -> None:
     target = problem(masked_path(3, S), 8, window=window)
     value, stderr = truth(target, 60)
-    found = by_steps(target, 4000, torch.Generator().manual_seed(3))
+    found = stratified_bound(target, 4000, torch.Generator().manual_seed(3))
     assert found.total.value == pytest.approx(value, abs=4 * math.hypot(stderr, found.total.stderr))
     assert (found.noise is None) == (window is not None)
 
@@ -76,7 +77,7 @@ def test_intervals_cover_as_often_as_they_say() -> None:
     """Fifty small evaluations of one small set: 90% to 98% of the 95% intervals hold its true mean."""
     target = problem(masked_path(3, S), 12, count=48)
     value, _ = truth(target, 100)
-    found = [by_steps(target, 300, torch.Generator().manual_seed(seed)).total for seed in range(50)]
+    found = [stratified_bound(target, 300, torch.Generator().manual_seed(seed)).total for seed in range(50)]
     hits = sum(one.low <= value <= one.high for one in found)
     assert 45 <= hits <= 49
     assert abs(sum(one.value for one in found) / 50 - value) < 4 * max(one.stderr for one in found) / 50**0.5
@@ -85,14 +86,14 @@ def test_intervals_cover_as_often_as_they_say() -> None:
 @pytest.mark.parametrize("path", [masked_path(3, S), switching_path(3, S, float(CLOCK.remaining(0.6)))])
 def test_exact_and_simulated_states_give_one_value(path: Path) -> None:
     target = problem(path, 6)
-    exact = by_steps(target, 4000, torch.Generator().manual_seed(4)).total
-    simulated = by_steps(target, 4000, torch.Generator().manual_seed(5), law=WalkedLaw).total
+    exact = stratified_bound(target, 4000, torch.Generator().manual_seed(4)).total
+    simulated = stratified_bound(target, 4000, torch.Generator().manual_seed(5), law=WalkedLaw).total
     assert exact.value == pytest.approx(simulated.value, abs=4 * math.hypot(exact.stderr, simulated.stderr))
 
 
 def test_more_steps_than_evaluations_are_binned() -> None:
     target = problem(masked_path(3, S), 500)
-    found = by_steps(target, 400, torch.Generator().manual_seed(6))
+    found = stratified_bound(target, 400, torch.Generator().manual_seed(6))
     assert len(found.curve.mean) == 40 and found.noise is not None
     assert found.noise[0] == pytest.approx(S) and found.noise[-1] == 0
     assert float(found.cumulative()[-1]) == pytest.approx(found.total.value)
@@ -103,7 +104,9 @@ def test_more_steps_than_evaluations_are_binned() -> None:
 def test_continuous_time_is_the_limit_of_many_steps() -> None:
     fine = problem(masked_path(3, S), 128)
     limit = continuous(fine, 4000, torch.Generator().manual_seed(7))
-    drift = by_steps(problem(masked_path(3, S), 128, kernel="drift"), 4000, torch.Generator().manual_seed(8)).total
+    drift = stratified_bound(
+        problem(masked_path(3, S), 128, kernel="drift"), 4000, torch.Generator().manual_seed(8)
+    ).total
     assert limit.total.value == pytest.approx(drift.value, abs=4 * math.hypot(limit.total.stderr, drift.stderr) + 0.02)
     nats = float(-SOURCE.log_joint[tuple(fine.token.T)].mean())
     assert limit.total.value + 4 * limit.total.stderr > nats
@@ -114,7 +117,7 @@ def test_continuous_time_pays_for_the_switch() -> None:
     path = switching_path(3, S, float(CLOCK.remaining(0.6)))
     target = problem(path, 64)
     limit = continuous(target, 2000, torch.Generator().manual_seed(9)).total
-    chain = by_steps(problem(path, 64, kernel="drift"), 2000, torch.Generator().manual_seed(10)).total
+    chain = stratified_bound(problem(path, 64, kernel="drift"), 2000, torch.Generator().manual_seed(10)).total
     assert limit.value == pytest.approx(chain.value, abs=4 * math.hypot(limit.stderr, chain.stderr) + 0.05)
 
 
@@ -122,7 +125,7 @@ def test_a_mixture_is_the_average_of_its_parts() -> None:
     mixture = constant_mixture(3, S, 0.3)
     parts = [problem(path, 8) for path in mixture.paths]
     whole = replace(parts[0], chains=tuple(p.chains[0] for p in parts), weights=mixture.weights)
-    found = by_steps(whole, 6000, torch.Generator().manual_seed(11)).total
+    found = stratified_bound(whole, 6000, torch.Generator().manual_seed(11)).total
     wanted = sum(w * truth(p, 40)[0] for w, p in zip(mixture.weights, parts, strict=True))
     assert found.value == pytest.approx(wanted, abs=5 * found.stderr)
 
@@ -160,7 +163,11 @@ def test_a_failed_computation_is_no_number() -> None:
 
     for posterior in (broken, certain):
         bad = replace(target, posterior=posterior)
-        for estimate in (lambda p=bad: by_steps(p, 200), lambda p=bad: by_paths(p), lambda p=bad: continuous(p, 200)):
+        for estimate in (
+            lambda p=bad: stratified_bound(p, 200),
+            lambda p=bad: path_bound(p),
+            lambda p=bad: continuous(p, 200),
+        ):
             with pytest.raises(InputError, match="not finite"):
                 estimate()
 
@@ -179,7 +186,7 @@ def test_rows_are_dealt_evenly() -> None:
 
 def test_path_profile_is_the_mean_over_sequences() -> None:
     target = problem(masked_path(3, S), 4, count=8)
-    terms = by_paths(target, 1, torch.Generator().manual_seed(1))
+    terms = path_bound(target, 1, torch.Generator().manual_seed(1))
     found = path_profile(target, terms)
     sums = terms.sum((1, 3))[0]
     assert found.total.value == pytest.approx(float(sums.mean()))
@@ -199,5 +206,5 @@ def test_skewed_source_needs_no_second_position() -> None:
     token = source.draw(64, torch.Generator().manual_seed(0)).repeat(1, 2)
     law = torch.full((3, 3), -math.log(9.0), dtype=torch.float64)
     target = Problem(token, (chain,), (1.0,), lambda row: lambda state, noise: joint_posterior(path, law, state, noise))
-    found = by_steps(target, 64, torch.Generator().manual_seed(1)).total
+    found = stratified_bound(target, 64, torch.Generator().manual_seed(1)).total
     assert (found.value, found.stderr) == pytest.approx((2 * math.log(3), 0), abs=1e-5)

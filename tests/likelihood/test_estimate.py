@@ -13,10 +13,9 @@ from rdlm.data.sources import skewed
 from rdlm.errors import InputError
 from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
 from rdlm.likelihood.estimate import stratified, student
-from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
-from rdlm.process.path import masked_path
+from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
 
 S = Geometric().total
@@ -78,7 +77,7 @@ def test_strata_of_known_means_are_recovered(strata: int) -> None:
         drawn.append(len(stratum))
         return (stratum + 1) * (1 + torch.randn(len(stratum), generator=generator))
 
-    curve = stratified(measure, strata, 30_000, chunk=1000)
+    curve = stratified(measure, strata, 30_000, block=1000)
     assert max(drawn) <= 1000 and 24_000 <= sum(drawn) <= 36_000
     total = curve.total
     assert total.value == pytest.approx(strata * (strata + 1) / 2, abs=4 * total.stderr)

@@ -14,11 +14,19 @@ from torch import Tensor
 from rdlm.data.sources import Source, markov, skewed, uniform
 from rdlm.geometry import sphere
 from rdlm.likelihood import Estimate, path_terms
-from rdlm.process.bridge import BridgeKind, joint_posterior, mixture_direction
+from rdlm.process.bridge import BridgeKind, mixture_direction
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.order import Lanes
-from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
+from rdlm.process.order import TokenSteps
+from rdlm.process.path import (
+    Mixture,
+    Path,
+    constant_mixture,
+    joint_posterior,
+    masked_path,
+    switching_path,
+    uniform_path,
+)
 from rdlm.process.schedule import Geometric
 
 S = Geometric().total
@@ -51,8 +59,8 @@ def holds(source: Source, estimate: Estimate) -> bool:
     return estimate.value + CERTAIN * estimate.stderr >= source.entropy
 
 
-def chain_of(path: Path, steps: int, kernel: Kernel = "mixture", lanes: Lanes | None = None) -> Chain:
-    return Chain(path, uniform_in_time(Geometric(), steps), kernel, lanes)
+def chain_of(path: Path, steps: int, kernel: Kernel = "mixture", token_steps: TokenSteps | None = None) -> Chain:
+    return Chain(path, uniform_in_time(Geometric(), steps), kernel, token_steps)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -79,12 +87,18 @@ def test_no_bound_is_below_the_entropy(mixture: str, source: Source, kind: Bridg
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "lanes",
-    [None, Lanes(24, 12), Lanes(24, 12, "spread"), Lanes(24, 12, "left_to_right"), Lanes(24, 2, "left_to_right")],
-    ids=["synchronous", "random", "spread", "left-to-right", "narrow"],
+    [
+        None,
+        TokenSteps(24, 12),
+        TokenSteps(24, 12, "strided"),
+        TokenSteps(24, 12, "left_to_right"),
+        TokenSteps(24, 2, "left_to_right"),
+    ],
+    ids=["synchronous", "random", "strided", "left-to-right", "narrow"],
 )
-def test_floor_holds_for_every_clock(lanes: Lanes | None, kind: BridgeKind, kernel: Kernel) -> None:
+def test_floor_holds_for_every_clock(token_steps: TokenSteps | None, kind: BridgeKind, kernel: Kernel) -> None:
     source = markov()
-    chain = chain_of(masked_path(3, S, kind), lanes.steps if lanes else 24, kernel, lanes)
+    chain = chain_of(masked_path(3, S, kind), token_steps.steps if token_steps else 24, kernel, token_steps)
     estimate = bound(source, *measured(source, chain, 800))
     assert holds(source, estimate)
     if kernel == "mixture":  # moving by the mean is crude with few steps
@@ -112,14 +126,16 @@ def test_mixture_kernel_is_within_half_a_percent_at_8_steps(states: int, start: 
 def test_one_token_at_a_time_is_autoregression() -> None:
     """Lanes of one step from left to right: -log p(first) - log p(second | first), on every path."""
     source = markov()
-    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, lanes=Lanes(2, 1, "left_to_right")), 50)
+    terms, surprise = measured(
+        source, chain_of(masked_path(3, S), 1, asynchronous=TokenSteps(2, 1, "left_to_right")), 50
+    )
     torch.testing.assert_close(terms.sum(0), surprise, rtol=0, atol=1e-9)
 
 
 def test_random_lanes_of_one_step_are_masked_diffusion() -> None:
     """The bound is the entropy plus, where both tokens share a step, their mutual information."""
     source, calls, paths = markov(), 4, 4000
-    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, lanes=Lanes(calls, 1)), paths)
+    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, asynchronous=TokenSteps(calls, 1)), paths)
     shared = (terms == 0).sum(0) == calls - 1
     apart = terms.sum(0)[~shared] - surprise[~shared]
     torch.testing.assert_close(apart, torch.zeros_like(apart), rtol=0, atol=1e-9)
@@ -133,7 +149,7 @@ def test_random_lanes_of_one_step_are_masked_diffusion() -> None:
 def test_spread_lanes_of_one_step_lose_nothing(calls: int) -> None:
     """With a call for each token no two share one: the bound is the surprise itself, in whichever order they come."""
     source = markov()
-    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, lanes=Lanes(calls, 1, "spread")), 50)
+    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, asynchronous=TokenSteps(calls, 1, "strided")), 50)
     torch.testing.assert_close(terms.sum(0), surprise, rtol=0, atol=1e-9)
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rdlm.data.sources import Source, markov, skewed
 from rdlm.likelihood import curve_of_source, path_terms
-from rdlm.process.bridge import BridgeKind, joint_posterior
+from rdlm.process.bridge import BridgeKind
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.order import Lanes
-from rdlm.process.path import Path, masked_path, switching_path, uniform_path
+from rdlm.process.order import TokenSteps
+from rdlm.process.path import Path, joint_posterior, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
 
 S = Geometric().total
@@ -34,20 +34,20 @@ def switching(kind: BridgeKind = "brownian") -> Path:
         (skewed(3), masked_path(3, S), None),
         (skewed(3), uniform_path(3, S, "logarithm"), None),
         (skewed(3), switching(), None),
-        (markov(), masked_path(3, S), Lanes(16, 8)),
-        (markov(), switching("logarithm"), Lanes(16, 8, "left_to_right")),
+        (markov(), masked_path(3, S), TokenSteps(16, 8)),
+        (markov(), switching("logarithm"), TokenSteps(16, 8, "left_to_right")),
     ],
     ids=["masked", "uniform-logarithm", "switch", "lanes", "switch-lanes"],
 )
-def test_steps_and_paths_agree(source: Source, path: Path, lanes: Lanes | None, kernel: Kernel) -> None:
-    chain = Chain(path, uniform_in_time(Geometric(), 8), kernel, lanes)
+def test_steps_and_paths_agree(source: Source, path: Path, token_steps: TokenSteps | None, kernel: Kernel) -> None:
+    chain = Chain(path, uniform_in_time(Geometric(), 8), kernel, token_steps)
     # A posterior that is wrong on purpose, so that no term vanishes.
     posterior = partial(joint_posterior, path, 0.5 * source.log_joint)
     generator = torch.Generator().manual_seed(0)
     count = 6000
     terms = path_terms(posterior, chain, source.draw(count, generator), generator).sum(-1)  # [calls, count]
-    curve = curve_of_source(posterior, chain, source.draw, 12_000 * chain.calls, generator)
-    assert terms.shape == (chain.calls, count) and terms.dtype == torch.float64
+    curve = curve_of_source(posterior, chain, source.draw, 12_000 * chain.nfe, generator)
+    assert terms.shape == (chain.nfe, count) and terms.dtype == torch.float64
     total = terms.sum(0)
     error = math.hypot(curve.total.stderr, total.std().item() / math.sqrt(count))
     assert curve.total.value == pytest.approx(total.mean().item(), abs=4 * error)
@@ -78,7 +78,7 @@ def test_a_path_hardly_varies_where_the_posterior_is_exact() -> None:
 
 
 def test_each_lane_is_counted_once_and_in_its_time() -> None:
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 2), lanes=Lanes(6, 2, "left_to_right"))
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 2), asynchronous=TokenSteps(6, 2, "left_to_right"))
 
     def posterior(state: Tensor, noise: Tensor) -> Tensor:
         return torch.full((*state.shape[:-1], 3), -math.log(3.0), dtype=state.dtype)

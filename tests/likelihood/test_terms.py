@@ -12,10 +12,10 @@ from torch import Tensor
 from rdlm.geometry import sphere
 from rdlm.likelihood.terms import kernel_terms, mixture_excess, position_terms, renoise, step_terms
 from rdlm.process.bridge import Bridge, BridgeKind
-from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import Chain, step_log_density, token_step_parts
 from rdlm.process.layout import Codec
-from rdlm.process.order import Lanes
+from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.schedule import Geometric
 
@@ -46,15 +46,15 @@ def situation(vocabulary: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_drift_term_is_the_divergence_of_two_gaussians(vocabulary: int, kind: BridgeKind) -> None:
     chain = Chain(masked_path(vocabulary, S, kind), uniform_in_time(Geometric(), 4), "drift")
     bridge, grid = chain.path.bridge, chain.grid
-    state, token, log_probability = situation(vocabulary, 12)
-    found = kernel_terms(chain, state, token, torch.full((12,), STEP), log_probability)
+    state, token, log_probs = situation(vocabulary, 12)
+    found = kernel_terms(chain, state, token, torch.full((12,), STEP), log_probs)
     pulls = dense_pulls(bridge, state, grid.noise[STEP].item())
-    miss = (log_probability.exp()[..., None] * pulls).sum(1) - pulls[torch.arange(12), token]
+    miss = (log_probs.exp()[..., None] * pulls).sum(1) - pulls[torch.arange(12), token]
     natural = 1 / grid.noise[STEP + 1] - 1 / grid.noise[STEP]  # g^2 / s2
     torch.testing.assert_close(found, natural / 2 * miss.square().sum(-1), rtol=1e-8, atol=1e-10)
 
 
-def quadrature_divergence(chain: Chain, state: Tensor, token: int, log_probability: Tensor) -> float:
+def quadrature_divergence(chain: Chain, state: Tensor, token: int, log_probs: Tensor) -> float:
     """Return KL(q_k || sum_l p_l q_l) in the tangent plane at one state of S^2, by Gauss-Hermite."""
     grid, bridge = chain.grid, chain.path.bridge
     pulls = grid.gain[STEP] * dense_pulls(bridge, state[None], grid.noise[STEP].item())[0]  # [v, 3]
@@ -66,7 +66,7 @@ def quadrature_divergence(chain: Chain, state: Tensor, token: int, log_probabili
     centres = pulls @ frame  # [v, 2]
     step = centres[token] + math.sqrt(variance) * grid_nodes
     density = -(step[:, None] - centres).square().sum(-1) / (2 * variance)
-    integrand = density[:, token] - torch.logsumexp(density + log_probability, -1)
+    integrand = density[:, token] - torch.logsumexp(density + log_probs, -1)
     return float((mass * integrand).sum())
 
 
@@ -78,17 +78,17 @@ def test_mixture_term_is_the_divergence_from_the_mixture(kind: BridgeKind) -> No
     start = chain.path.bridge.start.point(torch.float64).expand(4, -1)
     near = sphere.exponential(start, 0.1 * sphere.tangent_normal(start, torch.Generator().manual_seed(1)))
     _, tokens, log_probabilities = situation(2, 4)
-    for row, (state, token, log_probability) in enumerate(zip(near, tokens, log_probabilities, strict=True)):
+    for row, (state, token, log_probs) in enumerate(zip(near, tokens, log_probabilities, strict=True)):
         terms = kernel_terms(
             chain,
             state.expand(count, -1),
             token.expand(count),
             torch.full((count,), STEP),
-            log_probability.expand(count, -1),
+            log_probs.expand(count, -1),
             torch.Generator().manual_seed(row),
         )
-        expected = quadrature_divergence(chain, state, int(token), log_probability)
-        assert 0 < expected < -0.8 * log_probability[token].item()  # better than naming the token
+        expected = quadrature_divergence(chain, state, int(token), log_probs)
+        assert 0 < expected < -0.8 * log_probs[token].item()  # better than naming the token
         error = terms.std().item() / math.sqrt(count)
         assert terms.mean().item() == pytest.approx(expected, abs=4 * error)
         assert error < 0.02 * expected
@@ -105,8 +105,8 @@ def test_certain_and_right_costs_nothing(kernel: str) -> None:
 
 def test_mixture_excess_by_hand() -> None:
     density = torch.tensor([[0.0, math.log(3.0)]])
-    log_probability = torch.tensor([[0.25, 0.75]]).log()
-    found = mixture_excess(density, log_probability, torch.tensor([1]))
+    log_probs = torch.tensor([[0.25, 0.75]]).log()
+    found = mixture_excess(density, log_probs, torch.tensor([1]))
     assert found.item() == pytest.approx(math.log(3 / (0.25 + 0.75 * 3)))
 
 
@@ -115,18 +115,18 @@ def test_every_position_gets_the_term_of_its_own_step() -> None:
     grid = uniform_in_time(Geometric(), 6)
     chain = Chain(switching_path(3, S, float(grid.noise[3])), grid, "drift")
     assert chain.switch == 2
-    state, token, log_probability = situation(3, 6)
+    state, token, log_probs = situation(3, 6)
     local = torch.arange(6)
     terms = position_terms(
-        chain, state[None], token[None], local[None], log_probability[None], torch.Generator().manual_seed(1)
+        chain, state[None], token[None], local[None], log_probs[None], torch.Generator().manual_seed(1)
     )[0]
     for step in (0, 1, 3, 4):
         at = slice(step, step + 1)
-        alone = kernel_terms(chain, state[at], token[at], local[at], log_probability[at])
+        alone = kernel_terms(chain, state[at], token[at], local[at], log_probs[at])
         torch.testing.assert_close(terms[at], alone)
-    assert terms[5].item() == pytest.approx(-log_probability[5, token[5]].item())
+    assert terms[5].item() == pytest.approx(-log_probs[5, token[5]].item())
     density = renoise(chain, token[2:3], state.dtype, torch.Generator().manual_seed(1))[1]
-    torch.testing.assert_close(terms[2:3], mixture_excess(density, log_probability[2:3], token[2:3]))
+    torch.testing.assert_close(terms[2:3], mixture_excess(density, log_probs[2:3], token[2:3]))
 
 
 def test_renoised_states_have_the_second_law_and_the_density_its_path() -> None:
@@ -146,7 +146,7 @@ def test_renoised_states_have_the_second_law_and_the_density_its_path() -> None:
 
 
 def test_resting_positions_add_nothing() -> None:
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 2), lanes=Lanes(6, 2, "left_to_right"))
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 2), asynchronous=TokenSteps(6, 2, "left_to_right"))
     law = chain.law(64)
     token = torch.zeros(6, 3, dtype=torch.long)
 
@@ -161,7 +161,7 @@ def test_resting_positions_add_nothing() -> None:
 
 
 def test_posterior_sees_each_position_at_its_own_noise() -> None:
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 3), lanes=Lanes(7, 3, "left_to_right"))
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 3), asynchronous=TokenSteps(7, 3, "left_to_right"))
     seen: list[tuple[Tensor, Tensor]] = []
 
     def posterior(state: Tensor, noise: Tensor) -> Tensor:
@@ -180,9 +180,9 @@ def test_a_switch_in_the_decode_step_is_none() -> None:
     grid = uniform_in_time(Geometric(), 4)
     chain = Chain(switching_path(3, S, float(grid.noise[3]) / 2), grid, "drift")
     assert chain.path.switch_step(grid) == 3 and chain.switch == -1
-    state, token, log_probability = situation(3, 4)
-    terms = position_terms(chain, state[None], token[None], torch.full((1, 4), 3), log_probability[None])
-    torch.testing.assert_close(terms[0], -log_probability[torch.arange(4), token])
+    state, token, log_probs = situation(3, 4)
+    terms = position_terms(chain, state[None], token[None], torch.full((1, 4), 3), log_probs[None])
+    torch.testing.assert_close(terms[0], -log_probs[torch.arange(4), token])
 
 
 def test_digits_of_a_token_move_together() -> None:
@@ -192,18 +192,18 @@ def test_digits_of_a_token_move_together() -> None:
     generator = torch.Generator().manual_seed(3)
     token = torch.arange(5)
     state = sphere.uniform((5, 3), 3, generator, torch.float64)
-    log_probability = torch.log_softmax(torch.randn(5, 5, generator=generator, dtype=torch.float64), -1)
+    log_probs = torch.log_softmax(torch.randn(5, 5, generator=generator, dtype=torch.float64), -1)
     local = torch.full((5,), STEP)
-    found = kernel_terms(chain, state, token, local, log_probability, torch.Generator().manual_seed(4))
+    found = kernel_terms(chain, state, token, local, log_probs, torch.Generator().manual_seed(4))
     # The same draw, by a loop over tokens and their digits.
     digit = codec.encode(token)
-    stride = Stride(*chain.grid.strides[STEP].expand(5, 3, 3).unbind(-1))
-    pull, wobble = token_step_parts(chain.path.bridge, state, digit, stride, torch.Generator().manual_seed(4))
+    coefficients = StepCoefficients(*chain.grid.coefficient_table[STEP].expand(5, 3, 3).unbind(-1))
+    pull, wobble = token_step_parts(chain.path.bridge, state, digit, coefficients, torch.Generator().manual_seed(4))
     expected = torch.zeros(5, dtype=torch.float64)
     for sign in (1, -1):
-        density = step_log_density(chain.path.bridge, state, pull + sign * wobble, stride)
+        density = step_log_density(chain.path.bridge, state, pull + sign * wobble, coefficients)
         whole = torch.stack([sum(density[:, j, digit[k, j]] for j in range(3)) for k in range(5)], -1)
-        expected += (whole.diagonal() - torch.logsumexp(whole + log_probability, -1)) / 2
+        expected += (whole.diagonal() - torch.logsumexp(whole + log_probs, -1)) / 2
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 

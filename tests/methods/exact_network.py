@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import DiscreteConfig, FlowConfig, RunConfig, TransformerConfig
+from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, TransformerConfig
 from rdlm.data.sources import Source
 from rdlm.geometry import sphere
 from rdlm.methods import METHODS, discrete
@@ -25,7 +25,7 @@ def known(name: str, source: Source, **choices: str | float) -> Any:
         method=name,
         model=TransformerConfig(width=8, layers=1, heads=2, time_width=8),
         discrete=replace(DiscreteConfig(), **jumps),
-        flow=replace(FlowConfig(), **flows),
+        fisher_flow=replace(FisherFlowConfig(), **flows),
     )
     method = METHODS[name](config, source.states, 0, 0)
     method.network = Known(source, config)
@@ -52,16 +52,16 @@ class Known(nn.Module):
     def __init__(self, source: Source, config: RunConfig) -> None:
         super().__init__()
         self.source, self.config = source, config
-        self.calls = 0
+        self.nfe = 0
         self.answer = {
-            "masked": self.masked,
-            "uniform": self.uniform,
-            "score_entropy": self.absorb if config.discrete.graph == "absorb" else self.scores,
-            "flow": self.flow,
+            "mdlm": self.masked,
+            "udlm": self.uniform,
+            "sedd": self.absorb if config.discrete.graph == "absorb" else self.scores,
+            "fisher_flow": self.fisher_flow,
         }[config.method]
 
     def forward(self, inputs: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
-        self.calls += len(inputs)
+        self.nfe += len(inputs)
         return self.answer(inputs, time)
 
     def masked(self, ids: Tensor, time: Tensor | float) -> Tensor:
@@ -94,7 +94,7 @@ class Known(nn.Module):
         left = (1 - time.double()).view(-1, 1, 1)
         angle = sphere.distance(point[..., None, :], torch.eye(states, dtype=torch.float64)) / left
         inside = angle < math.pi
-        if self.config.flow.origin == "orthant":
+        if self.config.fisher_flow.origin == "orthant":
             vertex = torch.eye(states, dtype=torch.float64).expand(*point.shape[:-1], states, states)
             back = sphere.logarithm(vertex, point[..., None, :].expand_as(vertex)) / left[..., None]
             inside = (sphere.exponential(vertex, back).min(-1).values > -1e-6) & (angle < 0.6 * math.pi)

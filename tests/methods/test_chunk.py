@@ -15,10 +15,10 @@ from torch import Tensor
 from rdlm.config import ConvolutionConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.likelihood import by_paths, by_steps
+from rdlm.likelihood import path_bound, stratified_bound
 from rdlm.likelihood.estimators import path_terms
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw
 
 ONE_STEP = 0.01
@@ -28,8 +28,8 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def nats(model: Rdlm, batch: Batch, calls: int, window: Window, paths: int = 1) -> Tensor:
-    return by_paths(model.problem(batch, calls, window=window), paths, seeded()).sum((1, 3))
+def nats(model: Rdlm, batch: Batch, calls: int, window: TokenSchedule, paths: int = 1) -> Tensor:
+    return path_bound(model.problem(batch, calls, window=window), paths, seeded()).sum((1, 3))
 
 
 @every_layout
@@ -37,7 +37,7 @@ def test_token_by_token_the_bound_is_an_exact_likelihood(layout: str) -> None:
     """The probabilities of all sequences add up to one."""
     model = method(3, scrambled=True, **LAYOUTS[layout])
     every = Batch(torch.tensor(list(itertools.product(range(3), repeat=3))))
-    window = Window(ONE_STEP, "spread", 1)
+    window = TokenSchedule(ONE_STEP, "strided", 1)
     total = torch.logsumexp(-nats(model, every, 3, window)[0], 0)
     if layout in BY_TOKEN:
         assert float(total) == pytest.approx(0, abs=1e-5)
@@ -48,7 +48,7 @@ def test_token_by_token_the_bound_is_an_exact_likelihood(layout: str) -> None:
 def test_samples_have_the_law_that_is_measured() -> None:
     model = method(3, scrambled=True)
     every = Batch(torch.tensor(list(itertools.product(range(3), repeat=3))))
-    window = Window(ONE_STEP, "spread", 1)
+    window = TokenSchedule(ONE_STEP, "strided", 1)
     law = (-nats(model, every, 3, window)[0]).exp()
     drawn = model.generate(4000, 3, 3, seeded(1), window=window)
     counts = torch.bincount((drawn * torch.tensor([9, 3, 1])).sum(1), minlength=27)
@@ -57,17 +57,17 @@ def test_samples_have_the_law_that_is_measured() -> None:
 
 @every_layout
 @pytest.mark.parametrize(("chunk", "calls", "width"), [(1, 6, ONE_STEP), (2, 6, ONE_STEP), (3, 8, 1.0), (4, 9, 0.5)])
-def test_in_line_and_side_by_side_are_the_same_bound(layout: str, chunk: int, calls: int, width: float) -> None:
+def test_in_line_and_side_by_side_are_the_same_bound(layout: str, block: int, calls: int, width: float) -> None:
     """In line the network is asked chunk after chunk, as the sampler asks it; side by side once for all."""
     model = method(5, scrambled=True, **LAYOUTS[layout])
-    batch, window = tokens(5, 3, 6), Window(width, "spread", chunk)
+    batch, window = tokens(5, 3, 6), TokenSchedule(width, "strided", block)
     chain = model.chain(model.process.mixture.paths[0], calls, "mixture", window, length=6)
-    token, posterior = model.symbols(batch.ids), model.posterior(None, model.sight(chain))
+    token, posterior = model.symbols(batch.ids), model.posterior(None, model.block_mask(chain))
     line = torch.stack([path_terms(posterior, chain, token, seeded(s)).sum((0, 2)).mean() for s in range(100)])
     beside = nats(model, batch, calls, window, paths=100).mean(1)
     (first, first_error), (second, second_error) = mean_and_error(line), mean_and_error(beside)
     assert first == pytest.approx(second, abs=5 * math.hypot(first_error, second_error) + 1e-4)
-    single = by_steps(model.problem(batch, calls, window=window), 600, seeded()).total
+    single = stratified_bound(model.problem(batch, calls, window=window), 600, seeded()).total
     assert single.value == pytest.approx(second, abs=5 * math.hypot(single.stderr, second_error) + 1e-4)
 
 
@@ -75,19 +75,22 @@ def test_the_loss_is_the_bound_of_the_chunks_that_it_asks() -> None:
     """With chunks of one and of all tokens, finished one by one, its mean is the bound per token."""
     batch = tokens(5, 4, 6)
     for size in (1, 3, 6):
-        model = method(5, scrambled=True, chunked=1.0, chunks=(size,), narrow=1.0)
+        model = method(5, scrambled=True, blockwise=1.0, block_sizes=(size,), narrow=1.0)
         losses = torch.stack([model.loss(batch, Draw(0, step, 0, 1)).detach() for step in range(300)])
-        bound = nats(model, batch, 6, Window(ONE_STEP, "random" if size == 6 else "spread", size), paths=50).mean(1) / 6
+        bound = (
+            nats(model, batch, 6, TokenSchedule(ONE_STEP, "random" if size == 6 else "strided", size), paths=50).mean(1)
+            / 6
+        )
         (loss, loss_error), (value, error) = mean_and_error(losses), mean_and_error(bound)
         # At time 0 a drawn state is at the start to 5e-5, the root of float32's rounding: this network hears it.
         assert loss == pytest.approx(value, abs=5 * math.hypot(loss_error, error) + 2e-3)
 
 
 def test_some_rows_in_chunks_and_some_together_make_one_loss() -> None:
-    model = method(5, chunked=0.5, chunks=(1, 2), asynchronous=1.0)
+    model = method(5, blockwise=0.5, block_sizes=(1, 2), asynchronous=1.0)
     model.loss(tokens(5, 5, 6), Draw(0, 0, 0, 1)).backward()
     assert all(parameter.grad is not None for parameter in model.network.parameters())
-    plain = method(5, chunked=0.0, asynchronous=1.0)
+    plain = method(5, blockwise=0.0, asynchronous=1.0)
     assert torch.equal(plain.loss(tokens(5, 5, 6), Draw(0, 1, 0, 1)), plain.loss(tokens(5, 5, 6), Draw(0, 1, 0, 1)))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rdlm.config import DiscreteConfig, FlowConfig, RunConfig, TransformerConfig
+from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, TransformerConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.methods import METHODS
@@ -18,22 +18,22 @@ from rdlm.random import Draw
 TINY = TransformerConfig(width=24, layers=1, heads=2, time_width=16)
 CASES = [
     ("rdlm", {}),
-    ("masked", {}),
-    ("masked", {"schedule": "cosine"}),
-    ("uniform", {}),
-    ("score_entropy", {}),
-    ("score_entropy", {"graph": "uniform"}),
+    ("mdlm", {}),
+    ("mdlm", {"schedule": "cosine"}),
+    ("udlm", {}),
+    ("sedd", {}),
+    ("sedd", {"graph": "uniform"}),
     ("autoregressive", {}),
-    ("flow", {}),
-    ("flow", {"predict": "velocity"}),
+    ("fisher_flow", {}),
+    ("fisher_flow", {"predict": "velocity"}),
 ]
 
 
 def method_of(name: str, choices: dict[str, str], states: int, classes: int = 0) -> Method:
     torch.manual_seed(1)
-    flow = replace(FlowConfig(), **(choices if name == "flow" else {}))
-    discrete = replace(DiscreteConfig(), **({} if name == "flow" else choices))
-    return METHODS[name](RunConfig(method=name, model=TINY, discrete=discrete, flow=flow), states, classes, 0)
+    flow = replace(FisherFlowConfig(), **(choices if name == "fisher_flow" else {}))
+    discrete = replace(DiscreteConfig(), **({} if name == "fisher_flow" else choices))
+    return METHODS[name](RunConfig(method=name, model=TINY, discrete=discrete, fisher_flow=flow), states, classes, 0)
 
 
 def shaken(method: Method) -> Method:
@@ -67,7 +67,7 @@ def test_every_method_keeps_the_interface(name, choices):
     assert isinstance(method.claims_bound, bool)
 
 
-@pytest.mark.parametrize("name", ["masked", "uniform", "score_entropy", "autoregressive"])
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive"])
 def test_a_trained_network_comes_within_three_percent_of_the_entropy_and_not_below(name):
     source, generator = sources.markov(), torch.Generator().manual_seed(1)
     method = method_of(name, {}, states=3)

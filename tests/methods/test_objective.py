@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdlm.config import ObjectiveConfig
 from rdlm.errors import InputError
-from rdlm.methods.objective import Proposal, cross_entropy, draw_chunked, draw_moment, mean_unfinished
+from rdlm.methods.objective import Proposal, cross_entropy, draw_blockwise, draw_moment, mean_unfinished
 
 LENGTH = 12
 
@@ -100,15 +100,15 @@ def test_shares_mix_within_a_batch() -> None:
 
 def test_cross_entropy_averages_over_unfinished_positions() -> None:
     generator = torch.Generator().manual_seed(6)
-    log_probability = torch.log_softmax(torch.randn(3, 4, 5, generator=generator), -1).requires_grad_()
+    log_probs = torch.log_softmax(torch.randn(3, 4, 5, generator=generator), -1).requires_grad_()
     token = torch.randint(5, (3, 4), generator=generator)
     time = torch.tensor([[0.2, 0.2, 0.2, 0.2], [1.0, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    found = cross_entropy(log_probability, token, time)
-    loss = -log_probability.detach()[torch.arange(3)[:, None], torch.arange(4), token]
+    found = cross_entropy(log_probs, token, time)
+    loss = -log_probs.detach()[torch.arange(3)[:, None], torch.arange(4), token]
     expected = torch.stack([loss[0].mean(), (loss[1, 1] + loss[1, 3]) / 2, torch.zeros(())])
     torch.testing.assert_close(found, expected)
     found.sum().backward()
-    gradient = log_probability.grad
+    gradient = log_probs.grad
     assert gradient is not None and bool(gradient.isfinite().all())
     assert torch.equal(gradient.abs().sum(-1) > 0, time < 1)
 
@@ -140,12 +140,12 @@ def test_impossible_objectives_are_refused(wrong: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("narrow", [0.0, 0.5, 1.0])
 def test_every_chunk_has_something_unfinished_and_counts_by_its_tokens(narrow: float) -> None:
-    config = ObjectiveConfig(chunked=1, chunks=(1, 3, 5, 50), narrow=narrow)
-    moment = draw_chunked(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
-    assert set(moment.chunk.tolist()) == {1, 3, 5, LENGTH}
+    config = ObjectiveConfig(blockwise=1, block_sizes=(1, 3, 5, 50), narrow=narrow)
+    moment = draw_blockwise(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
+    assert set(moment.block.tolist()) == {1, 3, 5, LENGTH}
     assert bool(((moment.time >= 0) & (moment.time <= 1)).all())
-    for time, weight, chunk in zip(moment.time, moment.weight, moment.chunk.tolist(), strict=True):
-        for part, counted in zip(time.split(chunk), weight.split(chunk), strict=True):
+    for time, weight, block in zip(moment.time, moment.weight, moment.block.tolist(), strict=True):
+        for part, counted in zip(time.split(block), weight.split(block), strict=True):
             assert bool((part < 1).any())
             assert torch.equal(counted > 0, part < 1)
             assert float(counted.sum()) == pytest.approx(len(part))
@@ -153,12 +153,12 @@ def test_every_chunk_has_something_unfinished_and_counts_by_its_tokens(narrow: f
 
 
 def test_each_count_of_finished_positions_of_a_chunk_is_as_likely() -> None:
-    config = ObjectiveConfig(chunked=1, chunks=(4,), narrow=1.0)
+    config = ObjectiveConfig(blockwise=1, block_sizes=(4,), narrow=1.0)
     generator = torch.Generator().manual_seed(2)
-    moment = draw_chunked(config, torch.rand(4000, generator=generator), 8, generator)
+    moment = draw_blockwise(config, torch.rand(4000, generator=generator), 8, generator)
     finished = moment.time.view(-1, 2, 4) == 1
-    for chunk in range(2):
-        counts = torch.bincount(finished[:, chunk].sum(-1), minlength=5)
+    for block in range(2):
+        counts = torch.bincount(finished[:, block].sum(-1), minlength=5)
         assert int(counts[4]) == 0
         assert bool(((counts[:4] - 1000).abs() < 5 * 27).all())  # a standard deviation is 27
     shares = finished.float().mean(0)
@@ -167,6 +167,6 @@ def test_each_count_of_finished_positions_of_a_chunk_is_as_likely() -> None:
 
 def test_chunks_are_refused_where_they_mean_nothing() -> None:
     with pytest.raises(InputError, match=r"objective\.chunks"):
-        ObjectiveConfig(chunks=(0,))
+        ObjectiveConfig(block_sizes=(0,))
     with pytest.raises(InputError, match=r"objective\.chunked"):
-        ObjectiveConfig(chunked=0.5, loss="drift_error")
+        ObjectiveConfig(blockwise=0.5, loss="drift_error")

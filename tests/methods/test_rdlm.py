@@ -17,7 +17,7 @@ from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.layout import Codec
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw
 
 FACTORS: dict[str, list[Any]] = {
@@ -172,11 +172,11 @@ def test_a_seen_answer_is_used_half_of_the_time() -> None:
 # -- samples ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, Window(0.5, "left_to_right")], ids=["all", "half"])
+@pytest.mark.parametrize("window", [None, TokenSchedule(0.5, "left_to_right")], ids=["all", "half"])
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "constant", "switch"])
 @every_layout
-def test_samples_are_tokens(layout: str, path: str, kernel: str, window: Window | None) -> None:
+def test_samples_are_tokens(layout: str, path: str, kernel: str, window: TokenSchedule | None) -> None:
     made = method(5, scrambled=True, path=path, **LAYOUTS[layout])
     first, second = (made.generate(40, 3, 8, torch.Generator().manual_seed(14), kernel, window) for _ in range(2))
     assert first.shape == (40, 3) and first.dtype == torch.long

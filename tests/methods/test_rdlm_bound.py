@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rdlm.data.batch import Batch
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 
 
 @pytest.mark.parametrize("calls", [8, 32])
@@ -41,10 +41,10 @@ FLOOR_ROWS: list[dict[str, Any]] = [
     {"base": 2},
     {"base": 2, "kernel": "drift"},
     {"base": 2, "path": "switch", "calls": 12},
-    {"base": 2, "head": "digit", "window": Window(0.5)},
-    {"base": 2, "layout": "serial", "window": Window(0.25, "left_to_right")},
+    {"base": 2, "head": "digit", "window": TokenSchedule(0.5)},
+    {"base": 2, "layout": "serial", "window": TokenSchedule(0.25, "left_to_right")},
     {"evidence": False, "features": "coordinates"},
-    {"evidence": False, "features": "top", "top": 3, "base": 2, "window": Window(0.5)},
+    {"evidence": False, "features": "top", "top": 3, "base": 2, "window": TokenSchedule(0.5)},
 ]
 
 
@@ -64,7 +64,7 @@ def test_width_one_is_synchronous() -> None:
     made, batch = method(5, scrambled=True), tokens(5, 4096, 3)
     plain, whole, nearly = (
         made.bound(batch, 8, torch.Generator().manual_seed(6), window=window)
-        for window in (None, Window(1.0), Window(0.99))
+        for window in (None, TokenSchedule(1.0), TokenSchedule(0.99))
     )
     assert torch.equal(plain, whole)
     # Of 8 calls 0.99 is all of them: the same chain, by way of lanes and with other draws.
@@ -77,7 +77,10 @@ def test_the_narrowest_window_is_masked_diffusion() -> None:
     made = method(3, scrambled=True)
     pair, count = [2, 0], 16_384
     values = made.bound(
-        Batch(torch.tensor([pair]).expand(count, 2)), 2, torch.Generator().manual_seed(7), window=Window(0.5, "random")
+        Batch(torch.tensor([pair]).expand(count, 2)),
+        2,
+        torch.Generator().manual_seed(7),
+        window=TokenSchedule(0.5, "random"),
     )
     mean, error = mean_and_error(values)
     start, posterior = made.process.bridge.start.point(), made.posterior()
@@ -100,7 +103,7 @@ def test_every_sequence_is_measured_at_every_step_equally_often() -> None:
         steps.append(noise[:, 0])
         return made.denoiser(made.network, state, noise)
 
-    made.posterior = lambda condition=None, sight=None: spy  # type: ignore[method-assign]
+    made.posterior = lambda condition=None, block_mask=None: spy  # type: ignore[method-assign]
     generator = torch.Generator().manual_seed(8)
     for _ in range(120):
         made.bound(batch, chain_calls, generator)
@@ -142,10 +145,12 @@ def alike(layout: str, vocabulary: int, base: int, **settings: Any) -> Rdlm:
     return made
 
 
-@pytest.mark.parametrize("window", [None, Window(0.5), Window(0.25, "left_to_right")], ids=["all", "half", "quarter"])
+@pytest.mark.parametrize(
+    "window", [None, TokenSchedule(0.5), TokenSchedule(0.25, "left_to_right")], ids=["all", "half", "quarter"]
+)
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "switch"])
-def test_packed_and_serial_layouts_have_one_bound(path: str, kernel: str, window: Window | None) -> None:
+def test_packed_and_serial_layouts_have_one_bound(path: str, kernel: str, window: TokenSchedule | None) -> None:
     """The same draws give the same estimate for every sequence, for V = 20 in base 3 with 7 codes to spare."""
     batch = tokens(20, 64, 3)
     values = [
@@ -158,11 +163,11 @@ def test_packed_and_serial_layouts_have_one_bound(path: str, kernel: str, window
     assert values[0].mean().item() > 1
 
 
-@pytest.mark.parametrize("window", [None, Window(0.5)], ids=["all", "half"])
+@pytest.mark.parametrize("window", [None, TokenSchedule(0.5)], ids=["all", "half"])
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "switch"])
 def test_tokens_of_independent_digits_have_the_bound_of_their_digits(
-    path: str, kernel: str, window: Window | None
+    path: str, kernel: str, window: TokenSchedule | None
 ) -> None:
     """Where every code is a token and digits are independent, a head over tokens says what one over digits says."""
     batch = tokens(27, 64, 3)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdlm.model import loss as home
-from rdlm.model.loss import surprisal
+from rdlm.model.loss import fused_cross_entropy
 
 
 def example(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +33,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
     evidence = added if with_evidence else None
     weight = torch.rand(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     outcomes = []
-    for formula in (surprisal, plain):
+    for formula in (fused_cross_entropy, plain):
         loss = formula(2 * leaf, token, evidence)
         gradient = torch.autograd.grad((loss * weight).sum(), leaf)[0]
         outcomes.append((loss.detach(), gradient))
@@ -43,7 +43,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 
 def test_certain_tokens_cost_nothing_and_impossible_ones_a_finite_amount() -> None:
     logits = torch.tensor([[0.0, -200.0], [0.0, -200.0]])
-    loss = surprisal(logits, torch.tensor([0, 1]))
+    loss = fused_cross_entropy(logits, torch.tensor([0, 1]))
     assert loss.tolist() == [0.0, 200.0]
 
 
@@ -51,14 +51,14 @@ def test_the_gradient_takes_the_place_of_the_logits() -> None:
     leaf, token, _ = example(2, 3, 5)
     logits = 1 * leaf
     before = logits.detach().clone()
-    surprisal(logits, token).sum().backward()
+    fused_cross_entropy(logits, token).sum().backward()
     expected = torch.softmax(before, -1) - torch.nn.functional.one_hot(token, 5)
     torch.testing.assert_close(logits.detach(), expected)
 
 
 def test_a_second_backward_is_refused_rather_than_wrong() -> None:
     leaf, token, _ = example(2, 3, 5)
-    loss = surprisal(1 * leaf, token).sum()
+    loss = fused_cross_entropy(1 * leaf, token).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -67,9 +67,9 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 def test_a_tensor_of_the_caller_is_left_alone() -> None:
     leaf, token, _ = example(2, 3, 5)
     before = leaf.detach().clone()
-    surprisal(leaf, token).sum().backward()
+    fused_cross_entropy(leaf, token).sum().backward()
     assert torch.equal(leaf.detach(), before)
 
 
 def test_no_tokens_cost_nothing() -> None:
-    assert surprisal(torch.zeros(0, 4, 5), torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4)
+    assert fused_cross_entropy(torch.zeros(0, 4, 5), torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4)

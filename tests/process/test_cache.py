@@ -58,7 +58,7 @@ def test_exact_table_is_built_once_and_equals_a_fresh_one(folder, builds):
 def test_normal_table_is_built_once(folder, builds):
     first, second = (cache.cached_normal(BRIDGE, GRID, 64, seed=5) for _ in range(2))
     assert len(builds) == 1
-    for name in ("noise", "angle", "spread"):
+    for name in ("noise", "angle", "strided"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert second.draw(torch.tensor([1]), 0.01).shape == (1, 5)
 

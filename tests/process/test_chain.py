@@ -11,7 +11,7 @@ from torch import Tensor
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, BridgeKind, uniform
-from rdlm.process.grid import Stride, uniform_in_time
+from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import (
     Chain,
     draw_mean_step,
@@ -20,7 +20,7 @@ from rdlm.process.kernel import (
     step_log_density,
     token_step_parts,
 )
-from rdlm.process.order import Lanes
+from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.schedule import Geometric
 
@@ -31,8 +31,8 @@ every_size = pytest.mark.parametrize("vocabulary", [2, 3, 6])
 NOISE, GAIN, VARIANCE = 0.02, 0.3, 0.011
 
 
-def stride(count: int) -> Stride:
-    return Stride(*(torch.full((count,), v, dtype=torch.float64) for v in (NOISE, GAIN, VARIANCE)))
+def coefficients(count: int) -> StepCoefficients:
+    return StepCoefficients(*(torch.full((count,), v, dtype=torch.float64) for v in (NOISE, GAIN, VARIANCE)))
 
 
 def dense_pulls(bridge: Bridge, state: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def test_token_step_has_the_moments_of_its_bridge(vocabulary: int, kind: BridgeK
     bridge, count = Bridge(uniform(vocabulary), S, kind), 60_000
     state = states(bridge, 1).expand(count, -1)
     token = torch.full((count,), 1)
-    step = draw_token_step(bridge, state, token, stride(count), torch.Generator().manual_seed(1))
+    step = draw_token_step(bridge, state, token, coefficients(count), torch.Generator().manual_seed(1))
     assert float((step * state).sum(-1).abs().max()) < 1e-12
     wanted = GAIN * dense_pulls(bridge, state[:1])[0, 1]
     error = 5 * math.sqrt(VARIANCE / count)
@@ -68,7 +68,9 @@ def test_mean_step_moves_by_the_mean_of_the_pulls(kind: BridgeKind) -> None:
     bridge, count = Bridge(uniform(4), S, kind), 60_000
     state = states(bridge, 1).expand(count, -1)
     probability = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    step = draw_mean_step(bridge, state, probability.expand(count, -1), stride(count), torch.Generator().manual_seed(2))
+    step = draw_mean_step(
+        bridge, state, probability.expand(count, -1), coefficients(count), torch.Generator().manual_seed(2)
+    )
     wanted = GAIN * (probability[:, None] * dense_pulls(bridge, state[:1])[0]).sum(0)
     torch.testing.assert_close(step.mean(0), wanted, rtol=0, atol=5 * math.sqrt(VARIANCE / count))
     assert (step - wanted).square().sum(-1).mean().item() == pytest.approx(4 * VARIANCE, rel=0.02)
@@ -76,8 +78,8 @@ def test_mean_step_moves_by_the_mean_of_the_pulls(kind: BridgeKind) -> None:
 
 def test_parts_add_up_to_the_step() -> None:
     bridge, state, token = Bridge(uniform(3), S), states(Bridge(uniform(3), S), 7), torch.arange(7) % 3
-    pull, wobble = token_step_parts(bridge, state, token, stride(7), torch.Generator().manual_seed(3))
-    step = draw_token_step(bridge, state, token, stride(7), torch.Generator().manual_seed(3))
+    pull, wobble = token_step_parts(bridge, state, token, coefficients(7), torch.Generator().manual_seed(3))
+    step = draw_token_step(bridge, state, token, coefficients(7), torch.Generator().manual_seed(3))
     torch.testing.assert_close(pull + wobble, step)
 
 
@@ -91,7 +93,7 @@ def test_step_density_is_the_gaussian_of_the_tangent_space(vocabulary: int, kind
     bridge = Bridge(uniform(vocabulary), S, kind)
     state = states(bridge, 20)
     step = 0.3 * sphere.tangent_normal(state, torch.Generator().manual_seed(4))
-    found = step_log_density(bridge, state, step, stride(20))
+    found = step_log_density(bridge, state, step, coefficients(20))
     dense = gaussian(step[:, None], GAIN * dense_pulls(bridge, state)) - gaussian(step, torch.zeros_like(step))[:, None]
     torch.testing.assert_close(found, dense, rtol=1e-8, atol=1e-9)
 
@@ -104,7 +106,7 @@ def test_mean_step_density_is_the_gaussian_of_the_mean_pull(vocabulary: int, kin
     generator = torch.Generator().manual_seed(5)
     step = 0.3 * sphere.tangent_normal(state, generator)
     probability = torch.softmax(torch.randn(20, vocabulary, generator=generator, dtype=torch.float64), -1)
-    found = mean_step_log_density(bridge, state, step, probability, stride(20))
+    found = mean_step_log_density(bridge, state, step, probability, coefficients(20))
     mean = GAIN * (probability[..., None] * dense_pulls(bridge, state)).sum(1)
     dense = gaussian(step, mean) - gaussian(step, torch.zeros_like(step))
     torch.testing.assert_close(found, dense, rtol=1e-8, atol=1e-9)
@@ -116,15 +118,15 @@ def test_both_densities_agree_on_a_certain_token(kind: BridgeKind) -> None:
     state = states(bridge, 5)
     step = 0.1 * sphere.tangent_normal(state, torch.Generator().manual_seed(6))
     certain = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).expand(5, -1)
-    one = mean_step_log_density(bridge, state, step, certain, stride(5))
-    torch.testing.assert_close(one, step_log_density(bridge, state, step, stride(5))[:, 1])
+    one = mean_step_log_density(bridge, state, step, certain, coefficients(5))
+    torch.testing.assert_close(one, step_log_density(bridge, state, step, coefficients(5))[:, 1])
 
 
 def test_calls_are_those_of_the_lanes() -> None:
     grid = uniform_in_time(Geometric(), 4)
-    assert Chain(masked_path(3, S), grid).calls == 4
-    chain = Chain(masked_path(3, S), grid, "drift", Lanes(16, 4))
-    assert chain.calls == 16 and chain.clocks.steps == 4
+    assert Chain(masked_path(3, S), grid).nfe == 4
+    chain = Chain(masked_path(3, S), grid, "drift", TokenSteps(16, 4))
+    assert chain.nfe == 16 and chain.token_steps.steps == 4
 
 
 def test_law_of_a_switching_chain_changes_its_start() -> None:
@@ -143,7 +145,7 @@ def test_law_of_a_switching_chain_changes_its_start() -> None:
 
 def test_lanes_of_another_length_are_refused() -> None:
     with pytest.raises(InputError, match="lanes of 3 steps need a grid of as many, got 4"):
-        Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), "mixture", Lanes(8, 3))
+        Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), "mixture", TokenSteps(8, 3))
 
 
 def test_unknown_kernel_is_refused() -> None:

@@ -11,10 +11,10 @@ import torch
 from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import BridgeKind, joint_posterior, log_evidence
+from rdlm.process.bridge import BridgeKind
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
-from rdlm.process.path import masked_path, switching_path
+from rdlm.process.path import joint_posterior, log_evidence, masked_path, switching_path
 from rdlm.process.schedule import Geometric
 
 S = Geometric().total

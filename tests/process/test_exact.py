@@ -15,7 +15,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, BridgeKind, Start, masked, uniform
 from rdlm.process.exact import ExactLaw, all_but_one, pair_step, place, tabulate
-from rdlm.process.grid import Grid, Stride, uniform_in_time
+from rdlm.process.grid import Grid, StepCoefficients, uniform_in_time
 from rdlm.process.kernel import draw_token_step
 from rdlm.process.schedule import Geometric
 
@@ -95,11 +95,11 @@ def test_pair_step_is_the_projected_step_of_the_full_chain(start: Start, kind: B
     generator = torch.Generator().manual_seed(2)
     token = torch.zeros(count, dtype=torch.long)
     radius, heading = (torch.full((count,), value, dtype=torch.float64) for value in (1.1, 0.6))
-    stride = Stride(*(torch.full((count,), v, dtype=torch.float64) for v in (0.8 * S, 0.3, 0.02)))
+    coefficients = StepCoefficients(*(torch.full((count,), v, dtype=torch.float64) for v in (0.8 * S, 0.3, 0.02)))
     state = place(bridge, token, radius, heading, generator)
-    move = draw_token_step(bridge, state, token, stride, generator)
+    move = draw_token_step(bridge, state, token, coefficients, generator)
     full = pair_of(sphere.exponential(state, move), start, token)
-    pair = pair_step(bridge, radius, heading, stride, generator)
+    pair = pair_step(bridge, radius, heading, coefficients, generator)
     for one, other in zip(full, pair, strict=True):
         assert stats.ks_2samp(one.numpy(), other.numpy()).pvalue > SIGNIFICANT
 
@@ -173,7 +173,7 @@ def test_table_follows_the_chain_in_d_dimensions(start: Start, kind: BridgeKind)
     token = torch.arange(count) % start.vocabulary
     state = start.point(torch.float64).repeat(count, 1)
     for step in range(5):
-        now = Stride(*grid.strides[step].expand(count, 3).unbind(-1))
+        now = StepCoefficients(*grid.coefficient_table[step].expand(count, 3).unbind(-1))
         state = sphere.exponential(state, draw_token_step(bridge, state, token, now, generator))
     law = tabulate(bridge, grid, count, generator)
     drawn = law.draw_at_level(token, torch.tensor(5), generator)

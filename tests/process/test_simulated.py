@@ -13,7 +13,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, masked, token_direction, uniform
 from rdlm.process.exact import pair_step
-from rdlm.process.grid import Stride, uniform_in_log_noise, uniform_in_time
+from rdlm.process.grid import StepCoefficients, uniform_in_log_noise, uniform_in_time
 from rdlm.process.law import build
 from rdlm.process.schedule import Geometric
 from rdlm.process.simulated import SimulatedLaw
@@ -48,7 +48,7 @@ def test_pair_chain_is_the_projection_of_the_walk(start, kind):
     radius = torch.full((count,), bridge.start.angle, dtype=torch.float64)
     heading = torch.ones(count, dtype=torch.float64)
     for step in range(3):
-        radius, heading = pair_step(bridge, radius, heading, Stride(*grid.strides[step]), generator)
+        radius, heading = pair_step(bridge, radius, heading, StepCoefficients(*grid.coefficient_table[step]), generator)
     cosine = bridge.start.token_coordinate
     across = (bridge.start.point(torch.float64) - cosine * torch.eye(6)[0].double()) / math.sqrt(1 - cosine**2)
     walked = torch.stack([state[:, 0], state @ across], dim=1)

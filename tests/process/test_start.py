@@ -60,7 +60,7 @@ def test_too_few_tokens_are_refused(vocabulary: int) -> None:
         Start(vocabulary)
 
 
-@pytest.mark.parametrize("spread", [-0.1, 1.1, math.nan])
+@pytest.mark.parametrize("strided", [-0.1, 1.1, math.nan])
 def test_spread_outside_its_range_is_refused(spread: float) -> None:
     with pytest.raises(InputError, match=r"spread of a start must lie in \[0, 1\]"):
         Start(3, spread)

@@ -10,26 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.order import Lanes, Order, Window
+from rdlm.process.order import Order, TokenSchedule, TokenSteps
 
-orders = st.sampled_from(["random", "spread", "left_to_right"])
+orders = st.sampled_from(["random", "strided", "left_to_right"])
 
 
-@pytest.mark.parametrize("order", ["random", "spread", "left_to_right"])
+@pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
 def test_width_one_is_synchronous(order: Order) -> None:
-    window = Window(1.0, order)
+    window = TokenSchedule(1.0, order)
     starts = window.starts(4, 7)
     assert torch.equal(starts, torch.zeros(4, 7))
     time = torch.rand(4, 1)
     torch.testing.assert_close(window.local_time(time, starts), time.expand(4, 7))
-    lanes = window.lanes(16)
-    assert lanes.steps == lanes.calls == 16
-    assert not lanes.offsets(4, 7).any()
+    token_steps = window.discretize(16)
+    assert token_steps.steps == token_steps.nfe == 16
+    assert not token_steps.offsets(4, 7).any()
 
 
 @given(width=st.floats(0.01, 1), order=orders, common=st.floats(0, 1))
 def test_local_time_is_the_share_of_the_window_that_has_passed(width: float, order: Order, common: float) -> None:
-    window = Window(width, order)
+    window = TokenSchedule(width, order)
     starts = window.starts(3, 5, torch.Generator().manual_seed(0)).double()
     assert bool((starts >= 0).all()) and bool((starts <= 1 - width + 1e-6).all())
     local = window.local_time(torch.full((3, 1), common, dtype=torch.float64), starts)
@@ -37,22 +37,22 @@ def test_local_time_is_the_share_of_the_window_that_has_passed(width: float, ord
         assert mine == pytest.approx([min(1, max(0, (common - tau) / width)) for tau in row], abs=1e-12)
 
 
-@pytest.mark.parametrize("order", ["random", "spread", "left_to_right"])
+@pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
 def test_all_rest_at_time_0_and_have_finished_at_time_1(order: Order) -> None:
-    window = Window(0.3, order)
+    window = TokenSchedule(0.3, order)
     starts = window.starts(5, 9)
     assert not window.local_time(torch.zeros(5, 1), starts).any()
     torch.testing.assert_close(window.local_time(torch.ones(5, 1), starts), torch.ones(5, 9))
 
 
 def test_ordered_starts_rise_and_fill_the_time() -> None:
-    starts = Window(0.25, "left_to_right").starts(2, 6)
+    starts = TokenSchedule(0.25, "left_to_right").starts(2, 6)
     assert bool((starts.diff(dim=-1) > 0).all())
     assert starts[:, 0].tolist() == [0, 0] and starts[:, -1].tolist() == pytest.approx([0.75, 0.75])
 
 
 def test_random_starts_are_uniform_and_repeatable() -> None:
-    window = Window(0.2)
+    window = TokenSchedule(0.2)
     first, second = (window.starts(100, 400, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(first, second)
     count = first.numel()
@@ -61,41 +61,41 @@ def test_random_starts_are_uniform_and_repeatable() -> None:
 
 
 @settings(max_examples=60)
-@given(calls=st.integers(1, 40), share=st.floats(0, 1), length=st.integers(1, 9), order=orders)
+@given(nfe=st.integers(1, 40), share=st.floats(0, 1), length=st.integers(1, 9), order=orders)
 def test_every_position_takes_exactly_its_steps(calls: int, share: float, length: int, order: Order) -> None:
-    lanes = Lanes(calls, max(1, round(share * calls)), order)
-    offsets = lanes.offsets(3, length, torch.Generator().manual_seed(1))
-    assert offsets.min() >= 0 and offsets.max() <= calls - lanes.steps
-    local = torch.stack([lanes.local_step(step, offsets) for step in range(calls + 1)])
-    assert not local[0].any() and bool((local[-1] == lanes.steps).all())
+    token_steps = TokenSteps(calls, max(1, round(share * calls)), order)
+    offsets = token_steps.offsets(3, length, torch.Generator().manual_seed(1))
+    assert offsets.min() >= 0 and offsets.max() <= calls - token_steps.steps
+    local = torch.stack([token_steps.local_step(step, offsets) for step in range(calls + 1)])
+    assert not local[0].any() and bool((local[-1] == token_steps.steps).all())
     moves = local.diff(dim=0)  # [calls, 3, length]: 1 where a position moves
     assert set(moves.unique().tolist()) <= {0, 1}
-    assert bool((moves.sum(0) == lanes.steps).all())
+    assert bool((moves.sum(0) == token_steps.steps).all())
     common = torch.arange(calls)[:, None, None]
-    moving = (common >= offsets) & (local[:-1] < lanes.steps)
+    moving = (common >= offsets) & (local[:-1] < token_steps.steps)
     assert torch.equal(moving, moves.bool())
 
 
-@given(calls=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(2, 20))
+@given(nfe=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(2, 20))
 def test_ordered_lanes_never_go_back_and_use_all_calls(calls: int, steps: int, length: int) -> None:
-    lanes = Lanes(calls, min(steps, calls), "left_to_right")
-    offsets = lanes.offsets(1, length)[0]
+    token_steps = TokenSteps(calls, min(steps, calls), "left_to_right")
+    offsets = token_steps.offsets(1, length)[0]
     assert bool((offsets.diff() >= 0).all())
-    assert offsets[0] == 0 and offsets[-1] == calls - lanes.steps
+    assert offsets[0] == 0 and offsets[-1] == calls - token_steps.steps
 
 
-@pytest.mark.parametrize("order", ["random", "spread"])
+@pytest.mark.parametrize("order", ["random", "strided"])
 def test_random_offsets_are_uniform(order: Order) -> None:
-    offsets = Lanes(6, 3, order).offsets(40_000, 5, torch.Generator().manual_seed(2))[:, 1]
+    offsets = TokenSteps(6, 3, order).offsets(40_000, 5, torch.Generator().manual_seed(2))[:, 1]
     share = torch.bincount(offsets, minlength=4) / offsets.numel()
     assert share.tolist() == pytest.approx([0.25] * 4, abs=4 * math.sqrt(0.25 * 0.75 / offsets.numel()))
 
 
-@given(calls=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(1, 40))
+@given(nfe=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(1, 40))
 def test_spread_lanes_start_together_only_far_apart(calls: int, steps: int, length: int) -> None:
-    lanes = Lanes(calls, min(steps, calls), "spread")
-    slots = calls - lanes.steps + 1
-    offsets = lanes.offsets(2, length, torch.Generator().manual_seed(4))
+    token_steps = TokenSteps(calls, min(steps, calls), "strided")
+    slots = calls - token_steps.steps + 1
+    offsets = token_steps.offsets(2, length, torch.Generator().manual_seed(4))
     for row in offsets.tolist():
         for near in range(1, slots):
             assert all(a != b for a, b in zip(row, row[near:], strict=False))
@@ -104,7 +104,7 @@ def test_spread_lanes_start_together_only_far_apart(calls: int, steps: int, leng
 
 
 def test_spread_orders_are_all_alike_likely() -> None:
-    offsets = Lanes(3, 1, "spread").offsets(60_000, 3, torch.Generator().manual_seed(5))
+    offsets = TokenSteps(3, 1, "strided").offsets(60_000, 3, torch.Generator().manual_seed(5))
     code = offsets @ torch.tensor([9, 3, 1])
     share = torch.bincount(code, minlength=27)[code.unique()] / len(code)
     assert share.tolist() == pytest.approx([1 / 6] * 6, abs=4 * math.sqrt(5 / 36 / len(code)))
@@ -112,80 +112,80 @@ def test_spread_orders_are_all_alike_likely() -> None:
 
 @pytest.mark.parametrize(("width", "calls", "steps"), [(0.25, 64, 16), (0.001, 10, 1), (0.5, 7, 4), (0.99, 100, 99)])
 def test_lanes_of_a_window_are_its_width_in_steps(width: float, calls: int, steps: int) -> None:
-    assert Window(width, "left_to_right").lanes(calls) == Lanes(calls, steps, "left_to_right")
+    assert TokenSchedule(width, "left_to_right").discretize(calls) == TokenSteps(calls, steps, "left_to_right")
 
 
 @pytest.mark.parametrize("width", [0.0, -0.5, 1.01, math.nan])
 def test_width_outside_its_range_is_refused(width: float) -> None:
     with pytest.raises(InputError, match=r"width of a window must lie in \(0, 1\]"):
-        Window(width)
+        TokenSchedule(width)
 
 
 @pytest.mark.parametrize("steps", [0, 5])
 def test_lanes_longer_than_the_calls_are_refused(steps: int) -> None:
     with pytest.raises(InputError, match=r"steps of a lane must lie in \[1, 4\]"):
-        Lanes(4, steps)
+        TokenSteps(4, steps)
 
 
 def test_no_call_is_refused() -> None:
     with pytest.raises(InputError, match="at least one network call"):
-        Window().lanes(0)
+        TokenSchedule().discretize(0)
 
 
-@pytest.mark.parametrize("kind", [Window, lambda order: Lanes(4, 2, order)], ids=["window", "lanes"])
-def test_unknown_order_is_refused_with_a_suggestion(kind: type[Window]) -> None:
+@pytest.mark.parametrize("kind", [TokenSchedule, lambda order: TokenSteps(4, 2, order)], ids=["window", "lanes"])
+def test_unknown_order_is_refused_with_a_suggestion(kind: type[TokenSchedule]) -> None:
     with pytest.raises(InputError, match="did you mean 'left_to_right'"):
         kind(order="left_to_rigth")  # type: ignore[arg-type]
 
 
-@given(calls=st.integers(1, 20), steps=st.integers(1, 20), order=orders)
+@given(nfe=st.integers(1, 20), steps=st.integers(1, 20), order=orders)
 def test_shares_count_every_step_of_a_position_once_on_average(calls: int, steps: int, order: Order) -> None:
-    lanes = Lanes(calls, min(steps, calls), order)
-    offsets = torch.arange(calls - lanes.steps + 1)  # every possible start, alike likely
+    token_steps = TokenSteps(calls, min(steps, calls), order)
+    offsets = torch.arange(calls - token_steps.steps + 1)  # every possible start, alike likely
     step = torch.arange(calls)[:, None]
-    share = lanes.share(step, offsets)
-    local = lanes.local_step(step, offsets)
-    counted = torch.zeros(lanes.steps + 1).index_add_(0, local.flatten(), share.flatten()) / len(offsets)
-    assert counted.tolist() == pytest.approx([1.0] * lanes.steps + [0.0], abs=1e-5)
-    moving = (step >= offsets) & (local < lanes.steps)
+    share = token_steps.share(step, offsets)
+    local = token_steps.local_step(step, offsets)
+    counted = torch.zeros(token_steps.steps + 1).index_add_(0, local.flatten(), share.flatten()) / len(offsets)
+    assert counted.tolist() == pytest.approx([1.0] * token_steps.steps + [0.0], abs=1e-5)
+    moving = (step >= offsets) & (local < token_steps.steps)
     if order == "left_to_right":
         assert torch.equal(share, moving.float())
     else:  # a position that rests counts in place of the one that starts, a finished one never
-        assert not share[local == lanes.steps].any()
+        assert not share[local == token_steps.steps].any()
         torch.testing.assert_close(share.mean(1), moving.float().mean(1))
 
 
 @given(
     length=st.integers(1, 20),
-    chunk=st.integers(1, 20),
-    calls=st.integers(1, 60),
+    block=st.integers(1, 20),
+    nfe=st.integers(1, 60),
     width=st.floats(0.01, 1),
     order=orders,
 )
-def test_chunks_run_one_after_the_other(length: int, chunk: int, calls: int, width: float, order: Order) -> None:
-    lanes = Window(width, order, chunk).lanes(calls, length)
-    chunks = math.ceil(length / chunk)
-    assert lanes.calls <= calls
-    if calls < chunks <= 2 * calls:
-        chunk = 4 * chunk
-        chunks = math.ceil(length / chunk)
-        assert chunks == 1 or lanes.turns >= 2
-    if chunks == 1 or calls < chunks:
-        assert lanes == Window(width, order).lanes(calls)
+def test_chunks_run_one_after_the_other(length: int, block: int, calls: int, width: float, order: Order) -> None:
+    token_steps = TokenSchedule(width, order, block).discretize(calls, length)
+    blocks = math.ceil(length / block)
+    assert token_steps.nfe <= calls
+    if calls < blocks <= 2 * calls:
+        block = 4 * block
+        blocks = math.ceil(length / block)
+        assert blocks == 1 or token_steps.turns >= 2
+    if blocks == 1 or calls < blocks:
+        assert token_steps == TokenSchedule(width, order).discretize(calls)
         return
-    assert lanes.chunk == chunk
-    assert lanes.calls == chunks * lanes.turns
-    assert lanes.calls > calls - chunks or (lanes.steps == 1 and lanes.turns == chunk)
-    offsets = lanes.offsets(3, length, torch.Generator().manual_seed(0))
-    first = torch.arange(length) // chunk * lanes.turns
-    assert bool((offsets >= first).all()) and bool((offsets + lanes.steps <= first + lanes.turns).all())
-    beside = lanes.side_by_side()
+    assert token_steps.block == block
+    assert token_steps.nfe == blocks * token_steps.turns
+    assert token_steps.nfe > calls - blocks or (token_steps.steps == 1 and token_steps.turns == block)
+    offsets = token_steps.offsets(3, length, torch.Generator().manual_seed(0))
+    first = torch.arange(length) // block * token_steps.turns
+    assert bool((offsets >= first).all()) and bool((offsets + token_steps.steps <= first + token_steps.turns).all())
+    beside = token_steps.side_by_side()
     assert torch.equal(beside.offsets(3, length, torch.Generator().manual_seed(0)), offsets - first)
-    for step in range(lanes.turns):  # the share in line is that side by side, and elsewhere a chunk has none
+    for step in range(token_steps.turns):  # the share in line is that side by side, and elsewhere a chunk has none
         inside = beside.share(torch.full((3, 1), step), offsets - first)
-        for number in range(chunks):
-            mine = slice(number * chunk, (number + 1) * chunk)
-            share = lanes.share(torch.full((3, 1), number * lanes.turns + step), offsets)
+        for number in range(blocks):
+            mine = slice(number * block, (number + 1) * block)
+            share = token_steps.share(torch.full((3, 1), number * token_steps.turns + step), offsets)
             torch.testing.assert_close(share[:, mine], inside[:, mine])
             share[:, mine] = 0
             assert not share.any()
@@ -193,4 +193,4 @@ def test_chunks_run_one_after_the_other(length: int, chunk: int, calls: int, wid
 
 def test_a_negative_chunk_is_refused() -> None:
     with pytest.raises(InputError, match="at least one position"):
-        Window(0.5, "spread", -1)
+        TokenSchedule(0.5, "strided", -1)

@@ -21,7 +21,7 @@ LENGTH = 80
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     config = RunConfig(
-        process=ProcessConfig(window=0.01, chunk=1),
+        process=ProcessConfig(window=0.01, block=1),
         model=TransformerConfig(width=16, layers=1, heads=2, time_width=8),
     )
     tokenizer = Characters(TEXT8_ALPHABET)
@@ -35,15 +35,15 @@ def model() -> LanguageModel:
 
 def test_a_call_for_each_chunk_is_the_default(model: LanguageModel) -> None:
     made = model.generate(seed=3)
-    assert (model.calls, made.network_calls, made.request.steps, made.request.chunk) == (LENGTH, LENGTH, LENGTH, 1)
+    assert (model.nfe, made.network_calls, made.request.steps, made.request.block) == (LENGTH, LENGTH, LENGTH, 1)
     assert made.claims_bound
     assert model.generate(steps=200).network_calls == LENGTH
-    assert model.generate(steps=200, chunk=8).request.steps == LENGTH  # a step of its own for each token is the most
-    assert model.generate(steps=4, chunk=8).network_calls == 4  # too few for ten chunks: all together
-    assert model.generate(steps=8, chunk=8).request.steps == 6  # two turns for each of three
+    assert model.generate(steps=200, block=8).request.steps == LENGTH  # a step of its own for each token is the most
+    assert model.generate(steps=4, block=8).network_calls == 4  # too few for ten chunks: all together
+    assert model.generate(steps=8, block=8).request.steps == 6  # two turns for each of three
     assert model.generate(length=10).network_calls == 10
     for named in ({"window": 0.01}, {"order": "random"}):
-        assert model.generate(steps=8, **named).request.chunk == 0
+        assert model.generate(steps=8, **named).request.block == 0
 
 
 def test_what_lies_ahead_does_not_change_a_chunk(model: LanguageModel) -> None:
@@ -55,7 +55,7 @@ def test_what_lies_ahead_does_not_change_a_chunk(model: LanguageModel) -> None:
     noise = torch.full((2, LENGTH), 0.01)
     method = model.rdlm
     chain = method.chain(method.process.mixture.paths[0], LENGTH, length=LENGTH)
-    first, second = method.posterior(None, method.sight(chain))(state, noise)
+    first, second = method.posterior(None, method.block_mask(chain))(state, noise)
     torch.testing.assert_close(first[:40], second[:40])
     assert not torch.allclose(first[40:], second[40:])
 
@@ -63,10 +63,10 @@ def test_what_lies_ahead_does_not_change_a_chunk(model: LanguageModel) -> None:
 def test_known_tokens_ahead_are_seen_unless_chunks_are_asked_for(model: LanguageModel) -> None:
     gap = "a____b" + "c" * 10
     made = model.generate(infill=gap)
-    assert made.request.chunk == 0 and re.fullmatch("a....bc{10}", made.samples[0].text)
-    assert model.generate(prompt="a", suffix="b", length=9).request.chunk == 0
-    forced = model.generate(infill=gap, chunk=1)
-    assert forced.request.chunk == 1 and re.fullmatch("a....bc{10}", forced.samples[0].text)
+    assert made.request.block == 0 and re.fullmatch("a....bc{10}", made.samples[0].text)
+    assert model.generate(prompt="a", suffix="b", length=9).request.block == 0
+    forced = model.generate(infill=gap, block=1)
+    assert forced.request.block == 1 and re.fullmatch("a....bc{10}", forced.samples[0].text)
     assert forced.network_calls == 4
 
 
@@ -77,12 +77,12 @@ def test_seeds_batches_lengths_and_languages(model: LanguageModel) -> None:
     assert len(model.generate(length=3 * LENGTH).samples[0].text) == 3 * LENGTH
     assert re.fullmatch("(ab|c)+", model.generate(regex="(ab|c)+", length=21).samples[0].text)
     with pytest.raises(InputError, match="at least one position"):
-        model.generate(chunk=-1)
+        model.generate(block=-1)
 
 
 def test_a_score_costs_as_many_passes_as_a_chunk_has_turns(model: LanguageModel) -> None:
     effort = effort_for(model, 3)
-    assert (effort.calls, effort.estimator, effort.cost(model, 3)) == (LENGTH, "path", 12)
+    assert (effort.nfe, effort.estimator, effort.cost(model, 3)) == (LENGTH, "path", 12)
     assert Effort(8).cost(model, 3) == 96
     (score,) = model.score(["a text of which every letter is asked at once"])
     assert score.nats.stderr < 1e-3 and score.nats.claims_bound  # token by token it is no bound but the number itself
@@ -94,14 +94,16 @@ def test_questions_of_one_sight_share_a_call(model: LanguageModel) -> None:
     token = torch.randint(27, (3, 16), generator=torch.Generator().manual_seed(1))
     state = torch.nn.functional.normalize(torch.rand(3, 16, 28, generator=torch.Generator().manual_seed(2)), dim=-1)
     noise = torch.full((3, 16), 0.01)
-    sights = (None, method.sight(chain), method.sight(chain, token))
-    queries = [Query(state, noise, sight=sight) for sight in (*sights, *sights)]
+    sights = (None, method.block_mask(chain), method.block_mask(chain, token))
+    queries = [Query(state, noise, block_mask=block_mask) for block_mask in (*sights, *sights)]
     answers = forward(queries)
-    assert forward.calls == 3
-    for sight, first, second in zip(sights, answers[:3], answers[3:], strict=True):
+    assert forward.nfe == 3
+    for block_mask, first, second in zip(sights, answers[:3], answers[3:], strict=True):
         alone = torch.cat(
             [
-                method.posterior(None, sight and sight.part(slice(i, i + 1)))(state[i : i + 1], noise[i : i + 1])
+                method.posterior(None, block_mask and block_mask.part(slice(i, i + 1)))(
+                    state[i : i + 1], noise[i : i + 1]
+                )
                 for i in range(3)
             ]
         )

@@ -55,9 +55,9 @@ def test_answers_are_those_of_single_rows(method: Rdlm, threads: int) -> None:
 def test_rows_of_one_length_share_calls(method: Rdlm) -> None:
     forward = Forward(method, 1)
     forward([query(1, 16, seed) for seed in range(8)])
-    assert forward.calls == 1
+    assert forward.nfe == 1
     forward([query(1, 16, seed) for seed in range(9)])
-    assert forward.calls == 3
+    assert forward.nfe == 3
 
 
 def test_a_network_that_mixes_rows_is_asked_for_one_at_a_time(method: Rdlm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,10 @@ from torch import Tensor
 from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.data.sources import markov
-from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
-from rdlm.process.order import Lanes
-from rdlm.process.path import masked_path
+from rdlm.process.order import TokenSteps
+from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.solvers import SOLVERS
@@ -40,7 +39,7 @@ def model() -> LanguageModel:
     return tiny()
 
 
-def walker(lanes: Lanes, solver: str = "mixture", **options: Any) -> tuple[Walker, list[int]]:
+def walker(token_steps: TokenSteps, solver: str = "mixture", **options: Any) -> tuple[Walker, list[int]]:
     """Return a walker of two dependent positions by their exact posterior, and the rows of each call to it."""
     path, asked = masked_path(3, CLOCK.total), list[int]()
     exact = partial(joint_posterior, path, markov().log_joint)
@@ -49,7 +48,7 @@ def walker(lanes: Lanes, solver: str = "mixture", **options: Any) -> tuple[Walke
         asked.append(len(state))
         return exact(state, noise)
 
-    chain = Chain(path, uniform_in_time(CLOCK, lanes.steps), lanes=lanes)
+    chain = Chain(path, uniform_in_time(CLOCK, token_steps.steps), asynchronous=token_steps)
     return Walker(posterior, chain, SOLVERS[solver], CLOCK, **options), asked
 
 
@@ -73,32 +72,32 @@ def test_few_open_tokens_take_few_calls(model: LanguageModel, monkeypatch: pytes
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_calls_are_counted_as_they_are_made(solver: str) -> None:
-    for lanes in (Lanes(30, 3), Lanes(9, 1), Lanes(5, 5)):
-        made, asked = walker(lanes, solver)
+    for token_steps in (TokenSteps(30, 3), TokenSteps(9, 1), TokenSteps(5, 5)):
+        made, asked = walker(token_steps, solver)
         found = made.run(torch.full((6, 2), -1), Noise([generator_of(i) for i in range(6)], 6))
-        assert int(found.calls.sum()) == sum(asked)
-        assert int(found.calls.max()) == len(asked)
+        assert int(found.nfe.sum()) == sum(asked)
+        assert int(found.nfe.max()) == len(asked)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("together", [True, False], ids=["one generator", "a generator each"])
 def test_the_law_stays(steps: int, together: bool) -> None:
     """Starts that rarely overlap give the source's law; where both decode at once, that of independent tokens."""
-    source, lanes = markov(), Lanes(120, steps, "random" if steps == 1 else "left_to_right")
-    made, asked = walker(lanes)
+    source, token_steps = markov(), TokenSteps(120, steps, "random" if steps == 1 else "left_to_right")
+    made, asked = walker(token_steps)
     draws = DRAWS if together else 2000
     generators = [generator_of(0)] if together else [generator_of(i) for i in range(draws)]
     token = made.run(torch.full((draws, 2), -1), Noise(generators, draws)).token
     assert len(asked) == 2 * steps
     joint, (first, second) = source.log_joint.exp(), source.log_prior.exp()
-    apart = 1 / lanes.calls if steps == 1 else 0.0
+    apart = 1 / token_steps.nfe if steps == 1 else 0.0
     law = (1 - apart) * joint + apart * first[:, None] * second
     count = torch.bincount(3 * token[:, 0] + token[:, 1], minlength=9)
     assert stats.chisquare(count.numpy(), (draws * law.flatten()).numpy()).pvalue > 1e-3
 
 
 def test_a_model_that_remembers_is_asked_at_every_step() -> None:
-    made, asked = walker(Lanes(30, 2), tireless=True)
+    made, asked = walker(TokenSteps(30, 2), tireless=True)
     made.run(torch.full((4, 2), -1), Noise([generator_of(i) for i in range(4)], 4))
     assert asked == [4] * 30
     remembering = tiny(network={"self_condition": True})
@@ -110,11 +109,11 @@ def test_a_model_that_remembers_is_asked_at_every_step() -> None:
 def test_no_busy_step_is_left_out(data: st.DataObject) -> None:
     """A walk stops where some position moves, and nowhere else."""
     calls = data.draw(st.integers(1, 12))
-    lanes = Lanes(calls, data.draw(st.integers(1, calls)))
-    made, _ = walker(lanes)
+    token_steps = TokenSteps(calls, data.draw(st.integers(1, calls)))
+    made, _ = walker(token_steps)
     known = torch.tensor([data.draw(st.lists(st.integers(-1, 2), min_size=2, max_size=2))])
     walk = made.begin(known, Noise([generator_of(data.draw(st.integers(0, 99)))], 1))
-    busy = [s for s in range(calls) if bool(((walk.offsets <= s) & (s < walk.offsets + lanes.steps)).any())]
+    busy = [s for s in range(calls) if bool(((walk.offsets <= s) & (s < walk.offsets + token_steps.steps)).any())]
     assert made.stops(walk) == busy
 
 

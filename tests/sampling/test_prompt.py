@@ -12,11 +12,10 @@ from torch import Tensor
 
 from rdlm.data.sources import Source, markov
 from rdlm.likelihood import path_terms
-from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
-from rdlm.process.order import Lanes
-from rdlm.process.path import masked_path
+from rdlm.process.order import TokenSteps
+from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
 from rdlm.random import Noise
 from rdlm.sampling.solvers import SOLVERS
@@ -25,7 +24,7 @@ from rdlm.sampling.walk import Walker
 CLOCK = Geometric()
 S = CLOCK.total
 DRAWS = 8000
-EXACT = Lanes(12, 3, "left_to_right")
+EXACT = TokenSteps(12, 3, "left_to_right")
 """Of four positions none runs with another: the mixture kernel is exact then, in as few steps as one likes."""
 
 
@@ -63,7 +62,7 @@ def joint_bound(source: Source, chain: Chain, token: Tensor) -> tuple[float, flo
 @pytest.mark.parametrize("known", [[0, 1], [3], [0, 3], [1]], ids=["prompt", "suffix", "infill", "middle"])
 def test_what_is_filled_in_has_its_law_given_the_rest(known: list[int]) -> None:
     source = chain_of_four()
-    chain = Chain(masked_path(3, S), uniform_in_time(CLOCK, EXACT.steps), lanes=EXACT)
+    chain = Chain(masked_path(3, S), uniform_in_time(CLOCK, EXACT.steps), asynchronous=EXACT)
     token = filled(source, known, chain)
     assert p_value(source, token) > 1e-3
     found, error = joint_bound(source, chain, token[:2000])

@@ -13,7 +13,7 @@ from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig, TransformerCon
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Cache, Transformer
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.course import Look
 from rdlm.sampling.denoisers import Predictor
@@ -41,7 +41,7 @@ def subject(process: dict[str, Any] | None = None, denoiser: dict[str, Any] | No
     return method
 
 
-def chunked() -> LanguageModel:
+def blockwise() -> LanguageModel:
     """Return a model that writes letter after letter."""
     method = subject({"window": 0.01, "chunk": 1})
     about = {"kind": "text", "length": LENGTH, "classes": [], "signal": False}
@@ -51,16 +51,18 @@ def chunked() -> LanguageModel:
 class Run:
     """The tokens of a walk, and of each step the states, the laws and the moving positions' laws."""
 
-    def __init__(self, method: Rdlm, window: Window, steps: int, solver: str, recalls: bool, rows: int = 1) -> None:
+    def __init__(
+        self, method: Rdlm, window: TokenSchedule, steps: int, solver: str, recalls: bool, rows: int = 1
+    ) -> None:
         chain = method.chain(method.process.mixture.paths[0], steps, window=window, length=LENGTH)
-        assert chain.clocks.chunk > 0
+        assert chain.token_steps.block > 0
         self.asked: list[int] = []
         method.network.register_forward_pre_hook(lambda _, inputs: self.asked.append(inputs[0].shape[1]))
         self.laws: list[Tensor] = []
         remember = method.network.cache if recalls else None
         assert isinstance(method.network, Transformer)
         walker = Walker(
-            Predictor(method, rows=rows, sight=method.sight(chain)),
+            Predictor(method, rows=rows, block_mask=method.block_mask(chain)),
             chain,
             SOLVERS[solver],
             method.process.clock,
@@ -77,20 +79,22 @@ class Run:
     def look(self, look: Look) -> None:
         offsets, step = self.offsets[look.row], look.step[:, None]
         moving = (step >= offsets) & (step < offsets + self.lane)
-        self.laws.append(look.log_probability[moving])
+        self.laws.append(look.log_probs[moving])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("window", "steps"),
     [
-        (Window(0.01, "spread", 1), 11),
-        (Window(0.01, "spread", 4), 7),
-        (Window(0.5, "random", 3), 24),  # samples are at steps and chunks of their own
-        (Window(1.0, "random", 2), 18),
+        (TokenSchedule(0.01, "strided", 1), 11),
+        (TokenSchedule(0.01, "strided", 4), 7),
+        (TokenSchedule(0.5, "random", 3), 24),  # samples are at steps and chunks of their own
+        (TokenSchedule(1.0, "random", 2), 18),
     ],
 )
-def test_laws_and_tokens_are_those_of_a_model_that_is_asked_about_all(layout: str, window: Window, steps: int) -> None:
+def test_laws_and_tokens_are_those_of_a_model_that_is_asked_about_all(
+    layout: str, window: TokenSchedule, steps: int
+) -> None:
     method = subject(**LAYOUTS[layout])
     whole, recalled = (Run(method, window, steps, "mixture", recalls) for recalls in (False, True))
     assert torch.equal(whole.token, recalled.token)
@@ -100,17 +104,17 @@ def test_laws_and_tokens_are_those_of_a_model_that_is_asked_about_all(layout: st
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_recalls(solver: str) -> None:
-    method, window = subject(), Window(1.0, "random", 4)
+    method, window = subject(), TokenSchedule(1.0, "random", 4)
     whole, recalled = (Run(method, window, 12, solver, recalls, rows) for recalls, rows in ((False, 1), (True, 3)))
     assert torch.equal(whole.token, recalled.token)
 
 
 def test_a_chunk_is_asked_about_alone_and_once_more_when_it_is_finished() -> None:
     method = subject()
-    assert set(Run(method, Window(0.01, "spread", 1), 11, "mixture", recalls=False).asked) == {LENGTH}
-    recalled = Run(method, Window(0.01, "spread", 1), 11, "mixture", recalls=True)
+    assert set(Run(method, TokenSchedule(0.01, "strided", 1), 11, "mixture", recalls=False).asked) == {LENGTH}
+    recalled = Run(method, TokenSchedule(0.01, "strided", 1), 11, "mixture", recalls=True)
     assert set(recalled.asked) == {2}  # with the prompt's token, or the one just finished
-    wider = Run(method, Window(1.0, "random", 4), 12, "mixture", recalls=True)
+    wider = Run(method, TokenSchedule(1.0, "random", 4), 12, "mixture", recalls=True)
     assert set(wider.asked) == {3, 4, 7, 8}  # the last chunk has three
 
 
@@ -140,7 +144,7 @@ def test_a_cache_of_some_rows_is_a_cache_of_its_own() -> None:
     ids=["free", "prompt", "cut", "regex", "wish"],
 )
 def test_what_looks_ahead_is_asked_about_everything(options: dict[str, Any], longest: int) -> None:
-    model = chunked()
+    model = blockwise()
     asked: list[int] = []
     model.rdlm.network.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].shape[1]))
     model.generate(**options)
@@ -148,7 +152,7 @@ def test_what_looks_ahead_is_asked_about_everything(options: dict[str, Any], lon
 
 
 def test_a_trace_shows_nothing_where_nothing_was_asked() -> None:
-    trace = chunked().generate(trace=True).trace
+    trace = blockwise().generate(trace=True).trace
     assert trace is not None
     for at, frame in enumerate(trace.frames[:-1]):
         assert [token == "" for token in frame.tokens] == [False] * (at + 1) + [True] * (LENGTH - 1 - at)

@@ -16,11 +16,10 @@ from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms
-from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.order import Lanes
-from rdlm.process.path import masked_path, switching_path
+from rdlm.process.order import TokenSteps
+from rdlm.process.path import joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric, Linear
 from rdlm.random import Noise
 from rdlm.sampling import solvers as piece
@@ -65,8 +64,8 @@ def test_the_exact_posterior_samples_the_source(name: str, source: Source) -> No
 def test_other_clocks_sample_the_source_too(name: str) -> None:
     """Lanes and a switch: the two things that a solver must leave to the walk."""
     source = markov()
-    lanes = Chain(masked_path(3, S), uniform_in_time(CLOCK, 32), lanes=Lanes(64, 32, "left_to_right"))
-    assert p_value(source, sample(source, name, lanes, 1)) > 1e-3
+    token_steps = Chain(masked_path(3, S), uniform_in_time(CLOCK, 32), asynchronous=TokenSteps(64, 32, "left_to_right"))
+    assert p_value(source, sample(source, name, token_steps, 1)) > 1e-3
     alone = skewed(3)
     switching = Chain(switching_path(3, S, 0.6 * S), uniform_in_time(CLOCK, 32))
     posterior = partial(joint_posterior, switching.path, alone.log_joint)

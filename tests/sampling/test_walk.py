@@ -12,11 +12,10 @@ from torch import Tensor
 
 from rdlm.data.sources import Source, markov, skewed
 from rdlm.likelihood import Posterior
-from rdlm.process.bridge import joint_posterior
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.order import Lanes
-from rdlm.process.path import Path, masked_path, switching_path
+from rdlm.process.order import TokenSteps
+from rdlm.process.path import Path, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric
 from rdlm.sampling.course import Look
 from rdlm.sampling.walk import draw_token, walk
@@ -66,21 +65,21 @@ def test_chi_square_would_notice_a_wrong_prior() -> None:
     ("kernel", "lanes", "draws"),
     [
         # One after the other: exact with as few steps as one likes for the mixture kernel.
-        ("mixture", Lanes(8, 4, "left_to_right"), DRAWS),
-        ("mixture", Lanes(96, 64, "left_to_right"), DRAWS),
+        ("mixture", TokenSteps(8, 4, "left_to_right"), DRAWS),
+        ("mixture", TokenSteps(96, 64, "left_to_right"), DRAWS),
         # The drift kernel's error is of first order: for a token of probability 3/4 it is 0.006 at 64 steps, which
         # 20,000 draws begin to see, and 0.001 at 256.
-        ("drift", Lanes(128, 64, "left_to_right"), 8000),
-        ("drift", Lanes(512, 256, "left_to_right"), DRAWS),
+        ("drift", TokenSteps(128, 64, "left_to_right"), 8000),
+        ("drift", TokenSteps(512, 256, "left_to_right"), DRAWS),
         # Together: within a step neither position knows of the other's move, which 20,000 draws would begin to see.
-        ("mixture", Lanes(96, 64), 8000),
-        ("drift", Lanes(96, 64), 8000),
+        ("mixture", TokenSteps(96, 64), 8000),
+        ("drift", TokenSteps(96, 64), 8000),
     ],
     ids=str,
 )
-def test_lanes_sample_two_dependent_positions(kernel: Kernel, lanes: Lanes, draws: int) -> None:
+def test_lanes_sample_two_dependent_positions(kernel: Kernel, token_steps: TokenSteps, draws: int) -> None:
     source, path = markov(), masked_path(3, S)
-    chain = Chain(path, uniform_in_time(Geometric(), lanes.steps), kernel, lanes)
+    chain = Chain(path, uniform_in_time(Geometric(), token_steps.steps), kernel, token_steps)
     token = walk(exact_posterior(source, path), chain, draws, 2, torch.Generator().manual_seed(2))
     assert chi_square(source, token) > SIGNIFICANT
 
@@ -132,13 +131,13 @@ def test_one_call_draws_from_the_prior_of_each_position() -> None:
 
 def test_callback_sees_every_call_and_states_on_the_sphere() -> None:
     source, path = markov(), switching(3, 0.5)
-    chain = Chain(path, uniform_in_time(Geometric(), 6), lanes=Lanes(10, 6, "left_to_right"))
+    chain = Chain(path, uniform_in_time(Geometric(), 6), asynchronous=TokenSteps(10, 6, "left_to_right"))
     seen: list[int] = []
 
     def callback(look: Look) -> None:
         assert look.step.tolist() == [len(seen)] * 5 and look.row.tolist() == list(range(5))
         seen.append(look.done)
-        assert look.state.shape == (5, 2, 4) and look.log_probability.shape == (5, 2, 3)
+        assert look.state.shape == (5, 2, 4) and look.log_probs.shape == (5, 2, 3)
         torch.testing.assert_close(look.state.norm(dim=-1), torch.ones(5, 2), rtol=0, atol=1e-5)
         if look.done == 1:
             torch.testing.assert_close(look.state, path.bridge.start.point().expand(5, 2, 4))
@@ -150,7 +149,7 @@ def test_callback_sees_every_call_and_states_on_the_sphere() -> None:
 def test_finished_positions_stay_where_they_are() -> None:
     """Once a lane has ended its state is the vertex of the token that comes back."""
     source, path = markov(), masked_path(3, S)
-    chain = Chain(path, uniform_in_time(Geometric(), 3), lanes=Lanes(9, 3, "left_to_right"))
+    chain = Chain(path, uniform_in_time(Geometric(), 3), asynchronous=TokenSteps(9, 3, "left_to_right"))
     last: list[Tensor] = []
     token = walk(
         exact_posterior(source, path),
@@ -169,7 +168,7 @@ def test_finished_positions_stay_where_they_are() -> None:
 @every_kernel
 def test_same_seed_same_tokens(kernel: Kernel) -> None:
     source, path = markov(), switching(3, 0.5)
-    chain = Chain(path, uniform_in_time(Geometric(), 8), kernel, Lanes(12, 8))
+    chain = Chain(path, uniform_in_time(Geometric(), 8), kernel, TokenSteps(12, 8))
     run = partial(walk, exact_posterior(source, path), chain, 50, 2)
     first, second, third = (run(torch.Generator().manual_seed(seed)) for seed in (7, 7, 8))
     assert torch.equal(first, second) and not torch.equal(first, third)

@@ -17,13 +17,13 @@ from running import Served, save, serving
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs: `together` and `ordered` (left to right), the rival `masked`, `classed`, which knows two classes, and
-    `chunked`, which writes token after token."""
+    `blockwise`, which writes token after token."""
     place = tmp_path_factory.mktemp("runs")
     save(place / "together")
     save(place / "ordered", window=0.1, order="left_to_right")
-    save(place / "rival", method="masked")
+    save(place / "rival", method="mdlm")
     save(place / "classed", corpus={"classes": ["cat", "dog"]})
-    save(place / "chunked", window=0.1, chunk=1)
+    save(place / "chunked", window=0.1, block=1)
     return place
 
 

@@ -23,7 +23,7 @@ class Gate:
     """Stands before a model's network and lets one call pass at a time; `calls` counts those that came as far."""
 
     def __init__(self, service: Service) -> None:
-        self.calls = 0
+        self.nfe = 0
         self._open = threading.Semaphore(0)
         (host,) = service.hosts.values()
         if host.engine is None:
@@ -31,21 +31,21 @@ class Gate:
             return
         real = host.engine.forward._run
 
-        def run(chunks: Sequence[Query]) -> list[Tensor]:
+        def run(blocks: Sequence[Query]) -> list[Tensor]:
             self._wait()
-            return real(chunks)
+            return real(blocks)
 
         host.engine.forward._run = run  # type: ignore[method-assign]
 
     def _wait(self, *_: object) -> None:
         self._open.acquire()
-        self.calls += 1
+        self.nfe += 1
 
     async def passed(self, count: int, request: asyncio.Task[None]) -> None:
         """Let so many calls pass, and wait until they have."""
         for _ in range(count):
             self._open.release()
-        while self.calls < count:
+        while self.nfe < count:
             assert not request.done()
             await asyncio.sleep(0.002)
 
@@ -83,12 +83,12 @@ async def ask(service: Service, gate: Gate, path: str, body: dict[str, Any]) -> 
     await gate.passed(2, request)
     left.set()
     await request
-    before = gate.calls
+    before = gate.nfe
     gate.open()
     (host,) = service.hosts.values()
     while service._jobs or (host.engine is not None and host.engine.live):
         await asyncio.sleep(0.002)
-    return gate.calls - before
+    return gate.nfe - before
 
 
 CASES = [
@@ -97,9 +97,9 @@ CASES = [
     ("rdlm", "/v1/completions", {"prompt": "a", "max_tokens": 100, "stop": "never"}),
     ("rdlm", "/v1/trajectory", {"prompt": "a"}),
     ("rdlm", "/v1/score", {"input": "abc " * 40}),
-    ("masked", "/v1/completions", {"n": 3}),
-    ("masked", "/v1/completions", {"stream": True}),
-    ("masked", "/v1/score", {"input": "abc " * 40}),
+    ("mdlm", "/v1/completions", {"n": 3}),
+    ("mdlm", "/v1/completions", {"stream": True}),
+    ("mdlm", "/v1/score", {"input": "abc " * 40}),
 ]
 
 

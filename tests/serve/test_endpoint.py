@@ -51,9 +51,9 @@ def test_a_rival_is_scored_as_a_whole(served: Served) -> None:
 
 def test_a_completion_in_chunks_is_what_the_command_gives(served: Served, runs: Path) -> None:
     model = rdlm.load(runs / "chunked")
-    for chunk in (None, 0, 4):
-        body = {"model": "chunked", "prompt": "the ", "seed": 5, "steps": 16, "chunk": chunk}
-        wanted = model.generate(prompt="the ", seed=5, steps=16, chunk=chunk)
+    for block in (None, 0, 4):
+        body = {"model": "chunked", "prompt": "the ", "seed": 5, "steps": 16, "chunk": block}
+        wanted = model.generate(prompt="the ", seed=5, steps=16, block=block)
         assert "the " + served.text(**body) == wanted.samples[0].text
 
 

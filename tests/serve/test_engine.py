@@ -20,7 +20,7 @@ from rdlm.api.request import Request
 from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, Sample
-from rdlm.serve.job import Finished, Progress, Ticket
+from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.refusal import Left, Refusal
 from rdlm.serve.service import Limits, Service
@@ -76,13 +76,13 @@ def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
         one.engine._thread.join(10)
 
 
-def sample(model: LanguageModel, ticket: Ticket, index: int = 0, **options: Any) -> Sample:
+def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> Sample:
     plan = Plan.of(model, Request(**{"steps": 6, **options}))
-    return Sample(plan, plan.request.seed, ticket, index)
+    return Sample(plan, plan.request.seed, job, index)
 
 
-async def ended(ticket: Ticket) -> tuple[int, ...]:
-    async for event in ticket.events():
+async def ended(job: Job) -> tuple[int, ...]:
+    async for event in job.events():
         if isinstance(event, Finished):
             return event.tokens
     raise AssertionError
@@ -94,7 +94,7 @@ def run(scene: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_new_request_joins_at_the_next_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
-        gate, first, second = gated(), Ticket(60), Ticket(60)
+        gate, first, second = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, first, seed=1)])
         await gate.turn()
         await gate.turn()
@@ -111,10 +111,10 @@ def test_a_new_request_joins_at_the_next_step(model: LanguageModel, gated: Calla
 
 def test_the_first_event_comes_with_the_first_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
-        gate, ticket = gated(), Ticket(60, wants_progress=True)
-        gate.engine.submit([sample(model, ticket)])
+        gate, job = gated(), Job(60, wants_progress=True)
+        gate.engine.submit([sample(model, job)])
         gate.let(1)
-        event = await anext(ticket.events())
+        event = await anext(job.events())
         assert isinstance(event, Progress) and event.step == 1 and gate.rows == [1]
 
     run(scene)
@@ -170,7 +170,7 @@ def test_the_first_event_of_a_stream_comes_within_two_steps(
 
 def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
-        gate, staying, leaving = gated(), Ticket(60), Ticket(60)
+        gate, staying, leaving = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, staying, seed=1), sample(model, leaving, seed=2)])
         await gate.turn()
         leaving.over = True
@@ -184,14 +184,14 @@ def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable
 def test_places_are_taken_in_order(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
         gate = gated(batch=2, queue=4)
-        tickets = [Ticket(60) for _ in range(4)]
-        gate.engine.submit([sample(model, ticket, seed=seed) for seed, ticket in enumerate(tickets)])
+        tickets = [Job(60) for _ in range(4)]
+        gate.engine.submit([sample(model, job, seed=seed) for seed, job in enumerate(tickets)])
         with pytest.raises(Refusal) as caught:
-            gate.engine.submit([sample(model, Ticket(60))] * 4)
+            gate.engine.submit([sample(model, Job(60))] * 4)
         assert caught.value.status == 429
         gate.let(40)
-        for ticket in tickets:
-            await ended(ticket)
+        for job in tickets:
+            await ended(job)
         assert gate.rows == [2] * 12
 
     run(scene)
@@ -201,14 +201,14 @@ def test_a_defect_ends_those_who_met_it_and_nobody_else(
     model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        gate, ticket = gated(), Ticket(60)
+        gate, job = gated(), Job(60)
         gate.trouble = ZeroDivisionError("a secret of the house")
         gate.let(30)
-        gate.engine.submit([sample(model, ticket)])
+        gate.engine.submit([sample(model, job)])
         with pytest.raises(ZeroDivisionError):
-            await anext(ticket.events())
+            await anext(job.events())
         gate.trouble = None
-        again = Ticket(60)
+        again = Job(60)
         gate.engine.submit([sample(model, again)])
         assert len(await ended(again)) == 16 and gate.engine.alive
 
@@ -218,8 +218,8 @@ def test_a_defect_ends_those_who_met_it_and_nobody_else(
 
 def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
-        gate, ticket, asker = gated(), Ticket(60), Ticket(60)
-        gate.engine.submit([sample(model, ticket)])
+        gate, job, asker = gated(), Job(60), Job(60)
+        gate.engine.submit([sample(model, job)])
         await gate.turn()
         state = model.rdlm.process.bridge.start.point().repeat(3, 16, 1)
         query = Query(state, torch.full((3, 16), 0.01))
@@ -227,7 +227,7 @@ def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callab
         await asyncio.sleep(0.05)
         gate.let(20)
         answer = await asked
-        await ended(ticket)
+        await ended(job)
         assert 4 in gate.rows and answer.shape == (3, 16, 27)
         asker.over = True
         with pytest.raises(Left):

@@ -16,7 +16,7 @@ from running import Served
 from rdlm.errors import InputError
 from rdlm.serve import page
 from rdlm.serve.metrics import Metrics
-from rdlm.serve.middleware import Guard
+from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.refusal import Refusal
 from rdlm.serve.server import token_for
 
@@ -161,7 +161,7 @@ def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     """Every guess, however short or long, goes through the comparison that takes as long for all of them."""
     compared, real = [], hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda given, own: (compared.append((given, own)), real(given, own))[1])
-    guard = Guard(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
+    guard = AccessMiddleware(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
     for given in ("", "s", "secre", "secret and more", "SECRET", "\xff"):
         with pytest.raises(Refusal, match="a token is needed"):
             guard._admit({"type": "http", "path": "/v1/x", "headers": [(b"authorization", given.encode("latin-1"))]})

@@ -24,7 +24,7 @@ def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     own = found["together"].model_dump()["rdlm"]
     assert own["length"] == LENGTH and own["kind"] == "text" and own["steps"] == 8 and own["gap"] == "_"
     assert "".join(own["vocabulary"]) == " abcdefghijklmnopqrstuvwxyz"
-    assert client.models.retrieve("rival").model_dump()["rdlm"]["method"] == "masked"
+    assert client.models.retrieve("rival").model_dump()["rdlm"]["method"] == "mdlm"
     with pytest.raises(openai.NotFoundError, match="unknown model 'togethr': did you mean 'together'"):
         client.models.retrieve("togethr")
 
@@ -46,8 +46,8 @@ def test_the_pieces_of_a_stream_add_up(client: openai.OpenAI, model: str, extra:
     whole = client.completions.create(**options)
     texts = [""] * len(whole.choices)
     reasons: dict[int, str | None] = {}
-    for chunk in client.completions.create(**options, stream=True):
-        for choice in chunk.choices:
+    for block in client.completions.create(**options, stream=True):
+        for choice in block.choices:
             assert reasons.get(choice.index) is None  # nothing comes after the end
             texts[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason
@@ -56,16 +56,16 @@ def test_the_pieces_of_a_stream_add_up(client: openai.OpenAI, model: str, extra:
 
 
 def test_ordered_text_flows_while_it_is_written(client: openai.OpenAI) -> None:
-    chunks = list(client.completions.create(model="ordered", prompt="a", seed=1, stream=True, extra_body={"steps": 30}))
-    pieces = [chunk.choices[0].text for chunk in chunks]
+    blocks = list(client.completions.create(model="ordered", prompt="a", seed=1, stream=True, extra_body={"steps": 30}))
+    pieces = [block.choices[0].text for block in blocks]
     assert pieces[0] == "" and sum(bool(piece) for piece in pieces) > 5
 
 
 def test_usage_comes_with_a_stream_where_asked_for(client: openai.OpenAI) -> None:
-    chunks = list(
+    blocks = list(
         client.completions.create(model="together", prompt="ab", stream=True, stream_options={"include_usage": True})
     )
-    assert chunks[-1].choices == [] and chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == 2
+    assert blocks[-1].choices == [] and blocks[-1].usage is not None and blocks[-1].usage.prompt_tokens == 2
 
 
 def test_a_suffix_is_kept_on_the_other_side(client: openai.OpenAI, runs: Path) -> None:

@@ -52,7 +52,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         save(place / "text", letters, corpus={"kind": "text", "length": 32}),
         save(place / "dna", bases(), corpus={"kind": "dna", "length": 40, "classes": ["coil", "helix"]}, window=0.05),
         save(place / "image", Levels(4), corpus={"kind": "image", "length": 16, "image": [4, 4, 1]}),
-        save(place / "rival", method="masked"),
+        save(place / "rival", method="mdlm"),
     ]
     with serving(*map(str, runs)) as served:
         yield served.url
@@ -397,7 +397,7 @@ def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
     page = show("process?noise=-1.425")
     radial = page.locator("#process-radial")
     expect(radial).to_have_attribute("aria-label", re.compile("goes from 1.57 to 0"))
-    page.locator("#process-form [name=start]").select_option("uniform")
+    page.locator("#process-form [name=start]").select_option("udlm")
     expect(radial).not_to_have_attribute("aria-label", re.compile("goes from 1.57"))
     rho = page.locator("#process-rho")
     before = rho.evaluate("canvas => canvas.toDataURL()")

@@ -47,7 +47,7 @@ def test_what_is_left_out_keeps_its_default() -> None:
         ("model: 3", "model must be a mapping of names to values, got 3"),
         ("training: {steps: 1.5}", "training.steps must be a whole number, got 1.5"),
         ("training: {steps: true}", "training.steps must be a whole number, got True"),
-        ("training: {rate: fast}", "training.rate must be a number, got 'fast'"),
+        ("training: {lr: fast}", "training.lr must be a number, got 'fast'"),
         ("training: {compile: 1}", "training.compile must be true or false, got 1"),
         ("training: {betas: [0.9]}", "training.betas must have 2 entries, got 1"),
         ("training: {betas: 0.9}", "training.betas must be a list, got 0.9"),
@@ -79,7 +79,7 @@ def test_difference_names_every_key_that_differs() -> None:
     new = replace(old, training=replace(old.training, rate=1e-3, betas=(0.9, 0.95)), data=DataConfig("text8"))
     assert configfile.difference(old, new) == {
         "data.name": ("demo", "text8"),
-        "training.rate": (3e-4, 1e-3),
+        "training.lr": (3e-4, 1e-3),
         "training.betas": ([0.9, 0.999], [0.9, 0.95]),
     }
     other = configfile.difference(old, replace(old, model=ConvolutionConfig()))

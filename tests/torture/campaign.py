@@ -40,7 +40,7 @@ WORDS = "the quick brown fox jumps over a lazy dog and then runs away from it as
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"training.accumulate": 2, "objective.asynchronous": 0.5},
-    {"method": "masked", "training.decay": "cosine"},
+    {"method": "mdlm", "training.decay": "cosine"},
 ]
 """What the killed runs train, in turn."""
 

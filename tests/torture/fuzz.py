@@ -200,14 +200,14 @@ def limited(seconds: float) -> Iterator[None]:
     def late(*_: object) -> None:
         raise TimeoutError(f"still reading after {seconds:g} s")
 
-    clocks = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
-    before = {number: signal.signal(number, late) for number in clocks}
-    for clock, limit in clocks.values():
+    token_steps = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
+    before = {number: signal.signal(number, late) for number in token_steps}
+    for clock, limit in token_steps.values():
         signal.setitimer(clock, limit)
     try:
         yield
     finally:
-        for number, (clock, _) in clocks.items():
+        for number, (clock, _) in token_steps.items():
             signal.setitimer(clock, 0)
             signal.signal(number, before[number])
 

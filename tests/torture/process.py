@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import rdlm.method
 import tensorboard.summary.writer.record_writer
 import tyro
 
 import rdlm.cli.train
+import rdlm.methods
 import rdlm.train.loop
 from rdlm.cli import main as cli
 
-PRELOADED = (tensorboard.summary.writer.record_writer, tyro, rdlm.cli.train, rdlm.method, rdlm.train.loop)
+PRELOADED = (tensorboard.summary.writer.record_writer, tyro, rdlm.cli.train, rdlm.methods, rdlm.train.loop)
 """What a forked process need not import again."""
 
 

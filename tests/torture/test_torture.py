@@ -92,7 +92,7 @@ def test_a_disk_of_any_size_is_enough_or_too_small(room: int, whole: Victim, tmp
 
 def test_numbers_that_go_wrong_end_the_run_in_order(whole: Victim, tmp_path: Path) -> None:
     """The real command at a rate at which no weight stays finite: it ends with code 1, and with the batch in a file."""
-    options = {"training.rate": 1e38, "training.warmup": 0, "training.tolerance": 3}
+    options = {"training.lr": 1e38, "training.warmup": 0, "training.tolerance": 3}
     victim = Victim(tmp_path / "run", whole.book, STEPS, options)
     assert victim.start().wait(timeout=100) == 1
     (dump,) = victim.run.glob("nonfinite-*.json")

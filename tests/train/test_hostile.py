@@ -17,7 +17,7 @@ import torch
 from toy import Toy, toy_config, toy_corpus
 
 import rdlm
-from rdlm.api.language_model import Allowance
+from rdlm.api.language_model import AllocationLimit
 from rdlm.cli import main as cli
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
@@ -198,14 +198,14 @@ def test_a_tokenizer_at_which_the_library_panics_is_damage() -> None:
 
 
 def test_an_allowance_counts_before_it_allocates() -> None:
-    with Allowance(1000, 9), pytest.raises(DamagedFileError, match="larger than its files"):
+    with AllocationLimit(1000, 9), pytest.raises(DamagedFileError, match="larger than its files"):
         torch.empty(1 << 50)
-    with Allowance(1000, 9) as allowance:
+    with AllocationLimit(1000, 9) as allowance:
         torch.nn.Linear(10, 10)
         assert allowance.left == 1000 - 4 * 110
         with pytest.raises(DamagedFileError, match="larger"):
             torch.nn.Linear(20, 20)
-    with Allowance(1000, 2), pytest.raises(DamagedFileError, match="larger"):
+    with AllocationLimit(1000, 2), pytest.raises(DamagedFileError, match="larger"):
         [torch.zeros(1) for _ in range(3)]
 
 

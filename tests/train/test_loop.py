@@ -145,7 +145,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(tmp_path: P
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     # The gradient is clipped, hence finite, but so is no weight after a step of this size.
     with pytest.raises(DivergedError, match="not finite"):
-        run(tmp_path / "run", rate=1e38, warmup=0, save_every=1, tolerance=20)
+        run(tmp_path / "run", lr=1e38, warmup=0, save_every=1, tolerance=20)
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
@@ -185,12 +185,12 @@ def test_a_corpus_shorter_than_the_length_is_named(tmp_path: Path) -> None:
 def test_another_configuration_is_refused_until_it_is_accepted(whole: Path, tmp_path: Path) -> None:
     place = tmp_path / "run"
     run(place, steps=5)
-    with pytest.raises(InputError, match=r"training\.steps was 5, is 6; training\.rate was 0\.01, is 0\.02\. Choose"):
-        run(place, steps=6, rate=0.02)
+    with pytest.raises(InputError, match=r"training\.steps was 5, is 6; training\.lr was 0\.01, is 0\.02\. Choose"):
+        run(place, steps=6, lr=0.02)
     assert run(place, steps=5, accumulate=2).steps == 5  # only divides the work
-    result = train(toy_config(steps=6, rate=0.02), place, Toy, accept_changes=True, load=toy_corpus)
+    result = train(toy_config(steps=6, lr=0.02), place, Toy, accept_changes=True, load=toy_corpus)
     assert result.steps == 6
-    assert run(place, steps=6, rate=0.02).steps == 6
+    assert run(place, steps=6, lr=0.02).steps == 6
 
 
 def test_bfloat16_runs_the_network_alone_in_it(tmp_path: Path, runs) -> None:

@@ -8,19 +8,19 @@ from torch import nn
 
 from rdlm.config import ConvolutionConfig, Interface, TrainingConfig, TransformerConfig
 from rdlm.model.network import build
-from rdlm.train.optimizer import SIZE, Muon, Optimizer, hidden, orthogonal, rate
+from rdlm.train.optimizer import SIZE, Muon, Optimizer, hidden, lr, orthogonal
 
 
 def test_the_rate_warms_up_and_falls() -> None:
-    config = TrainingConfig(steps=110, warmup=10, rate=2.0, decay="cosine")
-    assert [rate(config, step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
-    assert rate(config, 10) == pytest.approx(2.0)
-    assert rate(config, 60) == pytest.approx(2.0 * 0.55)
-    assert rate(config, 110) == pytest.approx(0.2) == rate(config, 500)
-    falling = [rate(config, step) for step in range(10, 111)]
+    config = TrainingConfig(steps=110, warmup=10, lr=2.0, decay="cosine")
+    assert [lr(config, step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
+    assert lr(config, 10) == pytest.approx(2.0)
+    assert lr(config, 60) == pytest.approx(2.0 * 0.55)
+    assert lr(config, 110) == pytest.approx(0.2) == lr(config, 500)
+    falling = [lr(config, step) for step in range(10, 111)]
     assert falling == sorted(falling, reverse=True)
-    constant = TrainingConfig(steps=100, warmup=0, rate=0.5)
-    assert {rate(constant, step) for step in range(100)} == {0.5}
+    constant = TrainingConfig(steps=100, warmup=0, lr=0.5)
+    assert {lr(constant, step) for step in range(100)} == {0.5}
 
 
 def stepped(optimizer: Optimizer, scale: float) -> None:
@@ -79,7 +79,7 @@ def test_orthogonal_matrices_keep_singular_vectors_and_lose_singular_values(rows
 @pytest.mark.parametrize("kernel", [(), (3,)])
 def test_an_update_has_the_size_that_the_rate_says(kernel: tuple[int, ...]) -> None:
     matrix = nn.Parameter(torch.zeros(64, 32, *kernel))
-    muon = Muon([matrix], rate=0.1, weight_decay=0.0)
+    muon = Muon([matrix], lr=0.1, weight_decay=0.0)
     matrix.grad = 1e-4 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0))
     muon.step()
     # The singular values lie between 0.7 and 1.2.

@@ -57,7 +57,7 @@ def shrunk(name: str) -> RunConfig:
             device="cpu",
             validate_every=20,
             validation_sequences=2,
-            validation_calls=2,
+            validation_nfe=2,
         ),
     )
 

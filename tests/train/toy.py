@@ -83,7 +83,7 @@ def toy_config(**training: object) -> RunConfig:
     chosen = TrainingConfig(
         steps=20,
         batch=8,
-        rate=1e-2,
+        lr=1e-2,
         warmup=5,
         decay="cosine",
         ema=0.9,
@@ -92,7 +92,7 @@ def toy_config(**training: object) -> RunConfig:
         save_every=5,
         validate_every=10,
         validation_sequences=18,
-        validation_calls=2,
+        validation_nfe=2,
     )
     model = TransformerConfig(dropout=0.1)
     return RunConfig(data=DataConfig("toy"), model=model, training=replace(chosen, **training))

@@ -90,12 +90,12 @@ def generate(
             return _of_rival(model, request, progress)
         plan = Plan.of(model, request)
         trace = Trace(model) if plan.request.trace else None
-        tokens, invalid, calls = plan.run(progress, trace)
+        tokens, invalid, nfe = plan.run(progress, trace)
     if trace is not None:
         trace.finish(tokens[0])
     samples = _samples(model, tokens, plan.request.seed)
     known = tuple((plan.template.known != OPEN).tolist())
-    return Generation(samples, plan.request, int(calls.max()), invalid, plan.claims_bound, trace, model, known)
+    return Generation(samples, plan.request, int(nfe.max()), invalid, plan.claims_bound, trace, model, known)
 
 
 def _of_rival(model: LanguageModel, request: Request, progress: Progress | None) -> Generation:
@@ -108,14 +108,14 @@ def _of_rival(model: LanguageModel, request: Request, progress: Progress | None)
             f"a model of the method {model.config.method!r} samples sequences of up to {model.length} tokens, and with "
             f"{', '.join(RIVALS)} alone; leave out {', '.join(others) or f'length {length}'}"
         )
-    rows, steps = [], request.steps or model.calls
+    rows, steps = [], request.steps or model.nfe
     for number in range(request.num):
         rows.append(model.method.generate(1, length, steps, generator_of("sample", request.seed + number)))
         if progress is not None:
             progress(number + 1, request.num)
-    calls = length if isinstance(model.method, Autoregressive) else steps
+    nfe = length if isinstance(model.method, Autoregressive) else steps
     samples = _samples(model, torch.cat(rows), request.seed)
-    return Generation(samples, replace(request, steps=steps), calls, 0, model.method.claims_bound, model=model)
+    return Generation(samples, replace(request, steps=steps), nfe, 0, model.method.claims_bound, model=model)
 
 
 def _samples(model: LanguageModel, tokens: Int[Tensor, "num length"], seed: int) -> tuple[Sample, ...]:

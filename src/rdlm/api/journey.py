@@ -35,10 +35,10 @@ class Journey:
         kernel = self.solver.bound or "mixture"
         length = min(plan.template.length, plan.model.length)
         self.chain = method.chain(path, plan.steps, kernel, request.clock(), plan.grid, length)
-        self.sight = method.sight(self.chain)
+        self.block_mask = method.block_mask(self.chain)
         self.law = method.chain_law(self.chain) if self.chain.switch >= 0 else None
         self.token: Int[Tensor, "batch length"] = plan.template.known.repeat(noise.batch, 1)
-        self.invalid, self.calls = 0, torch.zeros(noise.batch, dtype=torch.long)
+        self.invalid, self.nfe = 0, torch.zeros(noise.batch, dtype=torch.long)
         self._left = list(plan.windows)
 
     @property
@@ -70,7 +70,7 @@ class Journey:
         ahead = request.wish is not None or request.regex is not None
         twice = request.guidance != 1 or self.plan.model.config.model.self_condition
         signal = self.plan.condition is not None and self.plan.condition.is_floating_point()
-        if self.sight is None or ahead or twice or signal or not isinstance(network, Transformer):
+        if self.block_mask is None or ahead or twice or signal or not isinstance(network, Transformer):
             return None
         return network.cache
 
@@ -85,7 +85,7 @@ class Journey:
         """Write down what a window's walk ended in, and turn to the next one."""
         self.token[:, stretch.begin : stretch.end] = self.plan.model.rdlm.spell(walked.token.cpu())
         self.invalid += walked.invalid
-        self.calls += walked.calls
+        self.nfe += walked.nfe
         del self._left[0]
 
     def run(self, posterior: Callable[[int, Stretch], Posterior], callback: Callback) -> None:

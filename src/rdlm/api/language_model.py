@@ -25,7 +25,7 @@ from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods import METHODS
 from rdlm.methods.base import Method
-from rdlm.methods.rdlm import CALLS, Rdlm
+from rdlm.methods.rdlm import DEFAULT_NFE, Rdlm
 from rdlm.storage import checkpoint
 from rdlm.storage import config_file as configfile
 from rdlm.storage import run_folder as folder
@@ -50,7 +50,7 @@ FACTORIES = {
 """What makes new tensors, of a size that their arguments alone decide."""
 
 
-class Allowance(TorchFunctionMode):
+class AllocationLimit(TorchFunctionMode):
     """Inside its `with` block, a tensor too many, or one that brings all beyond `bytes`, is damage, and not made."""
 
     def __init__(self, bytes: int, tensors: int) -> None:
@@ -126,10 +126,10 @@ class LanguageModel:
         return int(self.about["length"])
 
     @property
-    def calls(self) -> int:
+    def nfe(self) -> int:
         """Return the network calls of a sample unless another number is asked for: 64, or one for each chunk."""
-        chunk = self.method.window.chunk if isinstance(self.method, Rdlm) else 0
-        return max(CALLS, -(-self.length // chunk)) if chunk else CALLS
+        block = self.method.window.block if isinstance(self.method, Rdlm) else 0
+        return max(DEFAULT_NFE, -(-self.length // block)) if block else DEFAULT_NFE
 
     @property
     def parameters(self) -> int:
@@ -232,7 +232,7 @@ def _built(file: Path, state: dict[str, Any], vocabulary: int, size: int) -> tup
     try:
         about = _about(state["corpus"])
         config = configfile.from_dict(state["config"])
-        with Allowance(2 * size + SLACK, size // SMALLEST + MANY):
+        with AllocationLimit(2 * size + SLACK, size // SMALLEST + MANY):
             method = METHODS[config.method](config, vocabulary, len(about["classes"]), int(about["signal"]))
     except InputError as error:
         advice = "if another version of rdlm wrote it, open it with that one"

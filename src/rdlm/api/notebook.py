@@ -134,11 +134,11 @@ def _marked(made: Generation, found: Sample) -> str:
 
 def sureness(frames: Sequence[Frame]) -> list[float]:
     """Return, for each token of the end, its mean probability over the calls in which it was the likeliest, else 0."""
-    *calls, end = frames
+    *nfe, end = frames
     sure = [0.0] * len(end.tokens)
-    for frame in calls:
+    for frame in nfe:
         for place, (token, certainty) in enumerate(zip(frame.tokens, frame.certainty, strict=True)):
-            sure[place] += certainty * (token == end.tokens[place]) / len(calls)
+            sure[place] += certainty * (token == end.tokens[place]) / len(nfe)
     return sure
 
 

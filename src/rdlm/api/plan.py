@@ -22,7 +22,7 @@ from rdlm.api.render import Trace
 from rdlm.api.request import Request
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.model.denoiser import Sight
+from rdlm.model.denoiser import BlockMask
 from rdlm.process.grid import Grid, equal_information, uniform_in_log_noise
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.automaton import Automaton, compile_regex, spellings
@@ -92,7 +92,7 @@ class Plan:
         template = _template(model, request)
         request = _clocked(model, request, template)
         # A window in which all is known has nothing to walk for.
-        parts = stretches(template.length, model.length, request.block)
+        parts = stretches(template.length, model.length, request.stride)
         windows = tuple(part for part in parts if bool((template.known[part.begin : part.end] == OPEN).any()))
         if request.trace and template.length > model.length:
             raise InputError(f"a trace shows one window: at most {model.length} tokens, not {template.length}")
@@ -126,8 +126,8 @@ class Plan:
         batches = [list(seeds[at : at + request.batch]) for at in range(0, len(seeds), request.batch)]
         report = _Report(progress, self.steps * len(self.windows) * len(batches))
         parts = [self._batch(batch, report, None if index else trace) for index, batch in enumerate(batches)]
-        tokens, calls = torch.cat([part.token for part in parts]), torch.cat([part.calls for part in parts])
-        return Outcome(tokens, sum(part.invalid for part in parts), calls)
+        tokens, nfe = torch.cat([part.token for part in parts]), torch.cat([part.nfe for part in parts])
+        return Outcome(tokens, sum(part.invalid for part in parts), nfe)
 
     @property
     def claims_bound(self) -> bool:
@@ -156,16 +156,16 @@ class Plan:
     def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> Outcome:
         """Return the tokens of some samples, how many codes were chosen anew, and the network calls of each."""
         tokens, invalid = torch.zeros(len(seeds), self.template.length, dtype=torch.long), 0
-        calls = torch.zeros(len(seeds), dtype=torch.long)
+        nfe = torch.zeros(len(seeds), dtype=torch.long)
         for chosen, journey in self.journeys(seeds):
             advance = report.part(len(chosen), len(seeds))
             watch = _watch(advance, self.steps, trace if chosen[0] == 0 else None)
-            journey.run(partial(self._predictor, journey.sight), watch)
-            tokens[chosen], calls[chosen] = journey.token, journey.calls
+            journey.run(partial(self._predictor, journey.block_mask), watch)
+            tokens[chosen], nfe[chosen] = journey.token, journey.nfe
             invalid += journey.invalid
-        return Outcome(tokens, invalid, calls)
+        return Outcome(tokens, invalid, nfe)
 
-    def _predictor(self, sight: Sight | None, batch: int, stretch: Stretch) -> Predictor:
+    def _predictor(self, block_mask: BlockMask | None, batch: int, stretch: Stretch) -> Predictor:
         condition, positions = self.condition, self.model.rdlm.process.codec.positions
         if condition is not None and condition.is_floating_point():
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
@@ -179,7 +179,7 @@ class Plan:
             self.request.guidance,
             self.request.temperature,
             rows,
-            sight,
+            block_mask,
             forward,
         )
 
@@ -212,7 +212,7 @@ def _watch(advance: Callable[[int], object], steps: int, trace: Trace | None) ->
         advance(look.done - behind)
         behind = look.done % steps
         if trace is not None and int(look.row[0]) == 0:
-            trace.look(look.state[0], look.log_probability[0])
+            trace.look(look.state[0], look.log_probs[0])
 
     return callback
 
@@ -220,16 +220,16 @@ def _watch(advance: Callable[[int], object], steps: int, trace: Trace | None) ->
 def _clocked(model: LanguageModel, request: Request, template: Template) -> Request:
     """Return the request with the model's own clock where it names none, and the steps that such a walk takes."""
     method, known = model.rdlm, template.known != OPEN
-    own, width, chunk = method.window, request.window, request.chunk
-    if chunk is None:  # chunks would not see known tokens that lie ahead
+    own, width, block = method.window, request.window, request.block
+    if block is None:  # chunks would not see known tokens that lie ahead
         ahead = bool((known & ~known.cumprod(0).bool()).any())
-        chunk = 0 if ahead or width is not None or request.order is not None else own.chunk
+        block = 0 if ahead or width is not None or request.order is not None else own.block
     request = replace(
-        request, window=own.width if width is None else width, order=request.order or own.order, chunk=chunk
+        request, window=own.width if width is None else width, order=request.order or own.order, block=block
     )
-    method.check_chunks(chunk)
-    lanes = request.clock().lanes(request.steps or model.calls, min(template.length, model.length))
-    return replace(request, steps=lanes.calls)
+    method.check_blocks(block)
+    token_steps = request.clock().discretize(request.steps or model.nfe, min(template.length, model.length))
+    return replace(request, steps=token_steps.nfe)
 
 
 def _template(model: LanguageModel, request: Request) -> Template:

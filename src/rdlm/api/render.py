@@ -62,14 +62,14 @@ class Trace:
     frames: list[Frame] = field(default_factory=list)
     _seen: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
-    def look(self, state: Float[Tensor, "positions *spheres d"], log_probability: Float[Tensor, "positions v"]) -> None:
+    def look(self, state: Float[Tensor, "positions *spheres d"], log_probs: Float[Tensor, "positions v"]) -> None:
         """Record a step: states and log-probabilities of one sample."""
         method = self.model.rdlm
-        best = log_probability.max(-1)
+        best = log_probs.max(-1)
         # [positions] -> [length, digits]: a token of several digits is as certain as all of them together.
         certainty = best.values.view(-1, method.symbols_per_token).sum(-1).exp()
         kept = state.flatten(0, -2)[self._shown(state.flatten(0, -2).shape[0])]
-        told = answered(log_probability).view(-1, method.symbols_per_token).any(-1).cpu()
+        told = answered(log_probs).view(-1, method.symbols_per_token).any(-1).cpu()
         ids = method.spell(best.indices[None].cpu())[0].masked_fill(~told, UNASKED)
         self._seen.append((ids, certainty.cpu(), kept.cpu()))
 
@@ -262,8 +262,8 @@ SHOWN_LETTERS = 64
 
 def draw(frames: Sequence[Frame], path: Path) -> None:
     """Draw the first tokens at moments spread over the walk, darker where more certain, and the sample below."""
-    calls = len(frames) - 1  # the last frame is the sample
-    moments = np.linspace(0, calls - 1, min(SHOWN_ROWS, calls)).round().astype(int).tolist()
+    nfe = len(frames) - 1  # the last frame is the sample
+    moments = np.linspace(0, nfe - 1, min(SHOWN_ROWS, nfe)).round().astype(int).tolist()
     rows = [(f"{m + 1}", frames[m]) for m in moments] + [("sample", frames[-1])]
     columns = min(SHOWN_LETTERS, len(frames[-1].tokens))
     with canvas(path, width=0.155 * columns + 0.8, height=0.24 * len(rows) + 0.7) as (axis,):

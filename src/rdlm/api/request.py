@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rdlm.errors import InputError
-from rdlm.process.order import Order, Window
+from rdlm.process.order import Order, TokenSchedule
 from rdlm.sampling.constraints import Rules, Wish
 
 COLDEST = 0.001
@@ -60,11 +60,11 @@ class Request:
     """Part of the walk in which one position runs; 1: all run together; None: as the model was made for."""
     order: Order | None = None
     """Order in which positions begin to run; None: the model's own."""
-    chunk: int | None = None
+    block: int | None = None
     """Tokens of a chunk, where chunks are written one after the other and see nothing ahead; 0: no chunks; None: the
     model's own, unless a window or an order is named, or known tokens lie ahead of open ones. With fewer steps than
     chunks they are larger, or none."""
-    block: int | None = None
+    stride: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool = True
     """Known tokens stand finished from the beginning, and are heard from the first step; else, where all positions run
@@ -91,9 +91,9 @@ class Request:
         if self.infill is not None and (self.prompt or self.suffix):
             raise InputError("an infill is a whole sequence: write prompt and suffix into it")
 
-    def clock(self) -> Window:
+    def clock(self) -> TokenSchedule:
         """Return the window in which positions run; all together where none is named."""
-        return Window(1.0 if self.window is None else self.window, self.order or "spread", self.chunk or 0)
+        return TokenSchedule(1.0 if self.window is None else self.window, self.order or "strided", self.block or 0)
 
     def rules(self) -> Rules:
         """Return the rules that hold at every position alike."""

@@ -22,12 +22,12 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
-from rdlm.likelihood import Estimate, by_comb, by_paths, sum_over_rows
+from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.base import Method
 from rdlm.methods.bound import Estimator, check_weights
-from rdlm.methods.fisher_flow import Flow
-from rdlm.methods.rdlm import CALLS, Rdlm
+from rdlm.methods.fisher_flow import FisherFlow
+from rdlm.methods.rdlm import DEFAULT_NFE, Rdlm
 from rdlm.random import generator_of
 
 SHORTEST = 2
@@ -90,15 +90,15 @@ class Score:
 class Effort:
     """How texts are scored: network calls M, the estimator, and its draws for each window."""
 
-    calls: int = CALLS
+    nfe: int = DEFAULT_NFE
     estimator: Estimator = "path"
     draws: int = 4
     """Paths of each window, or random steps of each."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.calls < 1:
-            raise InputError(f"at least one network call is needed, got {self.calls}")
+        if self.nfe < 1:
+            raise InputError(f"at least one network call is needed, got {self.nfe}")
         if self.draws < FEWEST:
             raise InputError(f"an interval needs at least {FEWEST} draws of each text, got {self.draws}")
 
@@ -107,7 +107,7 @@ class Effort:
         if self.estimator == "steps":
             return 1
         rdlm = isinstance(model.method, Rdlm)
-        return model.rdlm.window.lanes(self.calls, model.length).side_by_side().calls if rdlm else self.calls
+        return model.rdlm.window.discretize(self.nfe, model.length).side_by_side().nfe if rdlm else self.nfe
 
     def cost(self, model: LanguageModel, windows: int) -> int:
         """Return how many windows go through the network; those of a mixture do so for each of its paths."""
@@ -116,7 +116,7 @@ class Effort:
 
 
 def effort_for(
-    model: LanguageModel, windows: int, calls: int | None = None, estimator: Estimator | None = None, seed: int = 0
+    model: LanguageModel, windows: int, nfe: int | None = None, estimator: Estimator | None = None, seed: int = 0
 ) -> Effort:
     """Return an effort of about `BUDGET`: four paths a window where they fit, else single steps, as many as fit.
 
@@ -125,16 +125,16 @@ def effort_for(
     own = _own_estimator(model.method)
     if own is not None and estimator not in (None, own):
         raise InputError(f"a run of the method {model.config.method!r} is scored by its {own} estimator alone")
-    calls = model.calls if calls is None else calls
-    few = Effort(calls).cost(model, windows) <= BUDGET
+    nfe = model.nfe if nfe is None else nfe
+    few = Effort(nfe).cost(model, windows) <= BUDGET
     chosen = own or estimator or ("path" if few else "steps")
     if chosen == "path":
-        return Effort(calls, "path", seed=seed)
-    return Effort(calls, "steps", max(FEWEST, min(calls, BUDGET // windows)), seed)
+        return Effort(nfe, "path", seed=seed)
+    return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // windows)), seed)
 
 
 def _own_estimator(method: Method) -> Estimator | None:
-    return None if isinstance(method, Rdlm) else "path" if isinstance(method, Flow) else "steps"
+    return None if isinstance(method, Rdlm) else "path" if isinstance(method, FisherFlow) else "steps"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ def score_encoded(
     parts = [windows(text.ids, model.length) for text in texts]
     rows = [row for part in parts for row in part]
     effort = effort or effort_for(model, len(rows))
-    effort_for(model, len(rows), effort.calls, effort.estimator)  # refuses what the method has not
+    effort_for(model, len(rows), effort.nfe, effort.estimator)  # refuses what the method has not
     values = iter(_values(model, rows, effort, advance))
     return [_score(model, text, [next(values) for _ in part]) for text, part in zip(texts, parts, strict=True)]
 
@@ -210,14 +210,14 @@ def _draws(
     if not isinstance(model.method, Rdlm):
         found = []
         for _ in range(effort.draws):
-            found.append(model.method.bound(batch, effort.calls, generator).double().cpu()[:, None])
+            found.append(model.method.bound(batch, effort.nfe, generator).double().cpu()[:, None])
             advance(len(batch.ids) * effort.passes(model))
         return torch.stack(found)
-    problem = model.rdlm.problem(batch, effort.calls)
+    problem = model.rdlm.problem(batch, effort.nfe)
     if effort.estimator == "path":
-        shares = by_paths(problem, effort.draws, generator, advance=advance).sum(1)
+        shares = path_bound(problem, effort.draws, generator, advance=advance).sum(1)
     else:
-        shares = by_comb(problem, effort.draws, generator, advance=advance)
+        shares = per_window_bound(problem, effort.draws, generator, advance=advance)
     count, length = batch.ids.shape
     return shares.view(effort.draws, count, length, -1).sum(-1)  # the digits of a token are its own
 

@@ -174,13 +174,13 @@ class Analyze:
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer) if self.scorer else None
         wanted = steps.Steps(
             grids=steps.grids_of(model),
-            chunk=model.rdlm.window.chunk,
+            block=model.rdlm.window.block,
             length=model.length,
             samples=self.samples,
             seed=self.seed,
         )
         if self.sampler_steps:
-            wanted = replace(wanted, calls=tuple(map(int, _numbers("sampler-steps", self.sampler_steps))))
+            wanted = replace(wanted, nfe=tuple(map(int, _numbers("sampler-steps", self.sampler_steps))))
         if self.solvers:
             wanted = replace(wanted, solvers=tuple(self.solvers.split(",")))
         if self.grids:

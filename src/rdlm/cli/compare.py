@@ -33,7 +33,7 @@ COLUMNS = (
     "sampling_calls",
     "relative_step_cost",
     "steps",
-    "rate",
+    "lr",
     "parameters",
 )
 
@@ -52,19 +52,19 @@ class Compare:
     """A preset's name, or a YAML file."""
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """What the methods share."""
-    methods: str = "rdlm,masked,autoregressive"
-    """Methods, separated by commas: rdlm, masked, uniform, score_entropy, autoregressive, flow."""
+    methods: str = "rdlm,mdlm,autoregressive"
+    """Methods, separated by commas: rdlm, mdlm, udlm, sedd, autoregressive, fisher_flow."""
     steps: int | None = None
     """Optimiser steps of each method; the preset's if neither this nor a budget is given."""
     budget: str | None = None
     """Training time of all methods together, such as 90s, 30m or 2h, in place of steps."""
-    calls: int = 64
+    nfe: int = 64
     """Network calls M of every bound and every sampler."""
     sequences: int = 256
     """Validation sequences of a bound."""
     samples: int = 64
     """Generated sequences for the sample quality."""
-    rates: str = ""
+    lrs: str = ""
     """Learning rates, separated by commas, of which every method takes its best after short trials; none: the
     preset's for all."""
     trial: int = 300
@@ -87,8 +87,8 @@ class Compare:
 
         out = self.out or Path("runs") / f"compare-{Path(self.source).stem}"
         methods = cast("tuple[MethodName, ...]", tuple(filter(None, self.methods.split(","))))
-        rates = rates_of(self.rates)
-        contest = Contest(self.config, methods, self.calls, self.sequences, self.samples, rates, self.trial)
+        lrs = lrs_of(self.lrs)
+        contest = Contest(self.config, methods, self.nfe, self.sequences, self.samples, lrs, self.trial)
         try:
             rows = compare(contest, out, steps=self.steps, minutes=minutes)
         except InterruptedRunError as stopped:
@@ -103,12 +103,12 @@ class Compare:
 
     def _show(self, rows: list[dict[str, Any]], out: Path) -> None:
         if self.json:
-            print_json({"rows": rows, "calls": self.calls, "out": str(out)})
+            print_json({"rows": rows, "calls": self.nfe, "out": str(out)})
             return
         print(table([row | _words(row) for row in rows], COLUMNS))
         floor = rows[0]["quality"]
         print(
-            f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.calls} calls, 95% intervals; "
+            f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.nfe} calls, 95% intervals; "
             f"unigram and bigram: divergence of {self.samples} samples from data, in bits, where data itself has "
             f"{floor['unigram_divergence_of_data']['value']:.4f} and {floor['bigram_divergence_of_data']['value']:.4f}."
         )
@@ -144,12 +144,12 @@ def minutes_of(text: str) -> float:
     return float(match[1]) * MINUTES[match[2]]
 
 
-def rates_of(text: str) -> tuple[float, ...]:
+def lrs_of(text: str) -> tuple[float, ...]:
     """Return the learning rates of a list such as 1e-3,2e-3."""
     try:
-        return tuple(float(rate) for rate in filter(None, text.split(",")))
+        return tuple(float(lr) for lr in filter(None, text.split(",")))
     except ValueError:
-        raise InputError(f"--rates {text!r} is not a list of numbers such as 1e-3,2e-3") from None
+        raise InputError(f"--lrs {text!r} is not a list of numbers such as 1e-3,2e-3") from None
 
 
 def defaults(options: Sequence[str]) -> Compare:

@@ -22,7 +22,7 @@ class Demo:
 
     minutes: float = 4.0
     """Minutes of training."""
-    calls: int = 64
+    nfe: int = 64
     """Network calls per sample, and of the chain whose bound is measured."""
     out: Path = Path("runs/demo")
     """Folder of the run."""
@@ -31,15 +31,15 @@ class Demo:
 
     def run(self) -> int:
         """Train, measure, generate, draw, and return the exit code."""
-        if not self.minutes > 0 or self.calls < 1:
-            raise InputError(f"--minutes and --calls must be positive, got {self.minutes:g} and {self.calls}")
+        if not self.minutes > 0 or self.nfe < 1:
+            raise InputError(f"--minutes and --calls must be positive, got {self.minutes:g} and {self.nfe}")
         logging.basicConfig(format="rdlm: %(message)s")
         _say(f"training for {self.minutes:g} minutes in {self.out}")
         ended = attempt(preset("demo"), self.out, self.minutes)
         if isinstance(ended, int):
             return ended
-        _say(f"trained {ended.steps} steps; measuring the bound of the {self.calls}-call sampler")
-        code = Evaluate(str(self.out), calls=self.calls, evaluations=1024, samples=16, json=self.json).run()
+        _say(f"trained {ended.steps} steps; measuring the bound of the {self.nfe}-call sampler")
+        code = Evaluate(str(self.out), nfe=self.nfe, evaluations=1024, samples=16, json=self.json).run()
         self._look()
         return code
 
@@ -47,7 +47,7 @@ class Demo:
         import rdlm
         from rdlm.api.render import draw
 
-        made = rdlm.load(self.out).generate(num=3, steps=self.calls, trace=True)
+        made = rdlm.load(self.out).generate(num=3, steps=self.nfe, trace=True)
         assert made.trace is not None
         picture = self.out / "denoising.png"
         draw(made.trace.frames, picture)

@@ -18,7 +18,7 @@ from rdlm.errors import InputError
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
     from rdlm.evaluate.evaluate import Evaluation, Plan
-    from rdlm.process.order import Window
+    from rdlm.process.order import TokenSchedule
 
 
 Calls = int | Literal["inf"]
@@ -39,18 +39,18 @@ class Evaluate:
     """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
     split: Literal["validation", "test"] = "validation"
     """Held-out split; the test split is for final numbers alone."""
-    calls: Annotated[Calls | None, tyro.conf.arg(aliases=["--steps"])] = None
+    nfe: Annotated[Calls | None, tyro.conf.arg(aliases=["--steps"])] = None
     """Network calls M of the sampler that is bounded; inf is the limit of continuous time. If not given, the model's
     own number: 64, or one for each chunk."""
-    curve_calls: str | None = None
+    curve_nfe: str | None = None
     """Also measure the bound at these numbers of calls, such as 4,8,16,inf."""
     kernel: Literal["mixture", "drift"] = "mixture"
     """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
     window: float | None = None
     """Part of the time in which one position runs through its bridge; 1: synchronous. The run's own if not given."""
-    order: Literal["random", "spread", "left_to_right"] | None = None
+    order: Literal["random", "strided", "left_to_right"] | None = None
     """Order in which windows begin. The run's own if not given."""
-    chunk: int | None = None
+    block: int | None = None
     """Tokens of a chunk, where chunks run one after the other; 0: none. The run's own if not given, unless a window
     or an order is."""
     estimator: Literal["steps", "path"] = "steps"
@@ -77,9 +77,9 @@ class Evaluate:
 
     def run(self) -> int:
         """Evaluate, write, print, and return 0; what goes wrong is raised."""
-        from rdlm.process.order import Window
+        from rdlm.process.order import TokenSchedule
 
-        self._plan(Window(), 1)  # what is wrong with the options is said before the model is read
+        self._plan(TokenSchedule(), 1)  # what is wrong with the options is said before the model is read
         import torch
 
         import rdlm
@@ -90,7 +90,7 @@ class Evaluate:
         from rdlm.train.run import load_corpus
 
         model = rdlm.load(self.model)
-        plan = self._plan(model.method.window if isinstance(model.method, Rdlm) else Window(), model.calls)
+        plan = self._plan(model.method.window if isinstance(model.method, Rdlm) else TokenSchedule(), model.nfe)
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(model.config)
         with torch.no_grad(), _Bars() as bars:
@@ -104,26 +104,30 @@ class Evaluate:
             _show(found)
         return 0
 
-    def _plan(self, own: Window, own_calls: int) -> Plan:
+    def _plan(self, own: TokenSchedule, own_nfe: int) -> Plan:
         from rdlm.evaluate.evaluate import Plan
         from rdlm.methods.bound import Setting
-        from rdlm.process.order import Window
+        from rdlm.process.order import TokenSchedule
 
         named = self.window is not None or self.order is not None
-        chunk = self.chunk if self.chunk is not None else 0 if named else own.chunk
-        window = Window(own.width if self.window is None else self.window, self.order or own.order, chunk)
-        calls = None if self.calls == "inf" else own_calls if self.calls is None else self.calls
+        block = self.block if self.block is not None else 0 if named else own.block
+        window = TokenSchedule(own.width if self.window is None else self.window, self.order or own.order, block)
+        nfe = None if self.nfe == "inf" else own_nfe if self.nfe is None else self.nfe
         setting = Setting(
-            calls, self.kernel, None if window == Window(1, window.order) else window, self.estimator, self.states
+            nfe,
+            self.kernel,
+            None if window == TokenSchedule(1, window.order) else window,
+            self.estimator,
+            self.states,
         )
-        curve = parse_calls(self.curve_calls) if self.curve_calls is not None else ()
+        curve = parse_nfe(self.curve_nfe) if self.curve_nfe is not None else ()
         return Plan(
             setting,
             self.split,
             self.sequences,
             self.evaluations,
             self.samples,
-            tuple(c for c in curve if c != calls),
+            tuple(c for c in curve if c != nfe),
             self.paper,
             self.seed,
         )
@@ -150,7 +154,7 @@ class Evaluate:
         print(f"rdlm: wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
-def parse_calls(text: str) -> tuple[int | None, ...]:
+def parse_nfe(text: str) -> tuple[int | None, ...]:
     """Return the numbers of calls in `4,8,inf`; None for inf."""
     found: list[int | None] = []
     for word in text.split(","):

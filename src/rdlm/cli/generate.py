@@ -59,12 +59,12 @@ class Generate:
     """Take the likeliest token in the last step."""
     window: float | None = None
     """Part of the walk in which one position runs; 1: all of them run together. The model's own if not given."""
-    order: Literal["random", "spread", "left_to_right"] | None = None
+    order: Literal["random", "strided", "left_to_right"] | None = None
     """Order in which positions run in windows; the model's own if not given."""
-    chunk: int | None = None
+    block: int | None = None
     """Tokens of a chunk; one chunk follows another; 0: none. If not given, the model's own, unless a window
     or an order is named, or known tokens lie ahead."""
-    block: int | None = None
+    stride: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     seed: int = 0
     """Seed of the first sample; the next ones count up."""
@@ -124,8 +124,8 @@ class Generate:
             greedy=self.greedy,
             window=self.window,
             order=self.order,
-            chunk=self.chunk,
             block=self.block,
+            stride=self.stride,
             batch=self.batch,
             trace=self.trace is not None,
         )

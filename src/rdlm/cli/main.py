@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
 
 from rdlm import __version__
+from rdlm.deprecated import renamed_flags
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.serve import memory as heap
 from rdlm.storage.files import FULL, cache_dir
@@ -99,7 +100,7 @@ def dispatch(arguments: list[str]) -> int:
         raise unknown("command", first, COMMANDS)
     keep_within_the_cache()
     wait_briefly()
-    parsed = parse(first, options)
+    parsed = parse(first, renamed_flags(options))
     return parsed if isinstance(parsed, int) else parsed.run()
 
 

@@ -33,7 +33,7 @@ class ScoreText:
     """UTF-8 text file; - or none reads standard input. A file alone is scored by the model in the box."""
     document: bool = False
     """Score the whole file as one text; else every line is one."""
-    calls: int | None = None
+    nfe: int | None = None
     """Network calls M of the sampler that is bounded; the model's own if not given: 64, or one for each chunk."""
     estimator: Literal["auto", "path", "steps"] = "auto"
     """Whole paths, precise and M times the work; or random steps. auto: paths of up to 128 windows, else steps."""
@@ -72,7 +72,7 @@ class ScoreText:
         self._report(
             rows,
             {
-                "steps": effort.calls,
+                "steps": effort.nfe,
                 "claims_bound": model.method.claims_bound,
                 "unit": "nats",
                 "interval": "95%",
@@ -94,7 +94,7 @@ class ScoreText:
         from rdlm.api.score import effort_for
 
         estimator = None if self.estimator == "auto" else self.estimator
-        effort = effort_for(model, windows, self.calls, estimator, self.seed)
+        effort = effort_for(model, windows, self.nfe, estimator, self.seed)
         return effort if self.draws is None else replace(effort, draws=self.draws)
 
     def _report(self, rows: list[dict[str, object]], how: dict[str, object]) -> None:

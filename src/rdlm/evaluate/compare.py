@@ -7,7 +7,7 @@ Methods side by side: one network, one corpus, one budget, one evaluator.
 FOLDER/
     METHOD/ ...      the run of each method, as `rdlm train` leaves it
     search/ ...      short runs of each method at each learning rate, where several are to choose from
-    rates.json       what those came to
+    lrs.json       what those came to
     pace.json        seconds per step before the start, and the steps that a budget was found to allow
     compare.json     the rows, written after each evaluation
     compare.png      bounds and sample quality
@@ -132,7 +132,7 @@ Judge = Callable[[Entrant], float]
 
 def search(
     configs: Sequence[RunConfig],
-    rates: Sequence[float],
+    lrs: Sequence[float],
     folder: Path,
     members: Team,
     corpus: Corpus,
@@ -142,40 +142,40 @@ def search(
 ) -> dict[str, float]:
     """Return the best rate of each configuration's method; the configurations say how many steps a trial takes.
 
-    The trials run in turn, like the comparison itself. What each of them came to stands in `rates.json`; a method whose
+    The trials run in turn, like the comparison itself. What each of them came to stands in `lrs.json`; a method whose
     trials stand there already is not tried again.
     """
-    path = folder / "rates.json"
+    path = folder / "lrs.json"
     trials: dict[str, dict[str, float]] = read_json(path) if path.exists() else {}
-    fresh = [config for config in configs if set(trials.get(config.method, {})) != {f"{rate:g}" for rate in rates}]
+    fresh = [config for config in configs if set(trials.get(config.method, {})) != {f"{lr:g}" for lr in lrs}]
     if fresh:
         with ExitStack() as stack:
             entrants = [
-                stack.enter_context(entered(_at(config, rate), _place(folder, config, rate), members, corpus, make))
+                stack.enter_context(entered(_at(config, lr), _place(folder, config, lr), members, corpus, make))
                 for config in fresh
-                for rate in rates
+                for lr in lrs
             ]
             race(entrants, fresh[0].training.steps, interruption)
             for config in fresh:
                 trials[config.method] = {
-                    f"{entrant.run.config.training.rate:g}": judge(entrant)
+                    f"{entrant.run.config.training.lr:g}": judge(entrant)
                     for entrant in entrants
                     if entrant.name == config.method
                 }
                 write_atomic(path, json.dumps(trials, indent=2) + "\n")
-    return {config.method: _best(trials[config.method], rates) for config in configs}
+    return {config.method: _best(trials[config.method], lrs) for config in configs}
 
 
-def _best(found: dict[str, float], rates: Sequence[float]) -> float:
-    return min(rates, key=lambda rate: found[f"{rate:g}"])
+def _best(found: dict[str, float], lrs: Sequence[float]) -> float:
+    return min(lrs, key=lambda lr: found[f"{lr:g}"])
 
 
-def _at(config: RunConfig, rate: float) -> RunConfig:
-    return replace(config, training=replace(config.training, rate=rate))
+def _at(config: RunConfig, lr: float) -> RunConfig:
+    return replace(config, training=replace(config.training, lr=lr))
 
 
-def _place(folder: Path, config: RunConfig, rate: float) -> Path:
-    return folder / "search" / f"{config.method}-{rate:g}"
+def _place(folder: Path, config: RunConfig, lr: float) -> Path:
+    return folder / "search" / f"{config.method}-{lr:g}"
 
 
 REFERENCE: MethodName = "autoregressive"
@@ -198,13 +198,13 @@ class Contest:
     config: RunConfig
     """The configuration that all methods share."""
     methods: tuple[MethodName, ...]
-    calls: int = 64
+    nfe: int = 64
     """Network calls M of every bound and of every sampler."""
     sequences: int = 256
     """Validation sequences of a bound."""
     samples: int = 64
     """Generated sequences for the sample quality."""
-    rates: tuple[float, ...] = ()
+    lrs: tuple[float, ...] = ()
     """Learning rates that every method chooses from by its own measure; none: the configuration's."""
     trial: int = 300
     """Steps of a trial of a rate."""
@@ -215,9 +215,9 @@ class Contest:
                 raise unknown("method", name, METHODS)
         if not self.methods or len(set(self.methods)) < len(self.methods):
             raise InputError(f"a comparison needs methods, each named once, got {', '.join(self.methods) or 'none'}")
-        if not all(rate > 0 for rate in self.rates):
-            raise InputError(f"--rates must be positive, got {', '.join(f'{rate:g}' for rate in self.rates)}")
-        for key in ("calls", "sequences", "samples", "trial"):
+        if not all(lr > 0 for lr in self.lrs):
+            raise InputError(f"--lrs must be positive, got {', '.join(f'{lr:g}' for lr in self.lrs)}")
+        for key in ("nfe", "sequences", "samples", "trial"):
             if getattr(self, key) < 1:
                 raise InputError(f"--{key} must be at least 1, got {getattr(self, key)}")
 
@@ -228,7 +228,7 @@ class Contest:
     @property
     def setting(self) -> dict[str, int]:
         """Return what an evaluation depends on besides the weights."""
-        return {"calls": self.calls, "sequences": self.sequences, "samples": self.samples}
+        return {"calls": self.nfe, "sequences": self.sequences, "samples": self.samples}
 
 
 def compare(
@@ -254,9 +254,9 @@ def compare(
         total = contest.config.training.steps if budget is None else budget
         interruption = stack.enter_context(Interruption())
         configs = [contest.configuration(name, total) for name in contest.methods]
-        if contest.rates:
-            rates = _searched(contest, folder, members, corpus, make, interruption)
-            configs = [replace(c, training=replace(c.training, rate=rates[c.method])) for c in configs]
+        if contest.lrs:
+            lrs = _searched(contest, folder, members, corpus, make, interruption)
+            configs = [replace(c, training=replace(c.training, lr=lrs[c.method])) for c in configs]
         entrants = [stack.enter_context(entered(c, folder / c.method, members, corpus, make)) for c in configs]
         race(entrants, total, interruption)
         rows = []
@@ -277,9 +277,9 @@ def _searched(
     def judge(entrant: Entrant) -> float:
         interruption.obey(contest.trial)
         with entrant.run.averaged():
-            return repeated_bound(entrant.run.method, batch, contest.calls, contest.config.training.seed).bits
+            return repeated_bound(entrant.run.method, batch, contest.nfe, contest.config.training.seed).bits
 
-    return search(trials, contest.rates, folder, members, corpus, make, judge, interruption)
+    return search(trials, contest.lrs, folder, members, corpus, make, judge, interruption)
 
 
 # -- cost --------------------------------------------------------------------------------------------
@@ -339,8 +339,8 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
     run, seed = entrant.run, entrant.run.config.training.seed
     wanted = contest.config.data.length
     with run.averaged():
-        bound = repeated_bound(run.method, held_out(run.corpus, wanted, contest.sequences, seed), contest.calls, seed)
-        samples = _samples(run, contest.samples, contest.calls)
+        bound = repeated_bound(run.method, held_out(run.corpus, wanted, contest.sequences, seed), contest.nfe, seed)
+        samples = _samples(run, contest.samples, contest.nfe)
     data = held_out(run.corpus, wanted, DATA, seed).ids
     quality = divergences(samples, data, run.corpus.tokenizer.size)
     stderr = bound.margin / 1.96
@@ -351,9 +351,9 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
         "high": bound.bits + bound.margin,
         "unit": unit_of(run.corpus),
         "claims_bound": run.method.claims_bound,
-        "sampling_calls": run.length if entrant.name == REFERENCE else contest.calls,
+        "sampling_calls": run.length if entrant.name == REFERENCE else contest.nfe,
         "parameters": run.parameter_count,
-        "rate": run.config.training.rate,
+        "lr": run.config.training.lr,
         "protocol": run.corpus.protocol,
         "seed": seed,
         "seconds_per_step": run.counters.seconds / max(run.counters.step, 1),
@@ -364,10 +364,10 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
     }
 
 
-def _samples(run: Run, count: int, calls: int) -> Tensor:
+def _samples(run: Run, count: int, nfe: int) -> Tensor:
     generator = generator_of("compare", run.config.training.seed)
     pieces = [min(PIECE, count - first) for first in range(0, count, PIECE)]
-    return torch.cat([run.method.generate(piece, run.length, calls, generator) for piece in pieces])
+    return torch.cat([run.method.generate(piece, run.length, nfe, generator) for piece in pieces])
 
 
 def _finish(contest: Contest, folder: Path, rows: list[dict[str, Any]], found: dict[str, Any]) -> list[dict[str, Any]]:

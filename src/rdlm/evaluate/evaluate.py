@@ -22,7 +22,7 @@ from rdlm.evaluate.samples import Scorer
 from rdlm.likelihood import Estimate, Profile
 from rdlm.methods.bound import REPEATS, Setting, check_weights, measure, paper, repeated_bound
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
 Split = Literal["validation", "test"]
@@ -88,7 +88,7 @@ def evaluate(
     size = size_of(model, batch)
     check_setting(model, plan)
     generator = generator_of("evaluation", plan.seed)
-    settings = [replace(plan.setting, calls=calls) for calls in (plan.setting.calls, *plan.curve)]
+    settings = [replace(plan.setting, nfe=nfe) for nfe in (plan.setting.nfe, *plan.curve)]
     bounds = [_bound(model, batch, setting, plan, generator, stage) for setting in settings]
     rows = [curve_row(one, nats, size, model.kind) for one, (nats, _) in zip(settings, bounds, strict=True)]
     total, profile = bounds[0]
@@ -108,27 +108,27 @@ def _bound(
     model: LanguageModel, batch: Batch, setting: Setting, plan: Plan, generator: torch.Generator, stage: Stage
 ) -> tuple[Estimate, Profile | None]:
     """Return the bound in nats per sequence, and where it is spent as far as the method says."""
-    name = f"bound at {setting.calls or 'inf'} calls"
+    name = f"bound at {setting.nfe or 'inf'} calls"
     if isinstance(model.method, Rdlm):
         evaluations = plan.evaluations
-        if chunk_of(model, setting):  # a second look at a sequence tells little new, and would pass for another one
+        if block_of(model, setting):  # a second look at a sequence tells little new, and would pass for another one
             evaluations = min(evaluations, max(2, len(batch.ids)))
         profile = measure(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
         return profile.total, profile
-    assert setting.calls is not None  # `check_setting` has seen to it
+    assert setting.nfe is not None  # `check_setting` has seen to it
     check_weights(model.method.network)
     # A rival's estimates spread more than single steps of rdlm do, and are done when that no longer matters.
     most = max(REPEATS[0], 4 * plan.evaluations // len(batch.ids))
     advance = stage(name, most * len(batch.ids))
-    found = repeated_bound(model.method, batch, setting.calls, plan.seed, most, advance)
+    found = repeated_bound(model.method, batch, setting.nfe, plan.seed, most, advance)
     return Estimate(found.mean, found.stderr, model.method.claims_bound), None
 
 
 def check_setting(model: LanguageModel, plan: Plan) -> None:
     """Refuse what a rival's bound cannot do: it has one estimator, with so many network calls."""
-    rest = replace(plan.setting, calls=1, window=None)
+    rest = replace(plan.setting, nfe=1, window=None)
     if not isinstance(model.method, Rdlm) and (
-        rest != Setting(1) or plan.setting.window is not None or None in (plan.setting.calls, *plan.curve) or plan.paper
+        rest != Setting(1) or plan.setting.window is not None or None in (plan.setting.nfe, *plan.curve) or plan.paper
     ):
         raise InputError(
             f"{model.name} is a run of the method {model.config.method!r}, whose bound has a number of calls and "
@@ -164,21 +164,21 @@ def describe(model: LanguageModel, setting: Setting) -> str:
     """Return what the bound is a bound of."""
     if not isinstance(model.method, Rdlm):
         word = "upper bound" if model.method.claims_bound else "not a bound: an estimate"
-        return f"{word} at {setting.calls} network calls, method {model.config.method}"
-    if setting.calls is None:
+        return f"{word} at {setting.nfe} network calls, method {model.config.method}"
+    if setting.nfe is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
     clock = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
-    chunk = chunk_of(model, setting)
-    clock += f" in chunks of {chunk}" if chunk else ""
+    block = block_of(model, setting)
+    clock += f" in chunks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"
-    return f"upper bound at {setting.calls} network calls, {setting.kernel} kernel{clock}{states}"
+    return f"upper bound at {setting.nfe} network calls, {setting.kernel} kernel{clock}{states}"
 
 
-def chunk_of(model: LanguageModel, setting: Setting) -> int:
+def block_of(model: LanguageModel, setting: Setting) -> int:
     """Return how many tokens are in a chunk of the sampler that is bounded; 0 where it has none."""
-    if setting.calls is None or setting.window is None:
+    if setting.nfe is None or setting.window is None:
         return 0
-    return setting.window.lanes(setting.calls, model.length).chunk
+    return setting.window.discretize(setting.nfe, model.length).block
 
 
 def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[str, object]:
@@ -186,7 +186,7 @@ def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[s
     unit, per = unit_of(kind, size)
     bits = nats * (1 / per / math.log(2))
     return {
-        "calls": "inf" if setting.calls is None else setting.calls,
+        "calls": "inf" if setting.nfe is None else setting.nfe,
         "value": bits.value,
         "stderr": bits.stderr,
         "low": bits.low,
@@ -218,20 +218,20 @@ def draw_samples(
     Rivals sample without a condition.
     """
     setting = plan.setting
-    calls = 64 if setting.calls is None else setting.calls
+    nfe = 64 if setting.nfe is None else setting.nfe
     if isinstance(model.method, Rdlm):
         given = batch.label if batch.signal is None else batch.signal
         ids = model.method.generate(
             min(plan.samples, len(batch.ids)) if given is not None else plan.samples,
             model.length,
-            calls,
+            nfe,
             generator,
             setting.kernel,
-            setting.window or Window(),
+            setting.window or TokenSchedule(),
             None if given is None else given[: plan.samples],
         )
     else:
-        ids = model.method.generate(plan.samples, model.length, calls, generator)
+        ids = model.method.generate(plan.samples, model.length, nfe, generator)
     advance(1)
     return ids.cpu()
 
@@ -259,11 +259,11 @@ def sample_metrics(
 def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
     """Return the evaluation as plain values."""
     plan = evaluation.plan
-    calls = plan.setting.calls
+    nfe = plan.setting.nfe
     return {
         "metrics": {name: found.to_json() for name, found in evaluation.metrics.items()},
         "split": plan.split,
-        "steps": "inf" if calls is None else calls,
+        "steps": "inf" if nfe is None else nfe,
         "claims_bound": evaluation.rows[0]["claims_bound"],
         "estimator": plan.setting.estimator,
         "kernel": plan.setting.kernel,

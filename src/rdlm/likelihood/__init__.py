@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rdlm.likelihood.continuous import continuous
 from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
-from rdlm.likelihood.estimators import Problem, Profile, by_comb, by_paths, by_steps, path_profile, path_terms
+from rdlm.likelihood.estimators import (
+    Problem,
+    Profile,
+    path_bound,
+    path_profile,
+    path_terms,
+    per_window_bound,
+    stratified_bound,
+)
 from rdlm.likelihood.oracle import FreshLaw
 from rdlm.likelihood.paper import paper_estimate
 from rdlm.likelihood.terms import Posterior, kernel_terms, step_terms
@@ -17,16 +25,16 @@ __all__ = [
     "Posterior",
     "Problem",
     "Profile",
-    "by_comb",
-    "by_paths",
-    "by_steps",
     "continuous",
     "curve_of_source",
     "kernel_terms",
     "paper_estimate",
+    "path_bound",
     "path_profile",
     "path_terms",
+    "per_window_bound",
     "sample_mean",
     "step_terms",
+    "stratified_bound",
     "sum_over_rows",
 ]

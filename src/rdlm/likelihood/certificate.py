@@ -18,11 +18,19 @@ from rdlm.data import sources
 from rdlm.data.sources import Source
 from rdlm.display.figure import canvas
 from rdlm.likelihood import Estimate, path_terms
-from rdlm.process.bridge import BridgeKind, joint_posterior
+from rdlm.process.bridge import BridgeKind
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.order import Window
-from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
+from rdlm.process.order import TokenSchedule
+from rdlm.process.path import (
+    Mixture,
+    Path,
+    constant_mixture,
+    joint_posterior,
+    masked_path,
+    switching_path,
+    uniform_path,
+)
 from rdlm.process.schedule import Geometric
 
 CERTAINTY = 4.0
@@ -41,14 +49,14 @@ class Case:
     mixture: Mixture
     steps: int
     kernel: Kernel = "mixture"
-    window: Window = field(default_factory=Window)
+    window: TokenSchedule = field(default_factory=TokenSchedule)
     spliced: bool = False
 
     @property
     def clock(self) -> str:
         """Return the name of the positions' clocks."""
-        if self.window.chunk:
-            return f"in chunks of {self.window.chunk}"
+        if self.window.block:
+            return f"in chunks of {self.window.block}"
         return "synchronous" if self.window.width == 1 else f"{self.window.order} {self.window.width:g}"
 
 
@@ -100,14 +108,14 @@ def measure(case: Case, paths: int, generator: torch.Generator) -> Verdict:
 
 
 def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator) -> tuple[Estimate, Tensor, Chain]:
-    lanes = case.window.lanes(case.steps, case.source.length)
-    chain = Chain(path, uniform_in_time(Geometric(), lanes.steps), case.kernel, lanes)
+    token_steps = case.window.discretize(case.steps, case.source.length)
+    chain = Chain(path, uniform_in_time(Geometric(), token_steps.steps), case.kernel, token_steps)
     token = case.source.draw(paths, generator)
     posterior = partial(joint_posterior, path, case.source.log_joint)
     terms = path_terms(posterior, chain, token, generator, torch.float64).sum(-1)  # [calls, paths]
     if case.spliced:
         switch = path.switch_step(chain.grid)
-        terms = terms[[m for m in range(chain.calls - 1) if m != switch]]  # Eq. (33): neither switch nor decode term
+        terms = terms[[m for m in range(chain.nfe - 1) if m != switch]]  # Eq. (33): neither switch nor decode term
     # The mean of -log p(token) is the entropy, which is known: only the excess over it needs to be estimated.
     excess = terms.sum(0) + case.source.log_joint[tuple(token.T)]
     stderr = excess.std().item() / paths**0.5
@@ -138,8 +146,8 @@ def _markov_cases(steps: int) -> Iterator[Case]:
     source, total = sources.markov(), Geometric().total
     kinds: tuple[BridgeKind, ...] = ("brownian", "logarithm")
     kernels: tuple[Kernel, ...] = ("mixture", "drift")
-    halves = (Window(0.5, "random"), Window(0.5, "spread"), Window(0.5, "left_to_right"))
-    windows = (Window(), *halves, Window(chunk=1))
+    halves = (TokenSchedule(0.5, "random"), TokenSchedule(0.5, "strided"), TokenSchedule(0.5, "left_to_right"))
+    windows = (TokenSchedule(), *halves, TokenSchedule(block=1))
     for kind in kinds:
         for kernel in kernels:
             for window in windows:

@@ -77,7 +77,7 @@ def continuous(
 
     `problem` brings chains of `FINE` steps. Levels are log-uniform in bins; a pilot shares out the work.
     """
-    if any(chain.lanes is not None for chain in problem.chains):
+    if any(chain.asynchronous is not None for chain in problem.chains):
         raise InputError("the bound in continuous time has one clock for all positions: it goes with a window of 1")
     paths = len(problem.chains)
     bins = max(2, min(64, evaluations * 4 // 5 // (2 * FEWEST * paths) - 2))
@@ -128,13 +128,13 @@ def _terms(
     digit, level = chain.split(token), noise[:, None].to(token.device).expand(token.shape)
     spread = chain.spread(level, digit)
     state = draw_at_noise(bridge, chain.grid, digit, spread, generator)
-    log_probability = problem.answer(row, batch)(state, level.to(state))
+    log_probs = problem.answer(row, batch)(state, level.to(state))
     if kind == 2:
         density = renoise(chain, token, state.dtype, generator)[1]
-        return mixture_excess(density, log_probability, token).sum(-1)  # Eq. (32)
+        return mixture_excess(density, log_probs, token).sum(-1)  # Eq. (32)
     if kind == 3:
-        return -log_probability.gather(-1, token[..., None])[..., 0].sum(-1)  # Eq. (30)
-    error = chain.gather(drift_error(chain, state, digit, spread.to(state), log_probability))
+        return -log_probs.gather(-1, token[..., None])[..., 0].sum(-1)  # Eq. (30)
+    error = chain.gather(drift_error(chain, state, digit, spread.to(state), log_probs))
     return error.double().sum(-1) * (width / 2).to(token.device)
 
 

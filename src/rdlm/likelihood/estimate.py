@@ -172,4 +172,4 @@ def curve_of_source(
     def measure(step: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return step_terms(posterior, chain, law, draw(len(step), generator), step, generator).sum(-1)
 
-    return stratified(measure, chain.calls, evaluations)
+    return stratified(measure, chain.nfe, evaluations)

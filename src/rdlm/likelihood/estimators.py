@@ -7,9 +7,9 @@ The bound of a model on data, at M network calls: from single steps of many sequ
 
 | estimator | network calls | good for |
 |---|---|---|
-| `by_steps` | one for each sequence-step, whatever M | a mean over many sequences, a curve over M |
-| `by_comb` | a few for each sequence, whatever M | a long document, window by window |
-| `by_paths` | M for each path | a single text: the sum along a path hardly varies |
+| `stratified_bound` | one for each sequence-step, whatever M | a mean over many sequences, a curve over M |
+| `per_window_bound` | a few for each sequence, whatever M | a long document, window by window |
+| `path_bound` | M for each path | a single text: the sum along a path hardly varies |
 
 All of them estimate the same number without bias, with states of the exact law that no two positions share
 (`rdlm.likelihood.oracle`).
@@ -45,13 +45,13 @@ def path_terms(
     """
     digit, offsets = chain.split(token), chain.offsets(token, generator)
     state = chain.path.bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
-    terms = torch.zeros(chain.calls, *token.shape, dtype=torch.float64, device=token.device)
-    for step in range(chain.calls):
-        local = chain.clocks.local_step(step, offsets)
+    terms = torch.zeros(chain.nfe, *token.shape, dtype=torch.float64, device=token.device)
+    for step in range(chain.nfe):
+        local = chain.token_steps.local_step(step, offsets)
         moving = (step >= offsets) & (local < chain.grid.steps)
-        log_probability = posterior(state, chain.grid.noise.to(state)[local])
+        log_probs = posterior(state, chain.grid.noise.to(state)[local])
         local = local.clamp_max(chain.grid.steps - 1)
-        after, term = forced_step(chain, state, token, local, log_probability, generator)
+        after, term = forced_step(chain, state, token, local, log_probs, generator)
         state = torch.where(chain.spread(moving, digit)[..., None], after, state)
         terms[step] = torch.where(moving, term, 0.0)
     return terms
@@ -62,29 +62,29 @@ def forced_step(
     state: Tensor,
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
-    log_probability: Float[Tensor, "batch length v"],
+    log_probs: Float[Tensor, "batch length v"],
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Float[Tensor, "batch length"]]:
     """Return the states after one step of the tokens' bridges, and the excess of each position."""
     bridge, digit = chain.path.bridge, chain.split(token)
-    stride = chain.stride(chain.spread(local, digit), state)
-    move = draw_token_step(bridge, state, digit, stride, generator)
-    density = step_log_density(bridge, state, move, stride)
+    coefficients = chain.coefficients(chain.spread(local, digit), state)
+    move = draw_token_step(bridge, state, digit, coefficients, generator)
+    density = step_log_density(bridge, state, move, coefficients)
     if chain.kernel == "mixture":
-        term = mixture_excess(chain.join(density), log_probability, token)
+        term = mixture_excess(chain.join(density), log_probs, token)
     else:
         own = density.gather(-1, digit[..., None])[..., 0]
-        law = chain.marginals(log_probability.exp())
-        term = chain.gather(own - mean_step_log_density(bridge, state, move, law, stride))
+        law = chain.marginals(log_probs.exp())
+        term = chain.gather(own - mean_step_log_density(bridge, state, move, law, coefficients))
     after = sphere.project(sphere.exponential(state, move))
     if chain.switch >= 0 and bool((chosen := local == chain.switch).any()):
         renoised, path_density = renoise(chain, token, state.dtype, generator)
         after = torch.where(chain.spread(chosen, digit)[..., None], renoised, after)
-        term = torch.where(chosen, mixture_excess(path_density, log_probability, token), term)
+        term = torch.where(chosen, mixture_excess(path_density, log_probs, token), term)
     last = local == chain.grid.steps - 1
     vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
     after = torch.where(chain.spread(last, digit)[..., None], vertex, after)
-    return after, torch.where(last, -log_probability.gather(-1, token[..., None])[..., 0], term)
+    return after, torch.where(last, -log_probs.gather(-1, token[..., None])[..., 0], term)
 
 
 BATCH = 16
@@ -112,9 +112,9 @@ class Problem:
             raise InputError(f"sequences of at least 2 tokens are needed, got a set of shape {tuple(self.token.shape)}")
 
     @property
-    def calls(self) -> int:
+    def nfe(self) -> int:
         """Return M."""
-        return self.chains[0].calls
+        return self.chains[0].nfe
 
     def chunk(self, batch: int) -> int:
         """Return how many sequences may have their states in memory together."""
@@ -165,7 +165,7 @@ class Deal:
         return taken
 
 
-def by_steps(
+def stratified_bound(
     problem: Problem,
     evaluations: int,
     generator: torch.Generator | None = None,
@@ -180,8 +180,8 @@ def by_steps(
     them, for that over their source.
     """
     chains = len(problem.chains)
-    bins = max(1, min(problem.calls, evaluations * 4 // 5 // (2 * FEWEST * chains)))
-    edges = torch.arange(bins + 1) * problem.calls // bins
+    bins = max(1, min(problem.nfe, evaluations * 4 // 5 // (2 * FEWEST * chains)))
+    edges = torch.arange(bins + 1) * problem.nfe // bins
     deal = Deal(len(problem.token), generator)
     laws = [law(chain) for chain in problem.chains]
 
@@ -209,10 +209,10 @@ def by_steps(
     # The parts of a mixture share their bins.
     curve = Curve(curve.mean.view(chains, bins).sum(0), curve.variance.view(chains, bins).sum(0))
     chain = problem.chains[0]
-    return Profile(curve.total, curve, chain.grid.noise[edges] if chain.lanes is None else None)
+    return Profile(curve.total, curve, chain.grid.noise[edges] if chain.asynchronous is None else None)
 
 
-def by_comb(
+def per_window_bound(
     problem: Problem,
     draws: int,
     generator: torch.Generator | None = None,
@@ -228,16 +228,16 @@ def by_comb(
     for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.chunk(batch)):
         for draw in range(draws):
             place = (draw + torch.rand(len(row), generator=generator)) / draws
-            step = (place * problem.calls).long().clamp_max(problem.calls - 1).to(row.device)
+            step = (place * problem.nfe).long().clamp_max(problem.nfe - 1).to(row.device)
             for chain, weight, law in zip(problem.chains, problem.weights, laws, strict=True):
                 answer = problem.answer(row, batch, advance)
                 terms = step_terms(answer, chain, law, problem.token[row], step, generator)
                 check_finite(terms, step.cpu())
-                found[draw, row.cpu()] += weight * problem.calls * terms.double().cpu()
+                found[draw, row.cpu()] += weight * problem.nfe * terms.double().cpu()
     return found
 
 
-def by_paths(
+def path_bound(
     problem: Problem,
     paths: int = 1,
     generator: torch.Generator | None = None,
@@ -245,7 +245,7 @@ def by_paths(
     advance: Advance = lambda count: None,
 ) -> Float[Tensor, "paths calls n length"]:
     """Return the terms of every position along so many paths of its sequence, Eq. (28)-(32), in nats."""
-    found = torch.zeros(paths, problem.calls, *problem.token.shape, dtype=torch.float64)
+    found = torch.zeros(paths, problem.nfe, *problem.token.shape, dtype=torch.float64)
     for path in range(paths):
         for row in torch.arange(len(problem.token), device=problem.token.device).split(batch):
             for chain, weight in zip(problem.chains, problem.weights, strict=True):
@@ -256,11 +256,11 @@ def by_paths(
 
 
 def path_profile(problem: Problem, terms: Float[Tensor, "paths calls n length"]) -> Profile:
-    """Return the mean over sequences of what `by_paths` found; the interval holds for the sequences' source."""
+    """Return the mean over sequences of what `path_bound` found; the interval holds for the sequences' source."""
     each = terms.sum(-1).mean(0)  # [calls, n]
     curve = Curve(each.mean(1), each.var(1) / each.shape[1])
     chain = problem.chains[0]
-    return Profile(sample_mean(each.sum(0)), curve, chain.grid.noise if chain.lanes is None else None)
+    return Profile(sample_mean(each.sum(0)), curve, chain.grid.noise if chain.asynchronous is None else None)
 
 
 def check_finite(terms: Tensor, step: Int[Tensor, " n"]) -> None:

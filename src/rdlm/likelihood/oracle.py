@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rdlm.process.bridge import Bridge
 from rdlm.process.exact import pair_step, place
-from rdlm.process.grid import Grid, Stride
+from rdlm.process.grid import Grid, StepCoefficients
 from rdlm.process.kernel import Chain
 from rdlm.process.simulated import SimulatedLaw
 
@@ -75,8 +75,8 @@ def draw_at_noise(
     level = level.clamp(0, grid.steps - 1)
     radius, heading = walk_pairs(bridge, grid, level, generator)
     gain = (1 - wanted / levels[level]).clamp(0, 1)
-    stride = Stride(levels[level], gain, wanted * gain)
-    pair = pair_step(bridge, radius.double(), heading.double(), stride, generator)
+    coefficients = StepCoefficients(levels[level], gain, wanted * gain)
+    pair = pair_step(bridge, radius.double(), heading.double(), coefficients, generator)
     return _place(bridge, token, *pair, generator)
 
 
@@ -90,9 +90,11 @@ def walk_pairs(
     going = (len(steps) - torch.bincount(steps).cumsum(0))[:-1].tolist()  # how many go beyond each step
     radius = torch.full(flat.shape, bridge.start.angle, device=flat.device)
     heading = torch.ones_like(radius)
-    strides = [Stride(*row) for row in grid.strides.to(radius)]
+    coefficient_table = [StepCoefficients(*row) for row in grid.coefficient_table.to(radius)]
     for step, count in enumerate(going):  # those that go furthest come first
-        radius[:count], heading[:count] = pair_step(bridge, radius[:count], heading[:count], strides[step], generator)
+        radius[:count], heading[:count] = pair_step(
+            bridge, radius[:count], heading[:count], coefficient_table[step], generator
+        )
     place_of = order.argsort()
     radius, heading = radius[place_of], heading[place_of]
     radius = torch.where(flat < grid.steps, radius, 0.0)

@@ -63,8 +63,8 @@ def paper_estimate(
         if path.second is not None:
             late = (time >= switch_time).to(token.device).view(-1, *[1] * (state.ndim - 1))
             state = torch.where(late, laws[path.second].draw(digit, level, generator), state)
-        log_probability = problem.posterior(row)(state, noise.to(state))
-        error = chain.gather(drift_error(chain, state, digit, level.to(state), log_probability)).double().sum(-1).cpu()
+        log_probs = problem.posterior(row)(state, noise.to(state))
+        error = chain.gather(drift_error(chain, state, digit, level.to(state), log_probs)).double().sum(-1).cpu()
         check_finite(error, torch.full((len(part),), -1))
         values.append(error * _weight(schedule, time) * (1 - cut))
         advance(len(part))

@@ -45,12 +45,12 @@ def step_terms(
 ) -> Float[Tensor, "batch length"]:
     """Return each position's term of the bound in nats at one common step per sequence, with its share, Eq. (35)."""
     offsets = chain.offsets(token, generator)
-    local = chain.clocks.local_step(step[:, None], offsets)
+    local = chain.token_steps.local_step(step[:, None], offsets)
     digit = chain.split(token)
     state = law.draw(digit, chain.spread(local, digit), generator)
-    log_probability = posterior(state, chain.grid.noise.to(state)[local])
-    terms = position_terms(chain, state, token, local.clamp_max(chain.grid.steps - 1), log_probability, generator)
-    share = chain.clocks.share(step[:, None], offsets)
+    log_probs = posterior(state, chain.grid.noise.to(state)[local])
+    terms = position_terms(chain, state, token, local.clamp_max(chain.grid.steps - 1), log_probs, generator)
+    share = chain.token_steps.share(step[:, None], offsets)
     return torch.where(share > 0, terms, torch.zeros_like(terms)) * share
 
 
@@ -59,16 +59,16 @@ def position_terms(
     state: Float[Tensor, ...],
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
-    log_probability: Float[Tensor, "batch length v"],
+    log_probs: Float[Tensor, "batch length v"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
     """Return the term of every position at its own step of the local grid: kernel, switch or decode."""
-    decode = -log_probability.gather(-1, token[..., None])[..., 0]  # Eq. (30)
-    terms = kernel_terms(chain, state, token, local, log_probability, generator)
+    decode = -log_probs.gather(-1, token[..., None])[..., 0]  # Eq. (30)
+    terms = kernel_terms(chain, state, token, local, log_probs, generator)
     terms = torch.where(local == chain.grid.steps - 1, decode, terms)
     if chain.switch >= 0 and bool((chosen := local == chain.switch).any()):
         density = renoise(chain, token[chosen], state.dtype, generator)[1]
-        terms[chosen] = mixture_excess(density, log_probability[chosen], token[chosen])
+        terms[chosen] = mixture_excess(density, log_probs[chosen], token[chosen])
     return terms
 
 
@@ -77,7 +77,7 @@ def kernel_terms(
     state: Float[Tensor, ...],
     token: Int[Tensor, ...],
     local: Int[Tensor, ...],
-    log_probability: Float[Tensor, "... v"],
+    log_probs: Float[Tensor, "... v"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, ...]:
     """Return `KL(bridge's step || model's step)`, in closed form (drift) or from a draw, Eq. (29).
@@ -86,26 +86,26 @@ def kernel_terms(
     both bridges of a switching path are served.
     """
     bridge, digit = chain.path.bridge, chain.split(token)
-    stride = chain.stride(chain.spread(local, digit), state)
+    coefficients = chain.coefficients(chain.spread(local, digit), state)
     if chain.kernel == "drift":  # Eq. (28): g^2 |sum_l p_l v_l - v_k|^2 / (2 s2)
-        error = drift_error(chain, state, digit, stride.noise, log_probability)
-        return chain.gather(stride.gain.square() / (2 * stride.variance) * error)
-    pull, wobble = token_step_parts(bridge, state, digit, stride, generator)
+        error = drift_error(chain, state, digit, coefficients.noise, log_probs)
+        return chain.gather(coefficients.gain.square() / (2 * coefficients.variance) * error)
+    pull, wobble = token_step_parts(bridge, state, digit, coefficients, generator)
     # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
-    weight, shift = step_log_density_parts(bridge, state, stride)
+    weight, shift = step_log_density_parts(bridge, state, coefficients)
     middle = chain.join(weight * pull[..., : bridge.vocabulary] - shift)
     odd = chain.join(weight * wobble[..., : bridge.vocabulary])
-    ahead, mirror = (mixture_excess(density, log_probability, token) for density in (middle + odd, middle - odd))
+    ahead, mirror = (mixture_excess(density, log_probs, token) for density in (middle + odd, middle - odd))
     return (ahead + mirror) / 2
 
 
 def drift_error(
-    chain: Chain, state: Tensor, digit: Int[Tensor, ...], noise: Float[Tensor, ...], log_probability: Tensor
+    chain: Chain, state: Tensor, digit: Int[Tensor, ...], noise: Float[Tensor, ...], log_probs: Tensor
 ) -> Float[Tensor, ...]:
     """Return `|sum_l p_l v_l - v_k|^2` on every sphere, Eq. (28) without its weight; `noise` is per sphere."""
     bridge = chain.path.bridge
     slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
-    weight = chain.marginals(log_probability.exp()) * slope
+    weight = chain.marginals(log_probs.exp()) * slope
     weight = weight.scatter_add(-1, digit[..., None], -slope.gather(-1, digit[..., None]))
     return squared_length(state, weight)
 
@@ -123,16 +123,16 @@ def renoise(
     state = bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
     density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
     for step in range(chain.switch + 1):
-        stride = chain.stride(torch.full_like(digit, step), state)
-        pull, wobble = token_step_parts(bridge, state, digit, stride, generator)
-        density += step_log_density(bridge, state, pull + wobble, stride)
+        coefficients = chain.coefficients(torch.full_like(digit, step), state)
+        pull, wobble = token_step_parts(bridge, state, digit, coefficients, generator)
+        density += step_log_density(bridge, state, pull + wobble, coefficients)
         state = sphere.project(sphere.exponential(state, pull + wobble))
     return state, chain.join(density)
 
 
 def mixture_excess(
-    density: Float[Tensor, "n v"], log_probability: Float[Tensor, "n v"], token: Int[Tensor, " n"]
+    density: Float[Tensor, "n v"], log_probs: Float[Tensor, "n v"], token: Int[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
     """Return `log q_k - log sum_l p_l q_l`, Eq. (29)."""
     own = density.gather(-1, token[..., None])[..., 0]
-    return own - torch.logsumexp(density + log_probability, dim=-1)
+    return own - torch.logsumexp(density + log_probs, dim=-1)

@@ -9,19 +9,19 @@ from rdlm.data.store import Corpus
 from rdlm.errors import unknown
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import Method
-from rdlm.methods.fisher_flow import Flow
-from rdlm.methods.mdlm import Masked
+from rdlm.methods.fisher_flow import FisherFlow
+from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
-from rdlm.methods.sedd import ScoreEntropy
-from rdlm.methods.udlm import Uniform
+from rdlm.methods.sedd import SEDD
+from rdlm.methods.udlm import UDLM
 
 METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "rdlm": Rdlm,
-    "masked": Masked,
-    "uniform": Uniform,
-    "score_entropy": ScoreEntropy,
+    "mdlm": MDLM,
+    "udlm": UDLM,
+    "sedd": SEDD,
     "autoregressive": Autoregressive,
-    "flow": Flow,
+    "fisher_flow": FisherFlow,
 }
 """Name -> what builds the method from a configuration, the vocabulary's size, the classes and the signal's width."""
 

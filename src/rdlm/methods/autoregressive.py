@@ -48,8 +48,8 @@ class Autoregressive:
         law = torch.log_softmax(discrete.ask(self.network, before, 0.0, condition), dim=-1)
         return law.gather(-1, ids[..., None])[..., 0]
 
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return `-log p` of each sequence in nats, exactly; sampling takes a call per token, whatever `calls` says."""
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+        """Return `-log p` of each sequence in nats, exactly; sampling takes a call per token, whatever `nfe` says."""
         return -self.log_likelihood(batch.ids, discrete.condition_of(batch))
 
     @torch.no_grad()
@@ -57,11 +57,11 @@ class Autoregressive:
         self,
         count: int,
         length: int,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids drawn one after the other, a call per token, whatever `calls` says."""
+        """Return token ids drawn one after the other, a call per token, whatever `nfe` says."""
         place = next(self.network.parameters()).device
         cache, last = Cache(self.layers), torch.full((count, 1), self.beginning)
         drawn = []

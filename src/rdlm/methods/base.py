@@ -24,11 +24,11 @@ class Method(Protocol):
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, averaged over its tokens."""
 
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of an upper bound on `-log p` with `calls` calls."""
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+        """Return, for each sequence, an unbiased estimate in nats of an upper bound on `-log p` with `nfe` calls."""
 
     def generate(
-        self, count: int, length: int, calls: int, generator: torch.Generator | None = None
+        self, count: int, length: int, nfe: int, generator: torch.Generator | None = None
     ) -> Int[Tensor, "count length"]:
         """Return sampled token ids."""
 

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.likelihood import Estimate, Problem, Profile, by_paths, by_steps, continuous, paper_estimate, path_profile
+from rdlm.likelihood import (
+    Estimate,
+    Problem,
+    Profile,
+    continuous,
+    paper_estimate,
+    path_bound,
+    path_profile,
+    stratified_bound,
+)
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
@@ -25,7 +34,7 @@ from rdlm.methods.base import Method
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import LawName
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 from rdlm.train.validation import Bound, on, part
 
@@ -43,23 +52,23 @@ REPEATS = (3, 32)
 class Setting:
     """The sampler whose likelihood is bounded, and how its bound is estimated."""
 
-    calls: int | None = 64
+    nfe: int | None = 64
     """Network calls M; None is the limit of continuous time."""
     kernel: Kernel = "mixture"
-    window: Window | None = None
+    window: TokenSchedule | None = None
     """None is synchronous."""
     estimator: Estimator = "steps"
     states: States = "exact"
     """Where single steps find their states: drawn from their law, or at the end of a walk in all dimensions."""
 
     def __post_init__(self) -> None:
-        if self.calls is not None and self.calls < 1:
-            raise InputError(f"at least one network call is needed, got {self.calls}")
-        if self.calls is None and self.window is not None:
+        if self.nfe is not None and self.nfe < 1:
+            raise InputError(f"at least one network call is needed, got {self.nfe}")
+        if self.nfe is None and self.window is not None:
             raise InputError("the bound in continuous time has one clock for all positions: it goes with a window of 1")
-        if self.calls is None and self.estimator == "path":
+        if self.nfe is None and self.estimator == "path":
             raise InputError("a path has a number of steps: continuous time is estimated from single steps")
-        if self.states == "simulated" and (self.calls is None or self.estimator == "path"):
+        if self.states == "simulated" and (self.nfe is None or self.estimator == "path"):
             raise InputError("simulated states are for single steps of a chain; a path is simulated anyway")
 
 
@@ -76,24 +85,24 @@ def measure(
     A path takes M of them, so that the path estimator looks at the first evaluations / M sequences alone.
     """
     check_weights(method.network)
-    window = setting.window or Window()
-    if setting.calls is None:
+    window = setting.window or TokenSchedule()
+    if setting.nfe is None:
         problem = method.problem(batch, FINE, window=window)
         return continuous(problem, evaluations, generator, advance=advance)
-    problem = method.problem(batch, setting.calls, setting.kernel, window)
+    problem = method.problem(batch, setting.nfe, setting.kernel, window)
     if setting.estimator == "steps":
         law = FreshLaw if setting.states == "exact" else WalkedLaw
-        return by_steps(problem, evaluations, generator, law, advance=advance)
-    kept = min(len(batch.ids), max(2, evaluations // (problem.calls * len(problem.chains))))
+        return stratified_bound(problem, evaluations, generator, law, advance=advance)
+    kept = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
     problem = replace(problem, token=problem.token[:kept])
-    return path_profile(problem, by_paths(problem, 1, generator, advance=advance))
+    return path_profile(problem, path_bound(problem, 1, generator, advance=advance))
 
 
 @torch.no_grad()
 def repeated_bound(
     method: Method,
     batch: Batch,
-    calls: int,
+    nfe: int,
     seed: int,
     most: int = REPEATS[1],
     advance: Advance = lambda count: None,
@@ -105,7 +114,7 @@ def repeated_bound(
     """
     estimates: list[Tensor] = []
     for repeat in range(most):
-        estimates.append(_estimate(method, batch, calls, generator_of("compare", seed, repeat)))
+        estimates.append(_estimate(method, batch, nfe, generator_of("compare", seed, repeat)))
         advance(len(batch.ids))
         if len(estimates) < REPEATS[0]:
             continue
@@ -118,10 +127,10 @@ def repeated_bound(
     return Bound(float(values.mean()), math.sqrt(own + theirs), batch.ids.shape[1])
 
 
-def _estimate(method: Method, batch: Batch, calls: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
+def _estimate(method: Method, batch: Batch, nfe: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
     place = next(method.network.parameters()).device
     pieces = [slice(first, first + PIECE) for first in range(0, len(batch.ids), PIECE)]
-    found = [method.bound(on(part(batch, rows), place), calls, generator).double().cpu() for rows in pieces]
+    found = [method.bound(on(part(batch, rows), place), nfe, generator).double().cpu() for rows in pieces]
     return torch.cat(found)
 
 
@@ -135,7 +144,7 @@ def paper(
 ) -> Estimate:
     """Return the paper's estimator for the method, Eq. (33): not a bound, whatever it looks like."""
     check_weights(method.network)
-    problem = method.problem(batch, method.config.process.levels, "drift", Window())
+    problem = method.problem(batch, method.config.process.levels, "drift", TokenSchedule())
     return paper_estimate(
         _with_logarithm_bridge(problem), method.process.clock, evaluations, generator, law, advance=advance
     )

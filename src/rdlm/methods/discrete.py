@@ -80,11 +80,11 @@ def comb(count: int, generator: torch.Generator | None) -> Float[Tensor, " count
     return points[torch.randperm(count, generator=generator)]
 
 
-def spread_steps(count: int, calls: int, generator: torch.Generator | None) -> Int[Tensor, " count"]:
+def spread_steps(count: int, nfe: int, generator: torch.Generator | None) -> Int[Tensor, " count"]:
     """Return a random step in 0 .. calls - 1 for each sequence, evenly spread over the batch."""
-    if calls < 1:
-        raise InputError(f"at least one network call is needed, got {calls}")
-    return (comb(count, generator) * calls).long().clamp_max(calls - 1)
+    if nfe < 1:
+        raise InputError(f"at least one network call is needed, got {nfe}")
+    return (comb(count, generator) * nfe).long().clamp_max(nfe - 1)
 
 
 def kept(schedule: str, time: Tensor) -> Float[Tensor, ...]:
@@ -99,11 +99,11 @@ def kept_rate(schedule: str, time: Tensor) -> Float[Tensor, ...]:
     return torch.ones_like(time) if schedule == "log_linear" else math.pi / 2 * torch.sin(math.pi / 2 * time)
 
 
-def kept_grid(schedule: str, calls: int) -> Float[Tensor, " levels"]:
+def kept_grid(schedule: str, nfe: int) -> Float[Tensor, " levels"]:
     """Return `alpha_0 = 0 < ... < alpha_M = 1` at equally spaced times."""
-    if calls < 1:
-        raise InputError(f"at least one network call is needed, got {calls}")
-    grid = kept(schedule, torch.linspace(0, 1, calls + 1, dtype=torch.float64))
+    if nfe < 1:
+        raise InputError(f"at least one network call is needed, got {nfe}")
+    grid = kept(schedule, torch.linspace(0, 1, nfe + 1, dtype=torch.float64))
     grid[-1] = 1.0  # the cosine's rounding
     return grid
 

@@ -37,7 +37,7 @@ from rdlm.process.flow import flow
 from rdlm.random import Draw
 
 
-class Flow:
+class FisherFlow:
     """The method: a network over points of the sphere and a time, and the flow that it drives."""
 
     claims_bound = False
@@ -52,9 +52,9 @@ class Flow:
         generator, token = draw.generator(), batch.ids
         condition = discrete.training_condition(batch, self.config, generator)
         # No later time is ever asked for.
-        time = (draw.quantiles(len(token)) * (1 - self.config.flow.cut)).to(token.device)
+        time = (draw.quantiles(len(token)) * (1 - self.config.fisher_flow.cut)).to(token.device)
         point = self.interpolate(self.origin(len(token), token.shape[1], generator).to(token.device), token, time)
-        if self.config.flow.predict == "posterior":
+        if self.config.fisher_flow.predict == "posterior":
             log_law = torch.log_softmax(self._ask(point, time, condition), dim=-1)
             return functional.nll_loss(log_law.flatten(0, 1), token.flatten())
         vertex = functional.one_hot(token, self.vocabulary).to(point)
@@ -65,7 +65,7 @@ class Flow:
     def origin(self, count: int, length: int, generator: torch.Generator | None) -> Float[Tensor, "count length v"]:
         """Return uniform points of the orthant, where the roots of probabilities live, or of the whole sphere."""
         point = sphere.uniform((count, length), self.vocabulary, generator)
-        return point.abs() if self.config.flow.origin == "orthant" else point
+        return point.abs() if self.config.fisher_flow.origin == "orthant" else point
 
     def interpolate(
         self, origin: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor | float
@@ -81,7 +81,7 @@ class Flow:
         """Return `dx / d lambda` where the part `left` of the way is left, as a tangent vector."""
         time = torch.full((len(point),), 1 - left, device=point.device)
         answer = self._ask(point, time, condition).to(point.dtype)
-        if self.config.flow.predict == "velocity":
+        if self.config.fisher_flow.predict == "velocity":
             return left * sphere.tangent(point, answer)
         return mixture_direction(point, torch.softmax(answer, dim=-1) * special.angle_over_sine(point))
 
@@ -94,13 +94,13 @@ class Flow:
         self,
         count: int,
         length: int,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return the vertices next to where `calls` geodesic steps end."""
+        """Return the vertices next to where `nfe` geodesic steps end."""
         point = self.origin(count, length, generator)
-        for left, after in pairwise(self._parts_left(calls)):
+        for left, after in pairwise(self._parts_left(nfe)):
             # The exact factor for a flow to one token: the part of the remaining way that the step goes.
             factor = 1 - after / left
             point = sphere.project(sphere.exponential(point, factor * self.motion(point, left, condition)))
@@ -110,19 +110,19 @@ class Flow:
         """Return `kappa` from 1 to the cut, equally spaced in `lambda`."""
         if steps < 1:
             raise InputError(f"at least one network call is needed, got {steps}")
-        return [self.config.flow.cut ** (step / steps) for step in range(steps + 1)]
+        return [self.config.fisher_flow.cut ** (step / steps) for step in range(steps + 1)]
 
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of `-log p` by the divergence; *not a bound*, see above.
 
         Midpoint steps, each of two network calls, whose error falls with their square.
         """
-        token, cut = batch.ids, self.config.flow.cut
+        token, cut = batch.ids, self.config.fisher_flow.cut
         origin = self.origin(len(token), token.shape[1], generator).to(token.device)
         point = self.interpolate(origin, token, 1 - cut)
         value = self._log_contraction(origin, token).double().sum(-1)
         condition = discrete.condition_of(batch)
-        parts = self._parts_left(max(1, calls // 2))
+        parts = self._parts_left(max(1, nfe // 2))
         width = math.log(1 / cut) / (len(parts) - 1)
         for left, after in pairwise(reversed(parts)):
             with torch.no_grad():
@@ -135,7 +135,7 @@ class Flow:
 
     def _log_contraction(self, origin: Tensor, token: Tensor) -> Float[Tensor, "batch length"]:
         """Return `log q(x | k)` at the cut over the density of the origin: how much a volume has shrunk on the way."""
-        cut = self.config.flow.cut
+        cut = self.config.fisher_flow.cut
         angle = sphere.distance(origin, functional.one_hot(token, self.vocabulary).to(origin))
         ratio = (special.sinc(angle) / special.sinc(cut * angle)).clamp_min(torch.finfo(angle.dtype).tiny)
         return (self.vocabulary - 2) * (ratio.log() - math.log(cut)) - math.log(cut)
@@ -161,7 +161,7 @@ class Flow:
 
     def _probes(self, like: Tensor, generator: torch.Generator | None) -> list[Tensor]:
         """Return vectors whose outer products add up to the identity: all unit vectors, or on average one of signs."""
-        if self.config.flow.divergence == "exact":
+        if self.config.fisher_flow.divergence == "exact":
             size = like.shape[1] * like.shape[2]
             return [unit.view(1, *like.shape[1:]).expand_as(like) for unit in torch.eye(size).to(like)]
         signs = torch.randint(2, like.shape, generator=generator).to(like)

@@ -9,7 +9,7 @@ time: its output is a law over tokens (the mask has probability zero), and a vis
 The first is exact for the sampler of M calls, which draws all positions of a step independently. The second is the
 mean over all orders of the autoregressive `-log p`, whatever the schedule. Position i is revealed when alpha passes its
 key, uniform on [0, 1): independent of the others' as in the literature, or such that the positions of one call lie far
-apart (`discrete.order spread`, as `rdlm` starts its windows); the bound holds for either.
+apart (`discrete.order strided`, as `rdlm` starts its windows); the bound holds for either.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.process.order import Lanes
+from rdlm.process.order import TokenSteps
 from rdlm.random import Draw, draw_token
 
 
-class Masked:
+class MDLM:
     """The method: a network over visible tokens, and the schedule by which they are revealed."""
 
     claims_bound = True
@@ -57,49 +57,49 @@ class Masked:
     ) -> Float[Tensor, " batch"]:
         """Return the sum of `-log p` over the hidden positions."""
         visible = torch.where(hidden, self.mask, token)
-        own = self.log_probability(visible, condition).gather(-1, token[..., None])[..., 0]
+        own = self.log_probs(visible, condition).gather(-1, token[..., None])[..., 0]
         return torch.where(hidden, -own.double(), 0.0).sum(-1)
 
-    def log_probability(
+    def log_probs(
         self, visible: Int[Tensor, "batch length"], condition: Tensor | None = None
     ) -> Float[Tensor, "batch length v"]:
         """Return `log p(token | visible)`; it means nothing where a token is visible already."""
         return torch.log_softmax(discrete.ask(self.network, visible, 0.0, condition), dim=-1)
 
     @torch.no_grad()
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `calls`, from one step."""
-        token, grid = batch.ids, discrete.kept_grid(self.schedule, calls)
-        step = discrete.spread_steps(len(token), calls, generator)
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
+        token, grid = batch.ids, discrete.kept_grid(self.schedule, nfe)
+        step = discrete.spread_steps(len(token), nfe, generator)
         reveal = reveal_probability(grid)[step].to(token.device)
-        hidden = self._keys(token, calls, generator) >= grid[step].to(token.device)[:, None]
-        return calls * reveal * self._hidden_cross_entropy(token, hidden, discrete.condition_of(batch))
+        hidden = self._keys(token, nfe, generator) >= grid[step].to(token.device)[:, None]
+        return nfe * reveal * self._hidden_cross_entropy(token, hidden, discrete.condition_of(batch))
 
-    def _keys(self, token: Tensor, calls: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def _keys(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
         """Return the value of alpha at which each position is revealed."""
         if self.order == "random":
             return discrete.chance(token, generator)
         batch, length = token.shape
-        offsets = Lanes(calls, 1, "spread").offsets(batch, length, generator)
-        return ((offsets + 0.5).double() / calls).to(token.device)
+        offsets = TokenSteps(nfe, 1, "strided").offsets(batch, length, generator)
+        return ((offsets + 0.5).double() / nfe).to(token.device)
 
     @torch.no_grad()
     def generate(
         self,
         count: int,
         length: int,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids revealed in `calls` steps; a sequence in which nothing changed is not asked again."""
+        """Return token ids revealed in `nfe` steps; a sequence in which nothing changed is not asked again."""
         token = torch.full((count, length), self.mask)
         law = torch.zeros(count, length, self.mask)
         changed = torch.ones(count, dtype=torch.bool)
-        key = self._keys(token, calls, generator)
-        for alpha in discrete.kept_grid(self.schedule, calls)[1:]:
+        key = self._keys(token, nfe, generator)
+        for alpha in discrete.kept_grid(self.schedule, nfe)[1:]:
             if changed.any():
-                law[changed] = self.log_probability(token[changed], discrete.rows_of(condition, changed)).to(law)
+                law[changed] = self.log_probs(token[changed], discrete.rows_of(condition, changed)).to(law)
             chosen = (token == self.mask) & (key < alpha)
             token[chosen] = draw_token(law[chosen], generator)
             changed = chosen.any(-1)

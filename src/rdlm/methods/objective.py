@@ -14,10 +14,10 @@ from torch import Tensor, distributed
 
 from rdlm.config import ObjectiveConfig
 from rdlm.likelihood.terms import position_terms
-from rdlm.model.denoiser import Sight
+from rdlm.model.denoiser import BlockMask
 from rdlm.model.layers import drop
-from rdlm.model.loss import surprisal
-from rdlm.process.order import Order, Window
+from rdlm.model.loss import fused_cross_entropy
+from rdlm.process.order import Order, TokenSchedule
 from rdlm.random import on_device
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _windowed(config: ObjectiveConfig, common: Tensor, length: int, generator: t
     # Narrow windows, where neighbours are known and a position is not, teach the context soonest.
     narrow = torch.rand(batch, 1, generator=generator) < config.narrow
     width = torch.where(narrow, torch.tensor(NARROWEST), width)
-    starts = {order: Window(0.5, order).starts(batch, length, generator) / 0.5 for order in _orders(config)}
+    starts = {order: TokenSchedule(0.5, order).starts(batch, length, generator) / 0.5 for order in _orders(config)}
     if config.order == "both":
         ordered = torch.rand(batch, 1, generator=generator) < 0.5
         rank = torch.where(ordered, starts["left_to_right"], starts["random"])
@@ -164,29 +164,29 @@ GOLDEN = 0.6180339887
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkedMoment:
+class BlockMoment:
     """When the chunks of a batch are looked at, each as if those before it were finished."""
 
     time: Float[Tensor, "batch length"]
     """Own time of every position."""
-    chunk: Int[Tensor, " batch"]
+    block: Int[Tensor, " batch"]
     """Tokens of a chunk of each sequence."""
     weight: Float[Tensor, "batch length"]
     """What each position's loss counts: every chunk's unfinished ones together as much as it has tokens, Eq. (49)."""
 
 
-def draw_chunked(
+def draw_blockwise(
     config: ObjectiveConfig, quantile: Float[Tensor, " batch"], length: int, generator: torch.Generator | None = None
-) -> ChunkedMoment:
+) -> BlockMoment:
     """Return times for a batch of which all chunks are asked at once, Eq. (49); in each something is unfinished."""
     batch = len(quantile)
-    sizes = torch.tensor(config.chunks).clamp_max(length)
-    chunk = sizes[torch.randint(len(sizes), (batch,), generator=generator)]
-    place = torch.arange(length) // chunk[:, None]
-    size = torch.minimum(chunk[:, None], length - place * chunk[:, None])
+    sizes = torch.tensor(config.block_sizes).clamp_max(length)
+    block = sizes[torch.randint(len(sizes), (batch,), generator=generator)]
+    place = torch.arange(length) // block[:, None]
+    size = torch.minimum(block[:, None], length - place * block[:, None])
     common = (quantile[:, None] + GOLDEN * place) % 1
     # A random order of each chunk's positions: the chunks stay in their places, and sort inside.
-    order = (place + torch.rand(batch, length, generator=generator)).argsort(1).argsort(1) - place * chunk[:, None]
+    order = (place + torch.rand(batch, length, generator=generator)).argsort(1).argsort(1) - place * block[:, None]
     finished = (order < (common * size).floor()).float()
     width = torch.rand(batch, 1, generator=generator).clamp_min(NARROWEST)
     width = torch.where(size == 1, torch.ones(()), width)
@@ -195,7 +195,7 @@ def draw_chunked(
     time = torch.where(narrow, finished, own)
     unfinished = (time < 1).float()
     count = torch.zeros(batch, length).scatter_add_(1, place, unfinished).gather(1, place)
-    return ChunkedMoment(time, chunk, unfinished * size / count.clamp_min(1))
+    return BlockMoment(time, block, unfinished * size / count.clamp_min(1))
 
 
 def cross_entropy(
@@ -209,7 +209,7 @@ def cross_entropy(
     Averaging over the unfinished ones makes each count of finished positions weigh alike, as the weight `1/t` of
     masked diffusion does; a sequence without any counts 0. The logits are consumed by `backward`.
     """
-    return mean_unfinished(surprisal(logits, token, evidence), time)
+    return mean_unfinished(fused_cross_entropy(logits, token, evidence), time)
 
 
 def mean_unfinished(loss: Float[Tensor, "batch length"], time: Tensor) -> Float[Tensor, " batch"]:
@@ -243,7 +243,7 @@ def together(
     return values * moment.weight.to(values)
 
 
-def chunk_by_chunk(
+def block_loss(
     method: Rdlm,
     token: Int[Tensor, "batch positions"],
     condition: Tensor | None,
@@ -252,13 +252,13 @@ def chunk_by_chunk(
     generator: torch.Generator,
 ) -> Float[Tensor, " batch"]:
     """Return each sequence's loss where every chunk sees itself and the finished ones before it, Eq. (49)."""
-    moment = draw_chunked(method.config.objective, quantile, _length(method, token), generator)
+    moment = draw_blockwise(method.config.objective, quantile, _length(method, token), generator)
     condition = _dropped(method, condition, generator)
     state, noise = method.noisy(token, moment.time, on_device(generator, token.device))
-    sight = Sight(moment.chunk.to(token.device), method.finished(token))
-    scores = method.predict(state, noise, condition, generator, sight)
+    block_mask = BlockMask(moment.block.to(token.device), method.finished(token))
+    scores = method.predict(state, noise, condition, generator, block_mask)
     weight = method.per_symbol(moment.weight).to(token.device)
-    return (surprisal(scores.logits, token, scores.evidence) * weight).mean(-1)
+    return (fused_cross_entropy(scores.logits, token, scores.evidence) * weight).mean(-1)
 
 
 def _length(method: Rdlm, token: Int[Tensor, "batch positions"]) -> int:
@@ -280,7 +280,7 @@ def _drift_error(
     digit = method.digits(token)
     noise = grid.noise.float().to(token.device)[level]
     state = method.draw(digit, chain.spread(noise.expand(token.shape), digit), generator)
-    log_probability = method.predict(state, noise, condition, generator).log_probability()
+    log_probs = method.predict(state, noise, condition, generator).log_probs()
     local = level.clamp_max(grid.steps - 1).expand(token.shape)
-    terms = position_terms(chain, state, token, local, log_probability, generator)
+    terms = position_terms(chain, state, token, local, log_probs, generator)
     return mean_unfinished(terms * grid.steps, method.per_symbol(moment.time).to(terms))

@@ -19,8 +19,8 @@ from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
-from rdlm.methods.objective import Proposal, chunk_by_chunk, together
-from rdlm.model.denoiser import Denoiser, Scores, Sight
+from rdlm.methods.objective import Proposal, block_loss, together
+from rdlm.model.denoiser import BlockMask, Denoiser, Scores
 from rdlm.model.network import build as build_network
 from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge
@@ -28,7 +28,7 @@ from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, ChainLaw, Kernel
 from rdlm.process.law import Law, cached_law
 from rdlm.process.layout import Codec
-from rdlm.process.order import Lanes, Window
+from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.process.path import Mixture, Path
 from rdlm.process.schedule import Schedule, schedule
 from rdlm.random import Draw, generator_of, on_device
@@ -69,7 +69,7 @@ class Process:
         return uniform_in_time(self.clock, steps)
 
 
-CALLS = 64
+DEFAULT_NFE = 64
 """Network calls of a sample unless another number is asked for."""
 
 CHAIN_PAIRS = 8192
@@ -86,7 +86,7 @@ class Rdlm:
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config = config
-        self.check_chunks(config.process.chunk or config.objective.chunked)
+        self.check_blocks(config.process.block or config.objective.blockwise)
         self.process = Process.of(config.process, vocabulary)
         self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
@@ -110,12 +110,12 @@ class Rdlm:
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
-        in_chunks = 0
-        if objective.chunked:
-            in_chunks = int(objective.chunked * count + float(torch.rand((), generator=generator)))
+        in_blocks = 0
+        if objective.blockwise:
+            in_blocks = int(objective.blockwise * count + float(torch.rand((), generator=generator)))
         values = []
-        first, rest = slice(0, count - in_chunks), slice(count - in_chunks, count)
-        for rows, lesson in ((first, together), (rest, chunk_by_chunk)):
+        first, rest = slice(0, count - in_blocks), slice(count - in_blocks, count)
+        for rows, lesson in ((first, together), (rest, block_loss)):
             if rows.stop > rows.start:
                 given = None if condition is None else condition[rows]
                 values.append(lesson(self, token[rows], given, quantile[rows], draw.step, generator))
@@ -156,24 +156,26 @@ class Rdlm:
         noise: Tensor,
         condition: Tensor | None,
         generator: torch.Generator | None,
-        sight: Sight | None = None,
+        block_mask: BlockMask | None = None,
     ) -> Scores:
         """Return the denoiser's answer; a self-conditioned network sees its own first one half of the time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
-                previous = self.denoiser.previous(self.denoiser(self.network, state, noise, condition, sight=sight))
-        return self.denoiser.scores(self.network, state, noise, condition, previous, sight)
+                previous = self.denoiser.previous(
+                    self.denoiser(self.network, state, noise, condition, block_mask=block_mask)
+                )
+        return self.denoiser.scores(self.network, state, noise, condition, previous, block_mask)
 
     # -- likelihood and samples --------------------------------------------------------------------
 
     def bound(
         self,
         batch: Batch,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         kernel: Kernel = "mixture",
-        window: Window | None = None,
+        window: TokenSchedule | None = None,
     ) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound, Eq. (28)-(32), from one random step.
 
@@ -181,26 +183,28 @@ class Rdlm:
         """
         path = self._draw_a_path(generator)
         token = self.symbols(batch.ids)
-        chain = self.chain(path, calls, kernel, window, length=batch.ids.shape[1]).side_by_side()
+        chain = self.chain(path, nfe, kernel, window, length=batch.ids.shape[1]).side_by_side()
         comb = (torch.arange(len(token)) + torch.rand((), generator=generator)) / len(token)
         comb = comb[torch.randperm(len(token), generator=generator)]
-        step = (comb * chain.calls).long().clamp_max(chain.calls - 1).to(token.device)
-        posterior = self.posterior(self._condition(batch), self.sight(chain, token))
+        step = (comb * chain.nfe).long().clamp_max(chain.nfe - 1).to(token.device)
+        posterior = self.posterior(self._condition(batch), self.block_mask(chain, token))
         law = self.chain_law(chain).to(token.device)
         terms = step_terms(posterior, chain, law, token, step, on_device(generator, token.device))
-        return chain.calls * terms.double().sum(-1)
+        return chain.nfe * terms.double().sum(-1)
 
-    def problem(self, batch: Batch, calls: int, kernel: Kernel = "mixture", window: Window | None = None) -> Problem:
+    def problem(
+        self, batch: Batch, nfe: int, kernel: Kernel = "mixture", window: TokenSchedule | None = None
+    ) -> Problem:
         """Return what a measurement of the bound asks for: symbols, the mixture's chains, the model for some rows.
 
         Where chunks run one after the other they are measured side by side, each behind finished ones, Eq. (49).
         """
         mixture, condition, token = self.process.mixture, self._condition(batch), self.symbols(batch.ids)
         length = batch.ids.shape[1]
-        chains = tuple(self.chain(path, calls, kernel, window, length=length).side_by_side() for path in mixture.paths)
+        chains = tuple(self.chain(path, nfe, kernel, window, length=length).side_by_side() for path in mixture.paths)
 
         def posterior(row: Int[Tensor, " rows"]) -> Posterior:
-            return self.posterior(None if condition is None else condition[row], self.sight(chains[0], token[row]))
+            return self.posterior(None if condition is None else condition[row], self.block_mask(chains[0], token[row]))
 
         return Problem(token, chains, mixture.weights, posterior)
 
@@ -208,68 +212,72 @@ class Rdlm:
         self,
         count: int,
         length: int,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         kernel: Kernel = "mixture",
-        window: Window | None = None,
+        window: TokenSchedule | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
         """Return token ids sampled by the chain whose likelihood `bound` measures; -1 where digits spell no token."""
-        chain = self.chain(self._draw_a_path(generator), calls, kernel, window, length=length)
+        chain = self.chain(self._draw_a_path(generator), nfe, kernel, window, length=length)
         condition = None if condition is None else self.laid_out(condition)
-        posterior = self.posterior(condition, self.sight(chain))
+        posterior = self.posterior(condition, self.block_mask(chain))
         return self.spell(walk(posterior, chain, count, length * self.symbols_per_token, generator))
 
-    def posterior(self, condition: Tensor | None = None, sight: Sight | None = None) -> Posterior:
+    def posterior(self, condition: Tensor | None = None, block_mask: BlockMask | None = None) -> Posterior:
         """Return `log p(token | states)` as the bound and the sampler want it."""
-        return partial(self._log_probability, condition, sight)
+        return partial(self._log_probability, condition, block_mask)
 
-    def _log_probability(self, condition: Tensor | None, sight: Sight | None, state: Tensor, noise: Tensor) -> Tensor:
+    def _log_probability(
+        self, condition: Tensor | None, block_mask: BlockMask | None, state: Tensor, noise: Tensor
+    ) -> Tensor:
         with torch.no_grad():
-            return self.denoiser(self.network, state, noise, condition, sight=sight)
+            return self.denoiser(self.network, state, noise, condition, block_mask=block_mask)
 
-    def sight(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> Sight | None:
+    def block_mask(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> BlockMask | None:
         """Return what positions see of each other on a chain, Eq. (49): everything, where it has no chunks.
 
         Given the tokens, all chunks are seen at once, each behind finished ones.
         """
-        if not chain.clocks.chunk:
+        if not chain.token_steps.block:
             return None
-        return Sight(chain.clocks.chunk, None if token is None else self.finished(token))
+        return BlockMask(chain.token_steps.block, None if token is None else self.finished(token))
 
     def chain(
         self,
         path: Path,
-        calls: int,
+        nfe: int,
         kernel: Kernel = "mixture",
-        window: Window | None = None,
+        window: TokenSchedule | None = None,
         grid: Callable[[int], Grid] | None = None,
         length: int = 0,
     ) -> Chain:
-        """Return the chain of `calls` network calls on a path, in other windows and on another grid where wanted.
+        """Return the chain of `nfe` network calls on a path, in other windows and on another grid where wanted.
 
         Chunks share the calls of a sequence of `length` tokens; where that is not given there are none.
         """
         window = window or self.window
-        self.check_chunks(window.chunk)
-        plain = window.width == 1 and not window.chunk
-        lanes = None if plain else window.lanes(calls, length)
-        return self.on_grid(path, (grid or self.process.grid)(lanes.steps if lanes else calls), kernel, lanes)
+        self.check_blocks(window.block)
+        plain = window.width == 1 and not window.block
+        token_steps = None if plain else window.discretize(nfe, length)
+        return self.on_grid(
+            path, (grid or self.process.grid)(token_steps.steps if token_steps else nfe), kernel, token_steps
+        )
 
-    def check_chunks(self, chunk: float) -> None:
+    def check_blocks(self, block: float) -> None:
         """Refuse chunks for a network that cannot look away from what comes after them."""
-        if chunk and not (isinstance(self.config.model, TransformerConfig) and not self.config.model.causal):
+        if block and not (isinstance(self.config.model, TransformerConfig) and not self.config.model.causal):
             raise InputError("chunks need a transformer that is not causal: others cannot choose what positions see")
 
     @property
-    def window(self) -> Window:
+    def window(self) -> TokenSchedule:
         """Return the window in which positions run unless another one is asked for."""
-        return Window(self.config.process.window, self.config.process.order, self.config.process.chunk)
+        return TokenSchedule(self.config.process.window, self.config.process.order, self.config.process.block)
 
-    def on_grid(self, path: Path, grid: Grid, kernel: Kernel, lanes: Lanes | None = None) -> Chain:
+    def on_grid(self, path: Path, grid: Grid, kernel: Kernel, token_steps: TokenSteps | None = None) -> Chain:
         """Return the chain on a local grid."""
         codec = self.process.codec if self.denoiser.whole else None
-        return Chain(path, grid, kernel, lanes, codec, self.symbols_per_token)
+        return Chain(path, grid, kernel, token_steps, codec, self.symbols_per_token)
 
     def chain_law(self, chain: Chain) -> ChainLaw:
         """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""

@@ -174,7 +174,7 @@ class AnyToken:
         return reverse(sharper, state, keep)
 
 
-class ScoreEntropy:
+class SEDD:
     """The method: a network of log-scores, a graph of jumps, and a schedule."""
 
     claims_bound = True
@@ -213,30 +213,30 @@ class ScoreEntropy:
         return discrete.ask(self.network, state, time.float(), condition).double()
 
     @torch.no_grad()
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `calls`, from one step."""
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
         token = batch.ids
-        grid = self._kept(discrete.kept_grid(self.schedule, calls)).to(token.device)
-        step = discrete.spread_steps(len(token), calls, generator).to(token.device)
+        grid = self._kept(discrete.kept_grid(self.schedule, nfe)).to(token.device)
+        step = discrete.spread_steps(len(token), nfe, generator).to(token.device)
         state = self.graph.noisy(token, grid[step], generator)
-        logits = self.log_score(state, step / calls, discrete.condition_of(batch))
+        logits = self.log_score(state, step / nfe, discrete.condition_of(batch))
         terms = self.graph.term(logits, token, state, grid[step], grid[step + 1])
-        return calls * terms.sum(-1) + self.graph.prior() * token.shape[1]
+        return nfe * terms.sum(-1) + self.graph.prior() * token.shape[1]
 
     @torch.no_grad()
     def generate(
         self,
         count: int,
         length: int,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids after `calls` analytic steps."""
-        grid = self._kept(discrete.kept_grid(self.schedule, calls))
+        """Return token ids after `nfe` analytic steps."""
+        grid = self._kept(discrete.kept_grid(self.schedule, nfe))
         state = self.graph.begin(count, length, generator)
-        for step in range(calls):
-            logits = self.log_score(state, torch.full((count,), step / calls), condition)
+        for step in range(nfe):
+            logits = self.log_score(state, torch.full((count,), step / nfe), condition)
             state = self.graph.step(logits, state, grid[step], grid[step + 1], generator)
         return state
 

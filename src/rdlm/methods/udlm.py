@@ -27,7 +27,7 @@ from rdlm.methods import discrete
 from rdlm.random import Draw, draw_token
 
 
-class Uniform:
+class UDLM:
     """The method: a network over noisy tokens and a time, and the schedule by which they settle."""
 
     claims_bound = True
@@ -52,7 +52,7 @@ class Uniform:
         time = time.double().clamp_min(torch.finfo(torch.float64).tiny).to(token.device)
         alpha, rate = discrete.kept(self.schedule, time), discrete.kept_rate(self.schedule, time)
         state = noisy(token, alpha, self.vocabulary, generator)
-        log_law = self.log_probability(state, time, condition).double()
+        log_law = self.log_probs(state, time, condition).double()
         # q(j) is proportional to 1 + odds p(j): every ratio keeps its digits, whether alpha is near 0 or near 1.
         log_odds = (alpha * self.vocabulary / (1 - alpha)).log()[:, None, None]
         level = functional.softplus(log_odds + log_law)
@@ -60,38 +60,38 @@ class Uniform:
         excess = ratio_excess(model, true_log_ratio(token, state, log_odds, self.vocabulary), state)
         return rate / alpha / self.vocabulary * excess.sum(-1)
 
-    def log_probability(
+    def log_probs(
         self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
     ) -> Float[Tensor, "batch length v"]:
         """Return the predicted law of each token given the other positions."""
         return torch.log_softmax(discrete.ask(self.network, state, time.float(), condition), dim=-1)
 
     @torch.no_grad()
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `calls`, from one step."""
-        token, grid = batch.ids, discrete.kept_grid(self.schedule, calls).to(batch.ids.device)
-        step = discrete.spread_steps(len(token), calls, generator).to(token.device)
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
+        token, grid = batch.ids, discrete.kept_grid(self.schedule, nfe).to(batch.ids.device)
+        step = discrete.spread_steps(len(token), nfe, generator).to(token.device)
         now, later = grid[step], grid[step + 1]
         state = noisy(token, now, self.vocabulary, generator)
-        law = self.log_probability(state, step / calls, discrete.condition_of(batch)).double().exp()
+        law = self.log_probs(state, step / nfe, discrete.condition_of(batch)).double().exp()
         truth = functional.one_hot(token, self.vocabulary).double()
         true_step, step_taken = (reverse(blurred(p, later), state, now / later) for p in (truth, law))
-        return calls * divergence(true_step, step_taken).sum(-1)
+        return nfe * divergence(true_step, step_taken).sum(-1)
 
     @torch.no_grad()
     def generate(
         self,
         count: int,
         length: int,
-        calls: int,
+        nfe: int,
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids after `calls` steps from uniform noise."""
-        grid = discrete.kept_grid(self.schedule, calls)
+        """Return token ids after `nfe` steps from uniform noise."""
+        grid = discrete.kept_grid(self.schedule, nfe)
         state = torch.randint(self.vocabulary, (count, length), generator=generator)
-        for step in range(calls):
-            law = self.log_probability(state, torch.full((count,), step / calls), condition).double().exp()
+        for step in range(nfe):
+            law = self.log_probs(state, torch.full((count,), step / nfe), condition).double().exp()
             weight = reverse(blurred(law, grid[step + 1]), state, grid[step] / grid[step + 1])
             state = draw_token(weight.log(), generator)
         return state

@@ -24,25 +24,25 @@ class Scores(NamedTuple):
     logits: Float[Tensor, "batch positions v"]
     evidence: Float[Tensor, "batch positions v"] | None
 
-    def log_probability(self) -> Float[Tensor, "batch positions v"]:
+    def log_probs(self) -> Float[Tensor, "batch positions v"]:
         """Return `log p(token | states)`."""
         return torch.log_softmax(self.logits if self.evidence is None else self.logits + self.evidence, dim=-1)
 
 
-class Sight(NamedTuple):
+class BlockMask(NamedTuple):
     """What positions see of each other: their own chunk and the ones before it, Eq. (49)."""
 
-    chunk: int | Int[Tensor, " batch"]
+    block: int | Int[Tensor, " batch"]
     """Tokens of a chunk, for all sequences or for each."""
     finished: Float[Tensor, ...] | None = None
     """States in which all tokens are finished: where given, the chunks before one's own are seen as they are there."""
     cache: Cache | None = None
     """What the network keeps of finished positions: where given, it is asked only about those that follow."""
 
-    def part(self, rows: slice) -> Sight:
+    def part(self, rows: slice) -> BlockMask:
         """Return the sight of some of the sequences, without a cache."""
-        chunk = self.chunk if isinstance(self.chunk, int) else self.chunk[rows]
-        return Sight(chunk, None if self.finished is None else self.finished[rows])
+        block = self.block if isinstance(self.block, int) else self.block[rows]
+        return BlockMask(block, None if self.finished is None else self.finished[rows])
 
 
 class Denoiser:
@@ -92,10 +92,10 @@ class Denoiser:
         noise: Float[Tensor, "batch positions"],
         condition: Tensor | None = None,
         previous: Tensor | None = None,
-        sight: Sight | None = None,
+        block_mask: BlockMask | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities; `noise` may have one position where all share it."""
-        return self.scores(network, state, noise, condition, previous, sight).log_probability()
+        return self.scores(network, state, noise, condition, previous, block_mask).log_probs()
 
     def scores(
         self,
@@ -104,16 +104,16 @@ class Denoiser:
         noise: Float[Tensor, "batch positions"],
         condition: Tensor | None = None,
         previous: Tensor | None = None,
-        sight: Sight | None = None,
+        block_mask: BlockMask | None = None,
     ) -> Scores:
         """Return what the network and the states say of each token, apart, Eq. (27)."""
         grouped, level = self._grouped(state, noise)
         inputs, evidence = self._inputs(grouped, level)
         time = self.schedule.time(level.clamp(0, self.schedule.total))
-        if sight is None:
+        if block_mask is None:
             logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
         else:
-            logits = self._seen(network, inputs, time, condition, previous, sight)
+            logits = self._seen(network, inputs, time, condition, previous, block_mask)
         if self.whole:
             return Scores(logits, None if evidence is None else self.codec.evidence(evidence))
         # [batch, L, m b] -> [batch, L m, b]
@@ -127,18 +127,18 @@ class Denoiser:
         time: Tensor,
         condition: Tensor | None,
         previous: Tensor | None,
-        sight: Sight,
+        block_mask: BlockMask,
     ) -> Float[Tensor, "batch length outputs"]:
         """Return the logits of a network whose positions see their own chunk and the ones before it, Eq. (49)."""
-        chunk = sight.chunk * self.codec.positions
+        block = block_mask.block * self.codec.positions
         time = time.expand(inputs.shape[:2])
-        if sight.finished is None:
-            logits: Tensor = network(inputs, time, condition, previous, chunk=chunk, cache=sight.cache)
+        if block_mask.finished is None:
+            logits: Tensor = network(inputs, time, condition, previous, block=block, cache=block_mask.cache)
             return logits
         over = torch.zeros_like(time)
-        finished, _ = self._inputs(self._grouped(sight.finished, over)[0], over)
+        finished, _ = self._inputs(self._grouped(block_mask.finished, over)[0], over)
         inputs, time = torch.cat((finished, inputs), dim=1), torch.cat((self.schedule.time(over), time), dim=1)
-        doubled: Tensor = network(inputs, time, condition, previous, chunk=chunk, doubled=True)
+        doubled: Tensor = network(inputs, time, condition, previous, block=block, doubled=True)
         return doubled
 
     def _grouped(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,9 +163,9 @@ class Denoiser:
             inputs = features.with_top(state, self.config.top) if kind == "top" else state
         return inputs.flatten(2), evidence if self.config.evidence else None
 
-    def previous(self, log_probability: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
+    def previous(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
         """Return a prediction as features of the next one (self-conditioning): centred, of order one, padded."""
-        law = log_probability.exp()
+        law = log_probs.exp()
         law = self.codec.marginals(law) if self.whole else law.unflatten(1, (-1, self.spheres))
         centred = (law - 1 / self.codec.base) * self.codec.base**0.5
         return functional.pad(centred, (0, self.sphere_width - self.codec.base)).flatten(2)

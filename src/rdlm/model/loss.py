@@ -14,7 +14,7 @@ CACHED = 2**17
 """Logits that are worked on at once on a CPU, so that what is computed of them stays in its cache."""
 
 
-def surprisal(
+def fused_cross_entropy(
     logits: Float[Tensor, "... v"], token: Int[Tensor, ...], evidence: Float[Tensor, "... v"] | None = None
 ) -> Float[Tensor, ...]:
     """Return `-log softmax(logits + evidence)` at each token, Eq. (27) and (36).

@@ -89,13 +89,15 @@ def rotate(x: Float[Tensor, "batch length *n head"], angle: Float[Tensor, "lengt
     return torch.stack(rows, dim=-1).flatten(-2)
 
 
-def sight(length: int, chunk: int | Int[Tensor, " batch"], doubled: bool, device: torch.device) -> Bool[Tensor, ...]:
+def block_mask(
+    length: int, block: int | Int[Tensor, " batch"], doubled: bool, device: torch.device
+) -> Bool[Tensor, ...]:
     """Return which positions see which [1 or batch, 1, L, L]: those of their own chunk and of the ones before it.
 
     A doubled sequence is a finished one followed by the one in question. Then the chunks before one's own are seen as
     they will be when they are finished, so that all chunks are asked at once, each as if it were the next.
     """
-    size = torch.as_tensor(chunk, device=device).reshape(-1, 1)
+    size = torch.as_tensor(block, device=device).reshape(-1, 1)
     place = torch.arange(length // 2 if doubled else length, device=device) // size  # [B, L]
     own = place[:, :, None] == place[:, None, :]
     earlier = place[:, :, None] > place[:, None, :]
@@ -247,7 +249,7 @@ class Transformer(nn.Module):
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         cache: Cache | None = None,
-        chunk: int | Tensor = 0,
+        block: int | Tensor = 0,
         doubled: bool = False,
     ) -> Float[Tensor, "batch length outputs"]:
         """Return the logits at each position, in float32 or wider.
@@ -256,12 +258,12 @@ class Transformer(nn.Module):
         labels [B] or a signal [B, L, S], absent means none; `previous` is the last prediction as features
         [B, L, F]. With a `cache`, which grows, they describe only the positions after those it has seen; in chunks it
         must `keep` none that will be seen otherwise.
-        With a `chunk`, a number or [B], positions see their own chunk of so many and the ones before it. Where the
+        With a `block`, a number or [B], positions see their own chunk of so many and the ones before it. Where the
         sequence is `doubled`, inputs [B, 2L, F] and times [B, 2L] are those of the finished sequence and of the one in
-        question, which is answered, see `sight`.
+        question, which is answered, see `block_mask`.
         """
-        chunked = not isinstance(chunk, int) or chunk > 0
-        if cache is not None and not (self.config.causal or (chunked and not doubled)):
+        blockwise = not isinstance(block, int) or block > 0
+        if cache is not None and not (self.config.causal or (blockwise and not doubled)):
             raise InputError("a cache serves causal networks and chunks: others change the past when they see more")
         labels, signal = label_or_signal(condition, self.interface)
         start, length = 0 if cache is None else cache.length, inputs.shape[1] // (2 if doubled else 1)
@@ -271,9 +273,9 @@ class Transformer(nn.Module):
         x = torch.cat(halves, dim=1) if doubled else halves[0]
         moments = self.time.moments(time, labels)
         angle = angles(start, length, self.config.width // self.config.heads, x).repeat(len(halves), 1)
-        seen = sight(start + x.shape[1], chunk, doubled, x.device)[:, :, start:] if chunked else None
-        for layer, block in enumerate(self.blocks):
-            x = block(x, moments, angle, cache, layer, seen)
+        seen = block_mask(start + x.shape[1], block, doubled, x.device)[:, :, start:] if blockwise else None
+        for index, layer in enumerate(self.blocks):
+            x = layer(x, moments, angle, cache, index, seen)
         logits: Tensor = self.head(x[:, -length:], moments.last(length), self.input.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -31,7 +31,7 @@ from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge, Start
-from rdlm.process.grid import Grid, Stride
+from rdlm.process.grid import Grid, StepCoefficients
 
 
 class Wobble(NamedTuple):
@@ -61,12 +61,16 @@ class Place(NamedTuple):
 
 
 def pair_step(
-    bridge: Bridge, radius: Tensor, heading: Tensor, stride: Stride, generator: torch.Generator | None = None
+    bridge: Bridge,
+    radius: Tensor,
+    heading: Tensor,
+    coefficients: StepCoefficients,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the pair `(r, c)` after one step of the d-dimensional chain, exactly, Eq. (21)."""
-    drift = stride.gain * bridge.pull(radius, stride.noise)
+    drift = coefficients.gain * bridge.pull(radius, coefficients.noise)
     wobble = Wobble.draw(bridge.dimension, radius, generator)
-    return place_step(radius, heading, drift, stride.variance, wobble).pair()
+    return place_step(radius, heading, drift, coefficients.variance, wobble).pair()
 
 
 def place_step(radius: Tensor, heading: Tensor, drift: Tensor, variance: Tensor, wobble: Wobble) -> Place:
@@ -268,7 +272,7 @@ def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator 
     radius = torch.full((pairs,), bridge.start.angle, dtype=torch.float64)
     heading = torch.ones(pairs, dtype=torch.float64)
     table = torch.zeros(grid.steps + 1, pairs, 4)
-    for step, (noise, gain, variance) in enumerate(grid.strides):
+    for step, (noise, gain, variance) in enumerate(grid.coefficient_table):
         pull = bridge.pull(radius, noise)
         table[step, :, :3] = torch.stack([radius, heading, pull], -1)
         wobble = Wobble.draw(bridge.dimension, radius, generator)

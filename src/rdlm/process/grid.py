@@ -13,7 +13,7 @@ from rdlm.errors import InputError
 from rdlm.process.schedule import Schedule
 
 
-class Stride(NamedTuple):
+class StepCoefficients(NamedTuple):
     """What a step of a chain needs to know: the noise before it, its gain and its variance, Eq. (18)."""
 
     noise: Tensor
@@ -62,7 +62,7 @@ class Grid:
         return self.noise[1:] * self.gain
 
     @cached_property
-    def strides(self) -> Tensor:
+    def coefficient_table(self) -> Tensor:
         """Return noise, gain and variance of every step beside each other, [M, 3]."""
         return torch.stack([self.noise[:-1], self.gain, self.variance], -1)
 

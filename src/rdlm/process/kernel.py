@@ -18,9 +18,9 @@ from rdlm.errors import InputError, unknown
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, mixture_direction, squared_length, token_direction
 from rdlm.process.exact import ExactLaw, tabulate
-from rdlm.process.grid import Grid, Stride
+from rdlm.process.grid import Grid, StepCoefficients
 from rdlm.process.layout import Codec
-from rdlm.process.order import Lanes
+from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path
 
 Kernel = Literal["mixture", "drift"]
@@ -37,7 +37,7 @@ class Chain:
     path: Path
     grid: Grid
     kernel: Kernel = "mixture"
-    lanes: Lanes | None = None
+    asynchronous: TokenSteps | None = None
     codec: Codec | None = None
     """Splits a position's token into digits with a sphere each; states then have an axis of digits before `d`."""
     group: int = 1
@@ -48,27 +48,27 @@ class Chain:
             raise unknown("kernel", self.kernel, get_args(Kernel))
         if self.codec is not None and self.codec.base != self.path.bridge.vocabulary:
             raise InputError(f"digits of base {self.codec.base} need a path over as many tokens")
-        if self.lanes is not None and self.lanes.steps != self.grid.steps:
-            raise InputError(f"lanes of {self.lanes.steps} steps need a grid of as many, got {self.grid.steps}")
+        if self.asynchronous is not None and self.asynchronous.steps != self.grid.steps:
+            raise InputError(f"lanes of {self.asynchronous.steps} steps need a grid of as many, got {self.grid.steps}")
 
     @property
-    def clocks(self) -> Lanes:
+    def token_steps(self) -> TokenSteps:
         """Return the lanes; without any, all positions run together."""
-        return self.lanes or Lanes(self.grid.steps, self.grid.steps)
+        return self.asynchronous or TokenSteps(self.grid.steps, self.grid.steps)
 
     @property
-    def calls(self) -> int:
+    def nfe(self) -> int:
         """Return the number of network calls, those of waiting for later lanes included."""
-        return self.clocks.calls
+        return self.token_steps.nfe
 
     def side_by_side(self) -> Chain:
         """Return the chain with all chunks running at once, as they can behind finished ones, Eq. (49)."""
-        return self if self.lanes is None else replace(self, lanes=self.lanes.side_by_side())
+        return self if self.asynchronous is None else replace(self, asynchronous=self.asynchronous.side_by_side())
 
     def offsets(self, token: Int[Tensor, "batch length"], generator: torch.Generator | None = None) -> Tensor:
         """Return the common step before which each position rests, Eq. (35)."""
         batch, length = token.shape
-        offsets = self.clocks.offsets(batch, length // self.group, generator)
+        offsets = self.token_steps.offsets(batch, length // self.group, generator)
         return offsets.repeat_interleave(self.group, dim=1).to(token.device)
 
     @property
@@ -77,17 +77,17 @@ class Chain:
         step = self.path.switch_step(self.grid)
         return -1 if step is None or step >= self.grid.steps - 1 else step
 
-    def stride(self, step: Int[Tensor, ...], like: Tensor) -> Stride:
-        """Return noise, gain and variance of steps, as `strides` has them."""
-        columns, flat = self.strides.to(like).unbind(-1), step.flatten()
-        return Stride(*(column.index_select(0, flat).view(step.shape) for column in columns))
+    def coefficients(self, step: Int[Tensor, ...], like: Tensor) -> StepCoefficients:
+        """Return noise, gain and variance of steps, as `coefficient_table` has them."""
+        columns, flat = self.coefficient_table.to(like).unbind(-1), step.flatten()
+        return StepCoefficients(*(column.index_select(0, flat).view(step.shape) for column in columns))
 
     @cached_property
-    def strides(self) -> Float[Tensor, "steps 3"]:
+    def coefficient_table(self) -> Float[Tensor, "steps 3"]:
         """Return noise, gain and variance of every step, Eq. (18); that of the decode step, which is 0, as 1."""
-        strides = self.grid.strides.clone()
-        strides[-1, -1] = 1
-        return strides
+        coefficient_table = self.grid.coefficient_table.clone()
+        coefficient_table[-1, -1] = 1
+        return coefficient_table
 
     def split(self, token: Int[Tensor, ...]) -> Int[Tensor, ...]:
         """Return the token that each sphere ends in: the tokens themselves, or their digits [..., m], Eq. (39)."""
@@ -147,24 +147,24 @@ def token_step_parts(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     token: Int[Tensor, ...],
-    stride: Stride,
+    coefficients: StepCoefficients,
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... d"]]:
     """Return the pull `g v_k` and a draw of the noise `sqrt(s2) w` of one step to `token`, Eq. (19)."""
     cosine = state.gather(-1, token[..., None])[..., 0]
-    pull = token_direction(state, token, stride.gain * bridge.slope(cosine, stride.noise))
-    return pull, stride.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
+    pull = token_direction(state, token, coefficients.gain * bridge.slope(cosine, coefficients.noise))
+    return pull, coefficients.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
 
 def draw_token_step(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     token: Int[Tensor, ...],
-    stride: Stride,
+    coefficients: StepCoefficients,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
     """Return a tangent step of the bridge to `token`, `g v_k + sqrt(s2) w`, Eq. (19)."""
-    pull, wobble = token_step_parts(bridge, state, token, stride, generator)
+    pull, wobble = token_step_parts(bridge, state, token, coefficients, generator)
     return pull + wobble
 
 
@@ -172,33 +172,33 @@ def draw_mean_step(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     probability: Float[Tensor, "... v"],
-    stride: Stride,
+    coefficients: StepCoefficients,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
     """Return a tangent step of the drift kernel, `g sum_l p_l v_l + sqrt(s2) w`, Eq. (19) with Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], stride.noise[..., None])
-    pull = mixture_direction(state, stride.gain[..., None] * probability * slope)
-    return pull + stride.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
+    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.noise[..., None])
+    pull = mixture_direction(state, coefficients.gain[..., None] * probability * slope)
+    return pull + coefficients.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
 
 def step_log_density(
     bridge: Bridge,
     state: Float[Tensor, "... d"],
     step: Float[Tensor, "... d"],
-    stride: Stride,
+    coefficients: StepCoefficients,
 ) -> Float[Tensor, "... v"]:
     """Return `log q_l(step | state)` for every token up to a common constant, Eq. (29)."""
-    weight, shift = step_log_density_parts(bridge, state, stride)
+    weight, shift = step_log_density_parts(bridge, state, coefficients)
     return weight * step[..., : bridge.vocabulary] - shift
 
 
 def step_log_density_parts(
-    bridge: Bridge, state: Float[Tensor, "... d"], stride: Stride
+    bridge: Bridge, state: Float[Tensor, "... d"], coefficients: StepCoefficients
 ) -> tuple[Float[Tensor, "... v"], Float[Tensor, "... v"]]:
     """Return what `step_log_density`, Eq. (29), multiplies the step's coordinates by, and what it takes away."""
     cosine = state[..., : bridge.vocabulary]
-    pull = stride.gain[..., None] * bridge.slope(cosine, stride.noise[..., None])
-    weight = pull / stride.variance[..., None]
+    pull = coefficients.gain[..., None] * bridge.slope(cosine, coefficients.noise[..., None])
+    weight = pull / coefficients.variance[..., None]
     return weight, weight * pull * (1 - cosine.square()) / 2
 
 
@@ -207,10 +207,10 @@ def mean_step_log_density(
     state: Float[Tensor, "... d"],
     step: Float[Tensor, "... d"],
     probability: Float[Tensor, "... v"],
-    stride: Stride,
+    coefficients: StepCoefficients,
 ) -> Float[Tensor, ...]:
     """Return the drift kernel's log-density of a step up to the constant of `step_log_density`, Eq. (28)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], stride.noise[..., None])
-    weight = stride.gain[..., None] * probability * slope
+    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.noise[..., None])
+    weight = coefficients.gain[..., None] * probability * slope
     along = (weight * step[..., : bridge.vocabulary]).sum(-1)
-    return (along - squared_length(state, weight) / 2) / stride.variance
+    return (along - squared_length(state, weight) / 2) / coefficients.variance

@@ -20,23 +20,23 @@ from torch import Tensor
 
 from rdlm.errors import InputError, unknown
 
-Order = Literal["random", "spread", "left_to_right"]
+Order = Literal["random", "strided", "left_to_right"]
 
 
 @dataclass(frozen=True)
-class Window:
+class TokenSchedule:
     """The part `width` of the common time in which one position runs through its whole bridge, Eq. (35)."""
 
     width: float = 1.0
     order: Order = "random"
-    chunk: int = 0
+    block: int = 0
     """Positions of a chunk, inside of whose turns the windows then lie; 0: the whole sequence is one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 1:
             raise InputError(f"the width of a window must lie in (0, 1], got {self.width}")
-        if self.chunk < 0:
-            raise InputError(f"a chunk has at least one position (0: no chunks), got {self.chunk}")
+        if self.block < 0:
+            raise InputError(f"a chunk has at least one position (0: no chunks), got {self.block}")
         _check_order(self.order)
 
     def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
@@ -53,41 +53,41 @@ class Window:
         """Return each position's own time in [0, 1] at the common `time` [batch, 1], Eq. (35)."""
         return ((time - starts) / self.width).clamp(0, 1)
 
-    def lanes(self, calls: int, length: int = 0) -> Lanes:
-        """Return the same family in whole steps: `calls` network calls, round(width * calls) for each position.
+    def discretize(self, nfe: int, length: int = 0) -> TokenSteps:
+        """Return the same family in whole steps: `nfe` network calls, round(width * calls) for each position.
 
         Chunks of a sequence of `length` share the calls evenly, and what is left over is not used. Where there are
         fewer calls than chunks, but half as many, chunks are four times as large, in two turns or more; with fewer than
         that there are none, and all of the sequence runs together: of what so few calls can do, that measures best.
         """
-        if calls < 1:
-            raise InputError(f"at least one network call is needed, got {calls}")
-        chunk, chunks = self.chunk, -(-length // self.chunk) if self.chunk else 1
-        if calls < chunks <= 2 * calls:
-            chunk, chunks = 4 * chunk, -(-length // (4 * chunk))
-        if chunks <= 1 or calls < chunks:
-            return Lanes(calls, max(1, round(self.width * calls)), self.order)
-        turns = calls // chunks
+        if nfe < 1:
+            raise InputError(f"at least one network call is needed, got {nfe}")
+        block, blocks = self.block, -(-length // self.block) if self.block else 1
+        if nfe < blocks <= 2 * nfe:
+            block, blocks = 4 * block, -(-length // (4 * block))
+        if blocks <= 1 or nfe < blocks:
+            return TokenSteps(nfe, max(1, round(self.width * nfe)), self.order)
+        turns = nfe // blocks
         steps = max(1, round(self.width * turns))
         if steps == 1 and self.order != "random":
-            turns = min(turns, chunk)  # each token has one to itself, and more would be idle
-        return Lanes(turns * chunks, steps, self.order, chunk, turns)
+            turns = min(turns, block)  # each token has one to itself, and more would be idle
+        return TokenSteps(turns * blocks, steps, self.order, block, turns)
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """A window in whole steps: of `calls` common steps each position takes `steps` consecutive ones.
+class TokenSteps:
+    """A window in whole steps: of `nfe` common steps each position takes `steps` consecutive ones.
 
     Starting on whole steps lets all positions share one local grid, hence one table of the exact law.
     """
 
-    calls: int
+    nfe: int
     steps: int
     order: Order = "random"
-    chunk: int = 0
+    block: int = 0
     """Positions of a chunk; 0: the whole sequence is one."""
     turns: int = 0
-    """The steps of one chunk, where there are chunks; `calls` of them where chunks run side by side."""
+    """The steps of one chunk, where there are chunks; `nfe` of them where chunks run side by side."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= self.period:
@@ -97,20 +97,20 @@ class Lanes:
     @property
     def period(self) -> int:
         """Return the steps in which a lane lies: a chunk's, or all."""
-        return self.turns if self.chunk else self.calls
+        return self.turns if self.block else self.nfe
 
-    def side_by_side(self) -> Lanes:
+    def side_by_side(self) -> TokenSteps:
         """Return the lanes with all chunks running at once, as they can where every chunk knows the ones before it."""
-        return replace(self, calls=self.turns) if self.chunk else self
+        return replace(self, nfe=self.turns) if self.block else self
 
     def offsets(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the common step [batch, length] before which each position rests at its start, Eq. (35)."""
-        if not self.chunk:
+        if not self.block:
             return self._inside(batch, length, generator)
-        chunks = -(-length // self.chunk)
-        inside = self._inside(batch * chunks, self.chunk, generator).reshape(batch, -1)[:, :length]
-        begin = torch.arange(length) // self.chunk * self.turns
-        return inside if self.calls == self.turns else begin + inside
+        blocks = -(-length // self.block)
+        inside = self._inside(batch * blocks, self.block, generator).reshape(batch, -1)[:, :length]
+        begin = torch.arange(length) // self.block * self.turns
+        return inside if self.nfe == self.turns else begin + inside
 
     def _inside(self, batch: int, length: int, generator: torch.Generator | None) -> Tensor:
         """Return the offsets of positions of one chunk, from its first step on."""

@@ -12,7 +12,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process import kernel as chain
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid, Stride
+from rdlm.process.grid import Grid, StepCoefficients
 
 # As a module: the chain imports the exact law from this package and may still be loading.
 
@@ -53,6 +53,6 @@ class SimulatedLaw:
     ) -> Tensor:
         """Return the state after a step from one level of noise to another; unmoved where they are equal."""
         gain = torch.where(before > after, 1 - after / before, 0.0)  # Eq. (18), as is the variance
-        stride = Stride(before.to(state.dtype), gain.to(state.dtype), (after * gain).to(state.dtype))
-        move = chain.draw_token_step(self.bridge, state, token, stride, generator)
+        coefficients = StepCoefficients(before.to(state.dtype), gain.to(state.dtype), (after * gain).to(state.dtype))
+        move = chain.draw_token_step(self.bridge, state, token, coefficients, generator)
         return sphere.project(sphere.exponential(state, move))

@@ -67,19 +67,19 @@ class Restriction:
     entry: Int[Tensor, " batch"]
     end: Bool[Tensor, " states"]
 
-    def backward(self, log_probability: Float[Tensor, "batch n v"]) -> Float[Tensor, "batch steps states"]:
+    def backward(self, log_probs: Float[Tensor, "batch n v"]) -> Float[Tensor, "batch steps states"]:
         """Return the log-mass of accepted rests from each position and state on, [batch, n + 1, states]."""
-        batch, length, _ = log_probability.shape
+        batch, length, _ = log_probs.shape
         table = self.automaton.table
         mass = torch.full((batch, length + 1, len(table)), -torch.inf, dtype=torch.float64)
         mass[:, -1, self.end] = 0.0
         for i in reversed(range(length)):
-            mass[:, i] = (log_probability[:, i, None] + mass[:, i + 1][:, table]).logsumexp(-1)
+            mass[:, i] = (log_probs[:, i, None] + mass[:, i + 1][:, table]).logsumexp(-1)
         return mass
 
-    def marginals(self, log_probability: Float[Tensor, "batch n v"]) -> Float[Tensor, "batch n v"]:
+    def marginals(self, log_probs: Float[Tensor, "batch n v"]) -> Float[Tensor, "batch n v"]:
         """Return each position's log-probabilities among the accepted sequences."""
-        law = log_probability.double().cpu()
+        law = log_probs.double().cpu()
         mass, table = self.backward(law), self.automaton.table
         place = torch.nn.functional.one_hot(self.entry, len(table)).double()  # the law of the state
         result = torch.empty_like(law)
@@ -88,20 +88,20 @@ class Restriction:
             joint = place[..., None] * torch.softmax(onward, -1).nan_to_num(0.0)
             result[:, i] = joint.sum(1)
             place = torch.zeros_like(place).index_add_(1, table.flatten(), joint.flatten(1))
-        return result.log().to(log_probability)
+        return result.log().to(log_probs)
 
     def draw(
-        self, log_probability: Float[Tensor, "batch n v"], point: Float[Tensor, "batch n"], choice: Choice
+        self, log_probs: Float[Tensor, "batch n v"], point: Float[Tensor, "batch n"], choice: Choice
     ) -> Int[Tensor, "batch n"]:
         """Return sequences drawn jointly from the accepted ones, left to right, `choice` applied at each position."""
-        law = log_probability.double().cpu()
+        law = log_probs.double().cpu()
         mass, table, state = self.backward(law), self.automaton.table, self.entry
         token = torch.empty(law.shape[:2], dtype=torch.long)
         for i in range(law.shape[1]):
             onward = law[:, i] + mass[:, i + 1].gather(1, table[state])
             token[:, i] = pick_token(choice(torch.log_softmax(onward, -1)), point[:, i].cpu())
             state = table[state, token[:, i]]
-        return token.to(log_probability.device)
+        return token.to(log_probs.device)
 
 
 def spellings(vocabulary: int, base: int, digits: int) -> Automaton:

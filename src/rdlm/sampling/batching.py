@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdlm.methods.rdlm import Rdlm
-from rdlm.model.denoiser import Sight
+from rdlm.model.denoiser import BlockMask
 from rdlm.model.layers import TimeEmbedding
 from rdlm.random import generator_of
 from rdlm.sampling.recall import Recall
@@ -47,7 +47,7 @@ class Query(NamedTuple):
     """The last answer, for networks that see it."""
     condition: Tensor | None = None
     """Classes, -1 for a row without one, or signals; none for a network that knows neither."""
-    sight: Sight | None = None
+    block_mask: BlockMask | None = None
     """What positions see of each other; none: everything."""
     recall: Recall | None = None
     """What is asked of a model that remembers the rest: then each row goes by itself."""
@@ -55,16 +55,16 @@ class Query(NamedTuple):
     @property
     def shape(self) -> tuple[object, ...]:
         """Return what rows must have in common to share a call: a row's shape, and what its positions see."""
-        sight = self.sight
-        return self.state.shape[1:], sight and (sight.chunk, sight.finished is None)
+        block_mask = self.block_mask
+        return self.state.shape[1:], block_mask and (block_mask.block, block_mask.finished is None)
 
     def part(self, rows: slice) -> Query:
         """Return some of the rows."""
         previous = None if self.previous is None else self.previous[rows]
         condition = None if self.condition is None else self.condition[rows]
-        sight = None if self.sight is None else self.sight.part(rows)
+        block_mask = None if self.block_mask is None else self.block_mask.part(rows)
         recall = None if self.recall is None else self.recall.rows(rows)
-        return Query(self.state[rows], self.noise[rows], previous, condition, sight, recall)
+        return Query(self.state[rows], self.noise[rows], previous, condition, block_mask, recall)
 
     def twice(self) -> Query:
         """Return all rows with their conditions, and all once more without."""
@@ -72,14 +72,16 @@ class Query(NamedTuple):
         absent = torch.full_like(self.condition, float("nan") if self.condition.is_floating_point() else -1)
         previous = None if self.previous is None else torch.cat([self.previous] * 2)
         both = torch.cat([self.condition, absent])
-        return Query(torch.cat([self.state] * 2), torch.cat([self.noise] * 2), previous, both, self.sight)
+        return Query(torch.cat([self.state] * 2), torch.cat([self.noise] * 2), previous, both, self.block_mask)
 
     def answer(self, method: Rdlm) -> Float[Tensor, "rows positions v"]:
         """Return what the network says, asked about all rows at once."""
         with torch.no_grad():
             if self.recall is not None:
                 return self.recall.law(method, self.state, self.noise, self.condition)
-            return method.denoiser(method.network, self.state, self.noise, self.condition, self.previous, self.sight)
+            return method.denoiser(
+                method.network, self.state, self.noise, self.condition, self.previous, self.block_mask
+            )
 
     def parts(self, size: int = 1) -> list[Query]:
         """Return queries of so many rows each."""
@@ -101,7 +103,7 @@ class Forward:
 
     def __init__(self, method: Rdlm, threads: int = 1) -> None:
         self.method, self.threads = method, max(1, threads)
-        self.calls = 0
+        self.nfe = 0
         self._exact: dict[tuple[object, ...], bool] = {}
         embeddings = [module for module in method.network.modules() if isinstance(module, TimeEmbedding)]
         self._widths = {layer.out_features for one in embeddings for layer in (one.inner, one.outer)}
@@ -116,10 +118,10 @@ class Forward:
         for index, query in enumerate(queries):
             if index not in alone:
                 shapes.setdefault(query.shape, []).append(index)
-        calls = [row for rows in alone.values() for row in rows]
-        calls += [chunk for places in shapes.values() for chunk in self._chunks([queries[i] for i in places])]
-        self.calls += len(calls)
-        parts = iter(self._run(calls))
+        nfe = [row for rows in alone.values() for row in rows]
+        nfe += [block for places in shapes.values() for block in self._chunks([queries[i] for i in places])]
+        self.nfe += len(nfe)
+        parts = iter(self._run(nfe))
         for index, rows in alone.items():
             answers[index] = queries[index].whole(rows, [next(parts) for _ in rows])
         for places in shapes.values():
@@ -143,7 +145,7 @@ class Forward:
         state, noise = torch.cat([one.state for one in queries]), torch.cat([one.noise for one in queries])
         previous = torch.cat([self._memory(one) for one in queries]) if memory else None
         given = conditions([(one.condition, len(one.state)) for one in queries])
-        whole = Query(state, noise, previous, given, joined([one.sight for one in queries]))
+        whole = Query(state, noise, previous, given, joined([one.block_mask for one in queries]))
         places = torch.arange(len(state)).tensor_split(self._pieces(len(state)))
         return [whole.part(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
 
@@ -157,10 +159,10 @@ class Forward:
         """Return the number of positions that the network sees."""
         return query.state.shape[1] // (1 if query.state.ndim == 4 else self.method.denoiser.spheres)
 
-    def _run(self, chunks: Sequence[Query]) -> list[Tensor]:
-        if len(chunks) == 1 or self.threads == 1:
-            return [self._answer(chunk) for chunk in chunks]
-        return list(self._pool.map(self._answer, chunks))
+    def _run(self, blocks: Sequence[Query]) -> list[Tensor]:
+        if len(blocks) == 1 or self.threads == 1:
+            return [self._answer(block) for block in blocks]
+        return list(self._pool.map(self._answer, blocks))
 
     def _answer(self, query: Query) -> Tensor:
         rows = len(query.state)
@@ -178,7 +180,7 @@ class Forward:
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
             noise = torch.rand(query.noise.shape, generator=generator) * self.method.process.clock.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
-            trial = Query(state, noise, previous, None, query.sight)
+            trial = Query(state, noise, previous, None, query.block_mask)
             self._exact[key] = torch.equal(trial.answer(self.method), self._one_by_one(trial))
         return self._exact[key]
 
@@ -187,12 +189,12 @@ class Forward:
         return query.whole(rows, [row.answer(self.method) for row in rows])
 
 
-def joined(parts: Sequence[Sight | None]) -> Sight | None:
+def joined(parts: Sequence[BlockMask | None]) -> BlockMask | None:
     """Return what rows of one shape see, together."""
     first = parts[0]
     if first is None or first.finished is None:
         return first
-    return Sight(first.chunk, torch.cat([one.finished for one in parts if one and one.finished is not None]))
+    return BlockMask(first.block, torch.cat([one.finished for one in parts if one and one.finished is not None]))
 
 
 def conditions(parts: Sequence[tuple[Tensor | None, int]]) -> Int[Tensor, " rows"] | None:

@@ -72,21 +72,21 @@ class Rules:
 
     def law(
         self,
-        log_probability: Float[Tensor, "batch positions v"],
+        log_probs: Float[Tensor, "batch positions v"],
         settled: Bool[Tensor, "batch positions"] | None = None,
         token: Int[Tensor, "batch positions"] | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return the law of each position on its own; one that is settled, on the CPU, has its token for certain."""
-        law = log_probability
+        law = log_probs
         if self.wish is not None:
             law = law + self.wish_scale * tilt(self.wish, law)
         if self.allowed is not None:
             law = law.masked_fill(~self.allowed, -torch.inf)
-        if law is not log_probability:
+        if law is not log_probs:
             law = torch.log_softmax(law, -1)
         if settled is not None and token is not None:
             row, place = places(settled, law)
-            law = law.clone() if law is log_probability else law
+            law = law.clone() if law is log_probs else law
             law[row, place] = -torch.inf  # few passes over all tokens: of the settled positions alone
             law[row, place, token[row, place]] = 0.0
         return law
@@ -148,13 +148,13 @@ def likeliest(law: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
     return torch.full_like(law, -torch.inf).scatter_(-1, law.argmax(-1, keepdim=True), 0.0)
 
 
-def tilt(wish: Wish, log_probability: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
+def tilt(wish: Wish, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
     """Return the gradient of a wish by the probabilities, which added to their logarithms guides them.
 
     Exact for a wish that is a sum over positions: `p(k | x, y)` is in proportion to `p(k | x) p(y | k)`.
     """
     with torch.enable_grad():
-        probability = log_probability.detach().exp().requires_grad_()
+        probability = log_probs.detach().exp().requires_grad_()
         score = wish(probability)
         if score.shape != probability.shape[:1]:
             raise InputError(f"a wish must return one number per sample, got the shape {list(score.shape)}")

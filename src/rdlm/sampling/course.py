@@ -20,7 +20,7 @@ class Outcome(NamedTuple):
     token: Int[Tensor, "batch positions"]
     invalid: int
     """Codes that were chosen anew because their digits spelled no token."""
-    calls: Int[Tensor, " batch"]
+    nfe: Int[Tensor, " batch"]
     """How often the network was asked for each sample."""
 
 
@@ -33,7 +33,7 @@ class Look(NamedTuple):
     """The common step that each of them took."""
     state: Float[Tensor, "rows positions *spheres d"]
     """Their states before it."""
-    log_probability: Float[Tensor, "rows positions v"]
+    log_probs: Float[Tensor, "rows positions v"]
     done: int
     """Common steps that all samples have behind them now."""
 
@@ -44,7 +44,7 @@ class Walk:
 
     step: Int[Tensor, "batch 1"]
     """On the CPU, as are all of these but states and tokens."""
-    calls: Int[Tensor, "batch 1"]
+    nfe: Int[Tensor, "batch 1"]
     """How often the network has been asked for each sample."""
     known: Int[Tensor, "batch positions"]
     offsets: Int[Tensor, "batch columns"]
@@ -60,7 +60,7 @@ class Walk:
     def _rows(self) -> dict[str, Tensor]:
         return {
             "step": self.step,
-            "calls": self.calls,
+            "calls": self.nfe,
             "known": self.known,
             "offsets": self.offsets,
             "state": self.state,

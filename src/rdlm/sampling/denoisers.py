@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.methods.rdlm import Rdlm
-from rdlm.model.denoiser import Sight
+from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.batching import Forward, Query
 from rdlm.sampling.recall import Recall
 
@@ -65,11 +65,11 @@ class Predictor:
         guidance: float = 1.0,
         temperature: float = 1.0,
         rows: int = 1,
-        sight: Sight | None = None,
+        block_mask: BlockMask | None = None,
         forward: Forward | None = None,
     ) -> None:
         self.method, self.condition, self.guidance, self.temperature = method, condition, guidance, temperature
-        self.rows, self.sight, self.forward = rows, sight, forward
+        self.rows, self.block_mask, self.forward = rows, block_mask, forward
         self._previous: Tensor | None = None
 
     def __call__(
@@ -79,7 +79,7 @@ class Predictor:
         recall: Recall | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, guided where there is a condition, Eq. (45), and tempered."""
-        query = Query(state, noise, self._previous, self._given(len(state)), self.sight, recall)
+        query = Query(state, noise, self._previous, self._given(len(state)), self.block_mask, recall)
         law = guided(self._ask(asked(query, self.guidance)), query, self.guidance)
         if self.method.config.model.self_condition:
             self._previous = self.method.denoiser.previous(law)

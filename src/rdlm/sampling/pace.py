@@ -58,17 +58,21 @@ class Pace:
 
         Chunks have their places in the sequence, whatever of them is open.
         """
-        group, clocks = self.chain.group, self.chain.clocks
-        if self.chain.lanes is None and not bool(clean.any()):
+        group, token_steps = self.chain.group, self.chain.token_steps
+        if self.chain.asynchronous is None and not bool(clean.any()):
             return torch.zeros(len(clean), 1, dtype=torch.long)
-        offsets = torch.full(clean.shape, -clocks.steps)
+        offsets = torch.full(clean.shape, -token_steps.steps)
         for rows, generator in random.rows():
             open_tokens = ~clean[rows][:, ::group]
-            taking = torch.ones_like(open_tokens) if clocks.chunk else open_tokens
+            taking = torch.ones_like(open_tokens) if token_steps.block else open_tokens
             count = int(taking.sum(1).max()) if len(taking) else 0
-            drawn = clocks.offsets(len(open_tokens), count, generator)  # one row per sample, its open tokens in order
+            drawn = token_steps.offsets(
+                len(open_tokens), count, generator
+            )  # one row per sample, its open tokens in order
             rank = (taking.cumsum(1) - 1).clamp_min(0)
-            chosen = torch.where(open_tokens, drawn.gather(1, rank) if count else -clocks.steps, -clocks.steps)
+            chosen = torch.where(
+                open_tokens, drawn.gather(1, rank) if count else -token_steps.steps, -token_steps.steps
+            )
             offsets[rows] = chosen.repeat_interleave(group, dim=1)
         return offsets
 
@@ -78,16 +82,16 @@ class Pace:
         The steps before it change nothing, so that the model need not be asked. Each sample decides by itself, so that
         its random numbers are the same in any company.
         """
-        if self.tireless or self.chain.lanes is None:
+        if self.tireless or self.chain.asynchronous is None:
             return step
-        calls, lane = self.chain.calls, self.chain.grid.steps
-        return torch.where(step < offsets + lane, torch.maximum(step, offsets), calls).amin(1, keepdim=True)
+        nfe, lane = self.chain.nfe, self.chain.grid.steps
+        return torch.where(step < offsets + lane, torch.maximum(step, offsets), nfe).amin(1, keepdim=True)
 
     def local(
         self, step: Int[Tensor, "batch 1"], offsets: Int[Tensor, "batch columns"]
     ) -> Int[Tensor, "batch columns"]:
         """Return each position's own step."""
-        return self.chain.clocks.local_step(step, offsets)
+        return self.chain.token_steps.local_step(step, offsets)
 
     def moment(
         self, step: Int[Tensor, "batch 1"], offsets: Int[Tensor, "batch columns"], known: Int[Tensor, "batch positions"]
@@ -100,8 +104,8 @@ class Pace:
 
     def reach(self, step: Int[Tensor, "batch 1"], tokens: int) -> tuple[int, int]:
         """Return how many tokens are behind all samples' chunks at a step, and with how many the last of these ends."""
-        clocks = self.chain.clocks
-        if not clocks.chunk:
+        token_steps = self.chain.token_steps
+        if not token_steps.block:
             return 0, tokens
-        chunk = step.clamp_max(clocks.calls - 1) // clocks.turns
-        return int(chunk.min()) * clocks.chunk, min(tokens, (int(chunk.max()) + 1) * clocks.chunk)
+        block = step.clamp_max(token_steps.nfe - 1) // token_steps.turns
+        return int(block.min()) * token_steps.block, min(tokens, (int(block.max()) + 1) * token_steps.block)

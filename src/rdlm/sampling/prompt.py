@@ -26,12 +26,12 @@ class Stretch(NamedTuple):
     end: int
 
 
-def stretches(length: int, context: int, block: int | None = None) -> Iterator[Stretch]:
+def stretches(length: int, context: int, stride: int | None = None) -> Iterator[Stretch]:
     """Yield the windows of at most `context` positions that cover `length`; each but the first adds a block.
 
     A block is half the context if not given; a long one needs fewer windows, a short one sees more of what is written.
     """
-    size = max(1, context // 2) if block is None else block
+    size = max(1, context // 2) if stride is None else stride
     if not 1 <= size <= context:
         raise InputError(f"a block must have 1 to {context} tokens, the model's length, got {size}")
     end = min(length, context)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rdlm.model.denoiser import Sight
+from rdlm.model.denoiser import BlockMask
 from rdlm.model.transformer import Cache
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Recall(NamedTuple):
     """A question about some tokens of a sequence, behind others that are finished in all samples."""
 
     cache: Cache
-    chunk: int
+    block: int
     """Tokens of a chunk."""
     front: int
     """Tokens that are finished: what the question tells of them is kept."""
@@ -50,8 +50,8 @@ class Recall(NamedTuple):
         """Return log-probabilities, alike for all tokens where nothing was asked, and remember what is finished."""
         symbols, places = method.symbols_per_token, method.process.codec.positions
         asked = slice(self.cache.length // places * symbols, self.end * symbols)
-        sight = Sight(self.chunk, cache=self.cache)
-        found = method.denoiser(method.network, state[:, asked], noise[:, asked], condition, sight=sight)
+        block_mask = BlockMask(self.block, cache=self.cache)
+        found = method.denoiser(method.network, state[:, asked], noise[:, asked], condition, block_mask=block_mask)
         self.cache.keep(self.front * places)
         law = found.new_full((*noise.shape, found.shape[-1]), -math.log(found.shape[-1]))
         law[:, asked] = found

@@ -29,7 +29,7 @@ from torch import Tensor
 from rdlm.errors import unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge, mixture_direction
-from rdlm.process.grid import Stride
+from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.schedule import Schedule
 from rdlm.random import Noise
@@ -107,39 +107,41 @@ class Step:
     state: Float[Tensor, "batch positions *spheres d"]
     local: Int[Tensor, "batch columns"]
     """Each position's own step, on the CPU; rest and decode included, where the result is not used."""
-    log_probability: Float[Tensor, "batch positions v"]
+    log_probs: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
     """A token per position that decodes, and that moves where the solver is `by_token`, drawn from the law."""
     random: Noise
     predict: Predict
 
     @property
-    def stride(self) -> Stride:
+    def coefficients(self) -> StepCoefficients:
         """Return noise, gain and variance of each sphere's own step, Eq. (18)."""
-        return self.looked_up(self.chain.strides)
+        return self.looked_up(self.chain.coefficient_table)
 
     @property
     def after(self) -> Float[Tensor, "batch positions *spheres"]:
         """Return the noise that each sphere still has before it after the step."""
         return beside(self.chain.grid.noise[self.local + 1].to(self.state.dtype), self.state)
 
-    def looked_up(self, strides: Float[Tensor, "steps 3"]) -> Stride:
+    def looked_up(self, coefficient_table: Float[Tensor, "steps 3"]) -> StepCoefficients:
         """Return each sphere's own of what the steps of the grid have."""
-        return Stride(*(beside(one, self.state) for one in strides[self.local].to(self.state.dtype).unbind(-1)))
+        return StepCoefficients(
+            *(beside(one, self.state) for one in coefficient_table[self.local].to(self.state.dtype).unbind(-1))
+        )
 
 
 def mixture(step: Step) -> Tensor:
     """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
-    digit, stride = step.chain.split(step.drawn), step.stride
-    index, scale = digit[..., None], stride.variance.sqrt()
-    slope = step.chain.path.bridge.slope(step.state.gather(-1, index), stride.noise[..., None])
-    pull = slope.mul_((stride.gain / scale)[..., None])  # in units of the noise, which is scaled last
+    digit, coefficients = step.chain.split(step.drawn), step.coefficients
+    index, scale = digit[..., None], coefficients.variance.sqrt()
+    slope = step.chain.path.bridge.slope(step.state.gather(-1, index), coefficients.noise[..., None])
+    pull = slope.mul_((coefficients.gain / scale)[..., None])  # in units of the noise, which is scaled last
     return follow(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
 
 
 def drift(step: Step) -> Tensor:
     """Return states after a step by the mean of the bridges with their exact coefficients, Eq. (19) with Eq. (28)."""
-    return _mean_step(step, step.stride)
+    return _mean_step(step, step.coefficients)
 
 
 def euler(step: Step) -> Tensor:
@@ -154,13 +156,13 @@ def euler(step: Step) -> Tensor:
     return _mean_step(step, step.looked_up(torch.stack([levels[:-1], spread / levels[:-1], spread], -1)))
 
 
-def _mean_step(step: Step, stride: Stride) -> Tensor:
-    ambient, scale, bridge = step.random.normal(step.state), stride.variance.sqrt(), step.chain.path.bridge
+def _mean_step(step: Step, coefficients: StepCoefficients) -> Tensor:
+    ambient, scale, bridge = step.random.normal(step.state), coefficients.variance.sqrt(), step.chain.path.bridge
     # In units of the noise, which is scaled last; nothing pulls where there is none.
-    pull = stride.gain / scale.clamp_min(special.SMALLEST_SQUARE)
-    whole = (step.log_probability, step.state, ambient, pull[..., None], stride.noise[..., None])
+    pull = coefficients.gain / scale.clamp_min(special.SMALLEST_SQUARE)
+    whole = (step.log_probs, step.state, ambient, pull[..., None], coefficients.noise[..., None])
     rows = [one.flatten(0, 1) for one in whole]  # [batch, positions, ...] -> [n, ...]
-    for law, state, total, share, noise in pieces(step.log_probability.shape[-1], *rows):
+    for law, state, total, share, noise in pieces(step.log_probs.shape[-1], *rows):
         weight = step.chain.marginals(law.exp()).mul_(share)
         slope = bridge.slope(state[..., : bridge.vocabulary], noise)
         total[..., : bridge.vocabulary].addcmul_(weight, slope)
@@ -175,9 +177,9 @@ def heun(step: Step) -> Tensor:
     step, `v` and `v'` the pulls before and after it, and `T` the transport back.
     """
     chain, bridge = step.chain, step.chain.path.bridge
-    (noise, gain, variance), after = step.stride, step.after
+    (noise, gain, variance), after = step.coefficients, step.after
     wobble = sphere.tangent(step.state, step.random.normal(step.state))
-    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
+    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), noise)
     first = gain[..., None] * pull + variance.sqrt()[..., None] * wobble
     ahead = sphere.project(sphere.exponential(step.state, first))
     law = chain.marginals(step.predict(ahead, step.local + 1).exp())
@@ -215,10 +217,10 @@ def deterministic(step: Step) -> Tensor:
     of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
     """
     chain, bridge, total = step.chain, step.chain.path.bridge, step.chain.grid.total
-    noise, after = step.stride.noise, step.after
+    noise, after = step.coefficients.noise, step.after
     at_start = noise >= total * (1 - 1e-6)
     spent = torch.where(at_start, total / 2, total - noise)
-    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probability.exp()), noise)
+    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), noise)
     start = _start_of(chain, step.local, step.state)
     cosine = (step.state * start).sum(-1, keepdim=True)
     back = sphere.tangent(step.state, start) * bridge.slope(cosine, spent[..., None])
@@ -251,7 +253,7 @@ class Solver:
     """A solver with what is known of it."""
 
     step: Callable[[Step], Tensor]
-    calls: int
+    nfe: int
     """Network calls per step; in the last step, which decodes, there is one."""
     bound: Kernel | None
     """Kernel of the chain whose likelihood bound holds for its samples; None: no bound is known."""

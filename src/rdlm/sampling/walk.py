@@ -76,22 +76,22 @@ class Walker:
     def run(self, known: Int[Tensor, "batch positions"], random: Noise) -> Outcome:
         """Return tokens; those of `known`, on the CPU, that are not -1 come back as they are."""
         walk, walker = self.begin(known, random), self
-        token, calls, row = walk.token.clone(), walk.calls[:, 0].clone(), torch.arange(len(known))
-        while bool((going := walk.step[:, 0] < self.chain.calls).any()):
+        token, nfe, row = walk.token.clone(), walk.nfe[:, 0].clone(), torch.arange(len(known))
+        while bool((going := walk.step[:, 0] < self.chain.nfe).any()):
             if random.separate and not bool(going.all()):
                 kept: list[int] = going.nonzero().flatten().tolist()
                 walk, row = walk.subset(kept), row[kept]
                 walker = replace(self, rules=self.rules.subset(row))
             seen = walk
             walk, law = walker.advance(walk, self._ask(self.query(walk)))
-            token[handed(row, token.device)], calls[row] = walk.token, walk.calls[:, 0]
+            token[handed(row, token.device)], nfe[row] = walk.token, walk.nfe[:, 0]
             if self.callback is not None:
                 self.callback(Look(row, seen.step[:, 0], seen.state, law, int(walk.step.min())))
-        return Outcome(token, walk.invalid, calls)
+        return Outcome(token, walk.invalid, nfe)
 
     def begin(self, known: Int[Tensor, "batch positions"], random: Noise) -> Walk:
         """Return a walk before its first step."""
-        clean = (known >= 0) & (self.clean or self.chain.calls > self.chain.grid.steps)
+        clean = (known >= 0) & (self.clean or self.chain.nfe > self.chain.grid.steps)
         offsets = self._pace.begin(clean, random)
         none = torch.zeros(len(known), 1, dtype=torch.long)
         token = handed(known.clamp_min(0), self.device)
@@ -101,7 +101,7 @@ class Walker:
     def stops(self, walk: Walk) -> list[int]:
         """Return the common steps that a walk of one sample will take from here on."""
         found, step = [], walk.step
-        while (at := int(step)) < self.chain.calls:
+        while (at := int(step)) < self.chain.nfe:
             found.append(at)
             step = self._pace.busy(step + 1, walk.offsets)
         return found
@@ -116,14 +116,14 @@ class Walker:
         if walk.memory is None:
             return None
         tokens = walk.known.shape[1] // self.chain.group
-        return Recall(walk.memory, self.chain.clocks.chunk, *self._pace.reach(walk.step, tokens))
+        return Recall(walk.memory, self.chain.token_steps.block, *self._pace.reach(walk.step, tokens))
 
     def _ask(self, question: Question) -> Float[Tensor, "batch positions v"]:
         told: Tensor = self.posterior(*(question if question.recall else question[:2]))
         return told
 
     def advance(
-        self, walk: Walk, log_probability: Float[Tensor, "batch positions v"]
+        self, walk: Walk, log_probs: Float[Tensor, "batch positions v"]
     ) -> tuple[Walk, Float[Tensor, "batch positions v"]]:
         """Return the walk one step on, given the model's answer to `query`, and the law by which it moved.
 
@@ -131,7 +131,7 @@ class Walker:
         """
         rules, random = self.rules, walk.random
         now = self._pace.moment(walk.step, walk.offsets, walk.known)
-        law = rules.law(log_probability, now.settled, walk.token)
+        law = rules.law(log_probs, now.settled, walk.token)
         marginals = rules.marginals(law)
         # A switch needs tokens, too.
         wanted = now.moving if self.solver.by_token or self.law is not None else now.decoding
@@ -144,9 +144,9 @@ class Walker:
             drawn, invalid = self._decided(after, law, marginals, drawn, now, random)
         state = placed(self.chain, walk.state, after, drawn, now, self.law, random)
         token = self._settled(walk, now, drawn)
-        asked = torch.where(walk.step < self.chain.calls, 1 + predict.calls, 0)
+        asked = torch.where(walk.step < self.chain.nfe, 1 + predict.nfe, 0)
         step, invalid = self._pace.busy(walk.step + 1, walk.offsets), walk.invalid + invalid
-        return replace(walk, step=step, calls=walk.calls + asked, state=state, token=token, invalid=invalid), marginals
+        return replace(walk, step=step, nfe=walk.nfe + asked, state=state, token=token, invalid=invalid), marginals
 
     def finished(self, walk: Walk) -> Bool[Tensor, "batch positions"]:
         """Return which positions have the token that they will end with, on the CPU."""
@@ -193,7 +193,7 @@ class Walker:
         chain, last = self.chain, self.chain.grid.steps - 1
         # Where all positions run together and decode, or never do anything else, no move is wanted. In longer lanes
         # it could be some row's.
-        together = last == 0 or (chain.calls == chain.grid.steps and bool((now.local >= last).all()))
+        together = last == 0 or (chain.nfe == chain.grid.steps and bool((now.local >= last).all()))
         if together and not self.solver.by_state:
             return state
         again = self._again(state, now, drawn, predict)
@@ -226,7 +226,7 @@ class Walker:
         Those that rest are seen where they are, and those that decode now at the vertex that they are drawn to.
         """
         steps = self.chain.grid.steps
-        if self.chain.calls == steps and bool(now.moving.all()):
+        if self.chain.nfe == steps and bool(now.moving.all()):
             return lambda at, level: self.rules.marginals(predict(at, level))
         vertex = vertices(state, self.chain.split(drawn))
 
@@ -242,8 +242,8 @@ class _Counted:
     """The model for a solver's second look, which counts how often it is taken."""
 
     def __init__(self, predict: Predict) -> None:
-        self.predict, self.calls = predict, 0
+        self.predict, self.nfe = predict, 0
 
     def __call__(self, state: Tensor, local: Tensor) -> Tensor:
-        self.calls += 1
+        self.nfe += 1
         return self.predict(state, local)

@@ -19,7 +19,7 @@ from rdlm.serve import curves as process
 from rdlm.serve import page, trajectory
 from rdlm.serve import refusal as error
 from rdlm.serve import score as scores
-from rdlm.serve.middleware import Guard
+from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
 from rdlm.serve.refusal import Left, Refusal, answer
 from rdlm.serve.schema import Body, CompletionBody, ScoreBody, TrajectoryBody, read
@@ -72,7 +72,7 @@ def create(service: Service, token: str | None = None) -> ASGIApp:
     _add_models(app, service)
     _add_state(app, service)
     _add_pages(app)
-    return Guard(app, service.metrics, token)
+    return AccessMiddleware(app, service.metrics, token)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -135,7 +135,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         gauges = {
             "rdlm_waiting_samples": {name: engine.depth for name, engine in engines.items()},
             "rdlm_live_samples": {name: engine.live for name, engine in engines.items()},
-            "rdlm_network_calls": {name: engine.forward.calls for name, engine in engines.items()},
+            "rdlm_network_calls": {name: engine.forward.nfe for name, engine in engines.items()},
         }
         return PlainTextResponse(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 

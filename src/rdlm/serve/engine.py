@@ -30,7 +30,7 @@ from rdlm.sampling.denoisers import asked, guided, tempered
 from rdlm.sampling.recall import Question, Recall
 from rdlm.sampling.walk import Walker
 from rdlm.serve import refusal as error
-from rdlm.serve.job import Finished, Progress, Ticket
+from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.refusal import Refusal
 
@@ -41,12 +41,12 @@ Watch = Callable[[int, Tensor, Tensor, Tensor], object]
 class Sample:
     """One sample of a request: its journey, and the walk of the window that it is in."""
 
-    def __init__(self, plan: Plan, seed: int, ticket: Ticket, index: int = 0, watch: Watch | None = None) -> None:
-        self.plan, self.seed, self.ticket, self.index, self.watch = plan, seed, ticket, index, watch
+    def __init__(self, plan: Plan, seed: int, job: Job, index: int = 0, watch: Watch | None = None) -> None:
+        self.plan, self.seed, self.job, self.index, self.watch = plan, seed, job, index, watch
         ((_, self.journey),) = plan.journeys([seed])
         self.previous: Tensor | None = None
         self.dropped = False
-        self.calls = 0
+        self.nfe = 0
         """How often the network has been asked for this sample."""
         self._behind = 0
         self._told = 0
@@ -75,7 +75,7 @@ class Sample:
         """Return what samples must have in common to take a step together."""
         request, chain = self.plan.request, self.journey.chain
         # Where all positions run together the last step draws less than the others.
-        decoding = chain.lanes is None and int(self.walk.step) == chain.calls - 1
+        decoding = chain.asynchronous is None and int(self.walk.step) == chain.nfe - 1
         # An arc tangent, which heun's transport takes, rounds the last numbers of an array in another way.
         alone = id(self) if request.solver == "heun" else None
         return (
@@ -86,7 +86,7 @@ class Sample:
             request.grid,
             request.window,
             request.order,
-            request.chunk,
+            request.block,
             request.guidance,
             request.temperature,
             request.top_p,
@@ -107,20 +107,20 @@ class Sample:
 
     def moved(self, walk: Walk, finished: Tensor) -> bool:
         """Take over the walk after a step; return whether the sample is whole."""
-        self.calls += int(walk.calls - self.walk.calls)
+        self.nfe += int(walk.nfe - self.walk.nfe)
         self.walk = walk
-        done = int(walk.step) == self.journey.chain.calls
+        done = int(walk.step) == self.journey.chain.nfe
         if done:
-            self.journey.settle(self.stretch, Outcome(walk.token, walk.invalid, walk.calls[:, 0]))
+            self.journey.settle(self.stretch, Outcome(walk.token, walk.invalid, walk.nfe[:, 0]))
             done = self.journey.window is None
             if not done:
-                self._behind += self.journey.chain.calls
+                self._behind += self.journey.chain.nfe
                 self._enter()
             finished = torch.zeros_like(finished)
-        if self.ticket.wants_progress and not done:
-            self.ticket.post(Progress(self.index, self.step, self._settled(finished)))
+        if self.job.wants_progress and not done:
+            self.job.post(Progress(self.index, self.step, self._settled(finished)))
         if done:
-            self.ticket.post(Finished(self.index, tuple(self.journey.token[0].tolist()), self.calls))
+            self.job.post(Finished(self.index, tuple(self.journey.token[0].tolist()), self.nfe))
         return done
 
     def _settled(self, finished: Tensor) -> tuple[int, ...]:
@@ -187,8 +187,8 @@ class Group:
     def _question(self, question: Question) -> Query:
         """Return what the network is asked."""
         state, noise, recall = question
-        sight = self.samples[0].journey.sight
-        query = Query(state, noise, self.previous, self._condition, sight, recall)
+        block_mask = self.samples[0].journey.block_mask
+        query = Query(state, noise, self.previous, self._condition, block_mask, recall)
         return asked(query, self._request.guidance)
 
     def _heard(self, answer: Tensor, question: Question) -> Tensor:
@@ -270,10 +270,10 @@ class Engine:
             self._waiting.extend(samples)
             self._changed.notify()
 
-    def ask(self, query: Query, ticket: Ticket) -> Tensor:
+    def ask(self, query: Query, job: Job) -> Tensor:
         """Return the network's answer to a question of another thread, asked together with the next step."""
-        ticket.check()
-        ticket.begun = True
+        job.check()
+        job.begun = True
         question = PendingQuery(query)
         with self._changed:
             if not self.alive:
@@ -287,11 +287,11 @@ class Engine:
         with self._changed:
             self._closed = True
             for sample in self._waiting:
-                sample.ticket.fail(error.closing())
+                sample.job.fail(error.closing())
             self._waiting.clear()
             limit = time.monotonic() + seconds
             for sample in self._live:
-                sample.ticket.deadline = min(sample.ticket.deadline, limit)
+                sample.job.deadline = min(sample.job.deadline, limit)
             self._changed.notify()
 
     def close(self) -> None:
@@ -325,16 +325,16 @@ class Engine:
         self._waiting = deque(sample for sample in self._waiting if self._wanted(sample))
         while self._waiting and len(self._live) < self.batch:
             sample = self._waiting.popleft()
-            sample.ticket.begun = True
+            sample.job.begun = True
             self._live.append(sample)
 
     def _wanted(self, sample: Sample) -> bool:
-        ticket = sample.ticket
-        if not ticket.over and (refusal := ticket.late()) is not None:
-            ticket.fail(error.closing() if self._closed else refusal)
-        elif ticket.over or sample.dropped:
+        job = sample.job
+        if not job.over and (refusal := job.late()) is not None:
+            job.fail(error.closing() if self._closed else refusal)
+        elif job.over or sample.dropped:
             self.metrics.cancelled()
-        return not (ticket.over or sample.dropped)
+        return not (job.over or sample.dropped)
 
     def _turn(self, questions: Sequence[PendingQuery]) -> None:
         """Ask the network once for everybody, and take one step of each walk."""
@@ -373,4 +373,4 @@ class Engine:
     @staticmethod
     def _abandon(samples: Sequence[Sample], reason: Exception) -> None:
         for sample in samples:
-            sample.ticket.fail(reason)
+            sample.job.fail(reason)

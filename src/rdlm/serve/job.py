@@ -27,7 +27,7 @@ class Finished:
 
     index: int
     tokens: tuple[int, ...]
-    calls: int
+    nfe: int
     """How often the network was asked for it."""
 
 
@@ -38,7 +38,7 @@ class Failed:
     reason: Exception
 
 
-class Ticket:
+class Job:
     """A request under way: its deadline, whether its client is still there, and a line back to it."""
 
     def __init__(self, seconds: float, wants_progress: bool = False) -> None:

@@ -59,7 +59,7 @@ def _host(address: str) -> str:
         return ""
 
 
-class Guard:
+class AccessMiddleware:
     """An ASGI application around another one."""
 
     def __init__(self, inner: ASGIApp, metrics: Metrics, token: str | None) -> None:

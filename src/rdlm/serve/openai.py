@@ -31,10 +31,10 @@ from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode, infilled
 from rdlm.serve import refusal as error
 from rdlm.serve.engine import Sample
-from rdlm.serve.job import Finished, Progress, Ticket
+from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.refusal import Refusal, answer
 from rdlm.serve.schema import CompletionBody, Sampling
-from rdlm.serve.served_model import Host
+from rdlm.serve.served_model import ServedModel
 from rdlm.serve.service import Service, while_present
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
@@ -124,7 +124,7 @@ class Order:
     """The completion's tokens; before them are the prompt's, after them the suffix's."""
 
 
-def sampling(host: Host, body: Sampling, seed: int) -> Request:
+def sampling(host: ServedModel, body: Sampling, seed: int) -> Request:
     """Return the settings that all requests for samples share."""
     cold = body.temperature is not None and body.temperature < COLDEST
     temperature = COLDEST if cold else 1.0 if body.temperature is None else body.temperature
@@ -143,7 +143,7 @@ def sampling(host: Host, body: Sampling, seed: int) -> Request:
         guidance=1.0 if body.guidance is None else body.guidance,
         window=body.window,
         order=body.order,
-        chunk=body.chunk,
+        block=body.block,
     )
 
 
@@ -167,14 +167,14 @@ def refuse_what_means_nothing(body: CompletionBody) -> None:
         raise Refusal(400, f"infill: {words}", "infill")
 
 
-def orders(host: Host, body: CompletionBody) -> list[Order]:
+def orders(host: ServedModel, body: CompletionBody) -> list[Order]:
     """Return the prompts of a request, checked against the model; seeds are those of the first sample of each."""
     settings = sampling(host, body, seed_of(body))
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     return [_order(host, body, settings, prompt) for prompt in prompts]
 
 
-def _order(host: Host, body: CompletionBody, settings: Request, prompt: str) -> Order:
+def _order(host: ServedModel, body: CompletionBody, settings: Request, prompt: str) -> Order:
     tokenizer, room = host.model.tokenizer, host.model.length
     if body.infill is not None:
         return Order(settings, "", 0, len(infilled(tokenizer, body.infill, host.gap)))
@@ -193,7 +193,7 @@ PULSE = 0.5
 class Completion:
     """A request for completions under way: its samples, and their texts as far as they are settled."""
 
-    def __init__(self, service: Service, host: Host, body: CompletionBody) -> None:
+    def __init__(self, service: Service, host: ServedModel, body: CompletionBody) -> None:
         refuse_what_means_nothing(body)
         self.service, self.host, self.body, self.count = service, host, body, body.n or 1
         prompts = 1 if isinstance(body.prompt, str) else len(body.prompt)
@@ -203,7 +203,7 @@ class Completion:
             host.engine.check_room(prompts * self.count)
         stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
         self.stops: list[str] = stops
-        self.ticket = Ticket(service.limits.deadline, wants_progress=bool(body.stream or stops))
+        self.job = Job(service.limits.deadline, wants_progress=bool(body.stream or stops))
         self.samples: list[Sample] = []
         self._about = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -218,9 +218,9 @@ class Completion:
         self._begin()
         pieces = self._pieces()
         if self.body.stream:
-            first = await while_present(request, self.ticket, anext(pieces))
+            first = await while_present(request, self.job, anext(pieces))
             return StreamingResponse(self._stream(first, pieces), headers=HEADERS, media_type="text/event-stream")
-        return await while_present(request, self.ticket, self._whole(pieces))
+        return await while_present(request, self.job, self._whole(pieces))
 
     def _prepare(self) -> None:
         """Check and plan all samples; on a thread, since a long prompt takes its time."""
@@ -229,7 +229,7 @@ class Completion:
         if self.host.engine is not None:
             self.plans = [Plan.of(model, order.request) for order in self.orders]
             self.samples = [
-                Sample(plan, plan.request.seed + number, self.ticket, place * self.count + number)
+                Sample(plan, plan.request.seed + number, self.job, place * self.count + number)
                 for place, plan in enumerate(self.plans)
                 for number in range(self.count)
             ]
@@ -243,23 +243,23 @@ class Completion:
         if self.host.engine is not None:
             self.host.engine.submit(self.samples)
             return
-        self.service.work(self.ticket, self._rival)
+        self.service.work(self.job, self._rival)
 
     def _rival(self) -> None:
         """Sample from a method without an engine, and post each sample as it is made."""
         for place, order in enumerate(self.orders):
             for number in range(self.count):
                 request = replace(order.request, seed=order.request.seed + number, gap="_")
-                with self.host.interruptible(self.ticket):
+                with self.host.interruptible(self.job):
                     made = generate(self.host.model, request)
                 finished = Finished(place * self.count + number, made.samples[0].tokens, made.network_calls)
-                self.ticket.post(finished)
+                self.job.post(finished)
 
     async def _pieces(self) -> AsyncIterator[tuple[int, str, bool]]:
         """Yield the number of a choice, a piece of its text, and whether it is the last."""
         left = set(range(len(self.drafts)))
         try:
-            async for event in self.ticket.events():
+            async for event in self.job.events():
                 if not isinstance(event, Progress | Finished) or event.index not in left:
                     continue
                 draft = self.drafts[event.index]
@@ -273,7 +273,7 @@ class Completion:
                 if not left:
                     return
         finally:
-            self.ticket.over = True
+            self.job.over = True
 
     async def _whole(self, pieces: AsyncIterator[tuple[int, str, bool]]) -> Response:
         async for _ in pieces:
@@ -307,7 +307,7 @@ class Completion:
         except Exception as reason:
             yield data(error.of(reason).body())
         finally:
-            self.ticket.over = True
+            self.job.over = True
 
     def _piece(self, index: int, text: str, done: bool) -> bytes:
         return self._chunk(self._choice(index, text, self.drafts[index].reason if done else None))
@@ -330,13 +330,13 @@ class Completion:
 
     def _own(self) -> dict[str, object]:
         request = self.orders[0].request
-        calls = max(sample.calls for sample in self.samples) if self.samples else None
+        nfe = max(sample.nfe for sample in self.samples) if self.samples else None
         bound = all(plan.claims_bound for plan in self.plans) if self.samples else self.host.model.method.claims_bound
         return {
             "seed": request.seed,
             "steps": request.steps,
             "solver": request.solver,
             "grid": request.grid,
-            "network_calls": calls,
+            "network_calls": nfe,
             "claims_bound": bound,
         }

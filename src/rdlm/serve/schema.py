@@ -49,7 +49,7 @@ class Sampling(Body):
         None, gt=0, le=1, description="Part of the walk in which one position runs; 1: all together. The model's own."
     )
     order: Order | None = Field(None, description="Order in which positions begin to run; the model's own.")
-    chunk: int | None = Field(
+    block: int | None = Field(
         None, ge=0, le=MOST_TOKENS, description="Tokens of a chunk; one follows another; 0: none. The model's own."
     )
     label: Label | None = Field(None, description="Class to sample, by name or number, of a model that has classes.")

@@ -11,15 +11,15 @@ from torch import Tensor
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.score import FEWEST, Effort, Encoded, encode, score_encoded, windows
 from rdlm.likelihood import Posterior
-from rdlm.methods.fisher_flow import Flow
+from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.rdlm import Rdlm
-from rdlm.model.denoiser import Sight
+from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.batching import Query
 from rdlm.serve.engine import Engine
-from rdlm.serve.job import Ticket
+from rdlm.serve.job import Job
 from rdlm.serve.refusal import answer
 from rdlm.serve.schema import ScoreBody
-from rdlm.serve.served_model import Host
+from rdlm.serve.served_model import ServedModel
 from rdlm.serve.service import Service, while_present
 
 BUDGET = 4096
@@ -29,54 +29,54 @@ BUDGET = 4096
 class Relayed(Rdlm):
     """A method whose questions to its network go through an engine, together with those of all others."""
 
-    def __init__(self, method: Rdlm, engine: Engine, ticket: Ticket) -> None:
+    def __init__(self, method: Rdlm, engine: Engine, job: Job) -> None:
         self.__dict__.update(method.__dict__)
-        self._engine, self._ticket = engine, ticket
+        self._engine, self._job = engine, job
 
-    def posterior(self, condition: Tensor | None = None, sight: Sight | None = None) -> Posterior:
+    def posterior(self, condition: Tensor | None = None, block_mask: BlockMask | None = None) -> Posterior:
         """Return `log p(token | states)` as the engine answers it; texts come without a condition."""
 
         def ask(state: Tensor, noise: Tensor) -> Tensor:
-            return self._engine.ask(Query(state, noise.expand(state.shape[:2]), sight=sight), self._ticket)
+            return self._engine.ask(Query(state, noise.expand(state.shape[:2]), block_mask=block_mask), self._job)
 
         return ask
 
 
-def relayed(host: Host, ticket: Ticket) -> LanguageModel:
+def relayed(host: ServedModel, job: Job) -> LanguageModel:
     """Return the model with its network behind the engine; a rival's as it is."""
     if host.engine is None:
         return host.model
-    return replace(host.model, method=Relayed(host.model.rdlm, host.engine, ticket))
+    return replace(host.model, method=Relayed(host.model.rdlm, host.engine, job))
 
 
-def effort_of(host: Host, text: Encoded, calls: int) -> Effort:
+def effort_of(host: ServedModel, text: Encoded, nfe: int) -> Effort:
     """Return whole paths where they fit the budget, else as many single steps as do; of a rival, what it has."""
     count = len(windows(text.ids, host.model.length))
     if not isinstance(host.model.method, Rdlm):
-        return Effort(calls, "path", FEWEST) if isinstance(host.model.method, Flow) else Effort(calls, "steps", 16)
-    path = Effort(calls)
+        return Effort(nfe, "path", FEWEST) if isinstance(host.model.method, FisherFlow) else Effort(nfe, "steps", 16)
+    path = Effort(nfe)
     if path.cost(host.model, count) <= BUDGET:
         return path
-    return Effort(calls, "steps", max(FEWEST, min(calls, BUDGET // count)))
+    return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // count)))
 
 
-async def score(service: Service, host: Host, body: ScoreBody, request: Request) -> Response:
+async def score(service: Service, host: ServedModel, body: ScoreBody, request: Request) -> Response:
     """Return the bound of each text: what `rdlm score` gives for it alone."""
     service.check_worker()
-    ticket = Ticket(service.limits.deadline)
+    job = Job(service.limits.deadline)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    calls = body.steps or host.steps
+    nfe = body.steps or host.steps
 
-    def job() -> list[dict[str, object]]:
-        model = relayed(host, ticket)
+    def bounds() -> list[dict[str, object]]:
+        model = relayed(host, job)
         rows = []
         for index, text in enumerate(texts):
             encoded = encode(model, text)
-            with host.interruptible(ticket):
-                (found,) = score_encoded(model, [encoded], effort_of(host, encoded, calls))
+            with host.interruptible(job):
+                (found,) = score_encoded(model, [encoded], effort_of(host, encoded, nfe))
             rows.append({"index": index, **found.row(positions=True)})
         return rows
 
-    service.work(ticket, job)
-    rows = await while_present(request, ticket, anext(ticket.events()))
-    return answer({"object": "score", "model": host.name, "steps": calls, "data": rows})
+    service.work(job, bounds)
+    rows = await while_present(request, job, anext(job.events()))
+    return answer({"object": "score", "model": host.name, "steps": nfe, "data": rows})

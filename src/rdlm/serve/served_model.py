@@ -12,9 +12,9 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.order import Window
+from rdlm.process.order import TokenSchedule
 from rdlm.serve.engine import Engine
-from rdlm.serve.job import Ticket
+from rdlm.serve.job import Job
 
 GAPS = "_□¤"
 """Marks of an open token, of which the first that the model itself cannot write is taken."""
@@ -23,7 +23,7 @@ LARGEST_CARD = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Host:
+class ServedModel:
     """A model under the name by which requests ask for it."""
 
     name: str
@@ -31,7 +31,7 @@ class Host:
     steps: int
     engine: Engine | None
     """None for the rivals, whose samplers keep their network to themselves."""
-    _tickets: dict[int, Ticket] = field(default_factory=dict, init=False)
+    _tickets: dict[int, Job] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.engine is None:
@@ -45,9 +45,9 @@ class Host:
         return self.engine
 
     @property
-    def window(self) -> Window:
+    def window(self) -> TokenSchedule:
         """Return the window in which positions run unless another one is asked for; a rival's refuse any other."""
-        return self.model.method.window if isinstance(self.model.method, Rdlm) else Window()
+        return self.model.method.window if isinstance(self.model.method, Rdlm) else TokenSchedule()
 
     @cached_property
     def gap(self) -> str:
@@ -84,22 +84,22 @@ class Host:
                 "grid": "time",
                 "window": self.window.width,
                 "order": self.window.order,
-                "chunk": self.window.chunk,
+                "chunk": self.window.block,
             }
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
 
     @contextmanager
-    def interruptible(self, ticket: Ticket) -> Iterator[None]:
+    def interruptible(self, job: Job) -> Iterator[None]:
         """Have every call of a rival's network on this thread ask first whether its answer is still wanted."""
-        self._tickets[get_ident()] = ticket
+        self._tickets[get_ident()] = job
         try:
             yield
         finally:
             del self._tickets[get_ident()]
 
     def _check(self, *_: object) -> None:
-        if (ticket := self._tickets.get(get_ident())) is not None:
-            ticket.check()
+        if (job := self._tickets.get(get_ident())) is not None:
+            job.check()
 
     @property
     def _created(self) -> int:

@@ -19,11 +19,11 @@ from rdlm.methods.bound import check_weights
 from rdlm.methods.rdlm import Rdlm
 from rdlm.serve import refusal as error
 from rdlm.serve.engine import Engine
-from rdlm.serve.job import Ticket, until_left
+from rdlm.serve.job import Job, until_left
 from rdlm.serve.memory import Keeper
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.refusal import Left, Refusal
-from rdlm.serve.served_model import Host
+from rdlm.serve.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -60,11 +60,11 @@ class Service:
 
     def __init__(self, models: Sequence[LanguageModel], limits: Limits) -> None:
         self.limits, self.metrics, self.closed = limits, Metrics(), False
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, ServedModel] = {}
         for model in models:
             check_weights(model.method.network)
             name = self._free_name(model.name)
-            self.hosts[name] = Host(name, model, limits.steps or model.calls, self._engine(model))
+            self.hosts[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
         self._keeper = Keeper(lambda: self.resting, lambda: self.metrics.requests)
@@ -78,7 +78,7 @@ class Service:
         names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(self.hosts) + 2)))
         return next(name for name in names if name not in self.hosts)
 
-    def host(self, name: str | None) -> Host:
+    def host(self, name: str | None) -> ServedModel:
         """Return a model by its name, or the first one."""
         if name is None:
             return next(iter(self.hosts.values()))
@@ -104,22 +104,22 @@ class Service:
         if self._jobs >= WORKERS + self.limits.queue:
             raise error.busy(5)
 
-    def work(self, ticket: Ticket, job: Callable[[], object]) -> None:
+    def work(self, job: Job, function: Callable[[], object]) -> None:
         """Have a worker do a job and post what it returns; what it raises ends the request."""
         self.check_worker()
         self._jobs += 1
 
         def run() -> None:
             try:
-                ticket.check()
-                ticket.begun = True
-                ticket.post(job())
+                job.check()
+                job.begun = True
+                job.post(function())
             except Left:
                 self.metrics.cancelled()
             except Exception as reason:
                 if not isinstance(reason, InputError | Refusal):
                     log.exception("a job failed")
-                ticket.fail(reason)
+                job.fail(reason)
 
         self._pool.submit(run).add_done_callback(self._job_done)
 
@@ -143,7 +143,7 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def while_present(request: Request, ticket: Ticket, answer: Awaitable[Result]) -> Result:
+async def while_present(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
     """Return the answer; a client that leaves before it is there ends the request."""
     wanted, left = asyncio.ensure_future(answer), asyncio.ensure_future(until_left(request))
     try:
@@ -152,7 +152,7 @@ async def while_present(request: Request, ticket: Ticket, answer: Awaitable[Resu
             raise Left
         return wanted.result()
     except BaseException:
-        ticket.over = True
+        job.over = True
         raise
     finally:
         wanted.cancel()

@@ -23,10 +23,10 @@ from rdlm.sampling.recall import answered
 from rdlm.serve import refusal as error
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Sample
-from rdlm.serve.job import Finished, Ticket
+from rdlm.serve.job import Finished, Job
 from rdlm.serve.openai import HEADERS, data, sampling, seed_of
 from rdlm.serve.schema import TrajectoryBody
-from rdlm.serve.served_model import Host
+from rdlm.serve.served_model import ServedModel
 from rdlm.serve.service import Service, while_present
 
 SHOWN = 3
@@ -53,8 +53,8 @@ class Frame:
 class Film:
     """Takes the frames of one sample in the engine's thread, and writes them down in the request's."""
 
-    def __init__(self, plan: Plan, ticket: Ticket, position: int | None) -> None:
-        self.plan, self.ticket = plan, ticket
+    def __init__(self, plan: Plan, job: Job, position: int | None) -> None:
+        self.plan, self.job = plan, job
         known = plan.template.known != OPEN
         self.known: list[bool] = known.tolist()
         length = plan.template.length
@@ -91,7 +91,7 @@ class Film:
             self._trail.append(coordinates.clone())
         point = _point(coordinates, self._axes)
         chance, known = best.values.exp(), answered(law)
-        self.ticket.post(Frame(step, best.indices, chance, entropy, known, settled, list(self._axes), point))
+        self.job.post(Frame(step, best.indices, chance, entropy, known, settled, list(self._axes), point))
 
     @property
     def _codec(self) -> Codec:
@@ -177,7 +177,7 @@ def _rounded(values: Tensor) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
-def plan_of(host: Host, body: TrajectoryBody) -> Plan:
+def plan_of(host: ServedModel, body: TrajectoryBody) -> Plan:
     """Return the plan of the sample to be watched."""
     request = sampling(host, body, seed_of(body))
     if body.infill is None:
@@ -189,28 +189,28 @@ def plan_of(host: Host, body: TrajectoryBody) -> Plan:
     return Plan.of(host.model, replace(request, trace=True))
 
 
-async def follow(service: Service, host: Host, body: TrajectoryBody, request: Request) -> Response:
+async def follow(service: Service, host: ServedModel, body: TrajectoryBody, request: Request) -> Response:
     """Return the stream of a trajectory; it begins with its first frame, so that refusals are plain answers."""
     engine = host.walks
     engine.check_room(1)
-    ticket = Ticket(service.limits.deadline)
+    job = Job(service.limits.deadline)
 
     def prepare() -> tuple[Film, Sample]:
         plan = plan_of(host, body)
-        film = Film(plan, ticket, body.position)
-        sample = Sample(plan, plan.request.seed, ticket, watch=film)
+        film = Film(plan, job, body.position)
+        sample = Sample(plan, plan.request.seed, job, watch=film)
         film.choose(sample.stops, body.frames)
         return film, sample
 
     film, sample = await asyncio.to_thread(prepare)
     engine.submit([sample])
-    events = ticket.events()
-    first = await while_present(request, ticket, anext(events))
+    events = job.events()
+    first = await while_present(request, job, anext(events))
     stream = _stream(host, film, first, events)
     return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
 
 
-async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[object]) -> AsyncIterator[bytes]:
+async def _stream(host: ServedModel, film: Film, first: object, events: AsyncIterator[object]) -> AsyncIterator[bytes]:
     plan, asked = film.plan, film.plan.request
     try:
         start = plan.model.rdlm.process.mixture.paths[0].bridge.start
@@ -240,7 +240,7 @@ async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[o
                 "text": plan.model.tokenizer.decode(ids),
                 "tokens": words,
                 "seed": asked.seed,
-                "network_calls": event.calls,
+                "network_calls": event.nfe,
                 "claims_bound": plan.claims_bound,
                 "sphere": await asyncio.to_thread(film.trail, ids),
             },
@@ -249,4 +249,4 @@ async def _stream(host: Host, film: Film, first: object, events: AsyncIterator[o
     except Exception as reason:
         yield data(error.of(reason).body(), "error")
     finally:
-        film.ticket.over = True
+        film.job.over = True

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import yaml
 
 from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
+from rdlm.deprecated import renamed_configuration
 from rdlm.errors import InputError, unknown
 from rdlm.storage.files import write_atomic
 
@@ -31,8 +32,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with these values; a key that is left out keeps its default."""
-    return _dataclass(RunConfig, values, "")
+    """Return the configuration with these values; a key that is left out keeps its default.
+
+    Keys and values of version 0.1.0 are read, too.
+    """
+    return _dataclass(RunConfig, renamed_configuration(values) if isinstance(values, Mapping) else values, "")
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -184,7 +184,7 @@ def dump(run: Run, loss: float, norm: float) -> str:
     where = f" in {', '.join(broken[:3])}{' and others' if len(broken) > 3 else ''}" if broken else ""
     return (
         f"step {step}: loss {loss:g}, gradient norm {norm:g}{where}, not finite for {run.counters.skipped_in_row} "
-        f"steps in a row; the batch is in {path}; a lower --training.rate or --training.clip may help"
+        f"steps in a row; the batch is in {path}; a lower --training.lr or --training.clip may help"
     )
 
 
@@ -199,7 +199,7 @@ def write_line(run: Run, record: Record | None, tokens_per_second: float) -> Non
             counters.step,
             loss=counters.loss if counters.window else None,
             norm=counters.window_norm / counters.window if counters.window else None,
-            rate=optimizer.rate(run.config.training, counters.step - 1),
+            lr=optimizer.lr(run.config.training, counters.step - 1),
             skipped=counters.skipped,
             seconds=round(counters.seconds, 3),
             tokens_per_second=round(tokens_per_second, 1),
@@ -211,7 +211,7 @@ def validate(run: Run, record: Record | None) -> None:
     """Measure the bound with the averaged weights and note whether it is the best so far."""
     training, counters = run.config.training, run.counters
     with run.averaged():
-        bound = measure(run.method, run.held_out, training.validation_calls, training.seed, run.team)
+        bound = measure(run.method, run.held_out, training.validation_nfe, training.seed, run.team)
     counters.validation = {"step": counters.step, "bound": bound.mean, "stderr": bound.stderr}
     if math.isfinite(bound.mean) and (counters.best is None or bound.mean < counters.best["bound"]):
         counters.best = counters.validation
@@ -240,7 +240,7 @@ def draw_samples(run: Run) -> list[list[int]]:
     training = run.config.training
     with run.averaged(), torch.no_grad():
         generator = generator_of("samples", training.seed)
-        ids = run.method.generate(SAMPLES, run.length, training.validation_calls, generator)
+        ids = run.method.generate(SAMPLES, run.length, training.validation_nfe, generator)
     samples: list[list[int]] = ids.tolist()
     return samples
 

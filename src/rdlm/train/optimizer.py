@@ -60,8 +60,8 @@ def orthogonal(x: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows colu
 class Muon(torch.optim.Optimizer):
     """The optimiser of hidden matrices; kernels of convolutions are matrices with as many rows as outputs."""
 
-    def __init__(self, matrices: Iterable[Tensor], rate: float, weight_decay: float) -> None:
-        super().__init__(matrices, {"lr": rate, "weight_decay": weight_decay})
+    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -97,13 +97,13 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",)}
 """What each remembers of a parameter's gradients; AdamW counts its steps, too."""
 
 
-def rate(config: TrainingConfig, step: int) -> float:
+def lr(config: TrainingConfig, step: int) -> float:
     """Return the learning rate of a step: linear warm-up, then constant or half a cosine down to a tenth."""
     warm = min(1.0, (step + 1) / max(config.warmup, 1))
     if config.decay == "constant" or step < config.warmup:
-        return config.rate * warm
+        return config.lr * warm
     progress = (step - config.warmup) / max(config.steps - config.warmup, 1)
-    return config.rate * (FINAL + (1 - FINAL) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
+    return config.lr * (FINAL + (1 - FINAL) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
 
 
 class Optimizer:
@@ -117,12 +117,12 @@ class Optimizer:
         # One kernel for all of a parameter's update; mps has none.
         fused = all(p.device.type in ("cpu", "cuda") for p in others)
         self.adamw = torch.optim.AdamW(
-            others, lr=config.rate, betas=config.betas, weight_decay=config.weight_decay, fused=fused
+            others, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=fused
         )
         self.parts: dict[str, torch.optim.Optimizer] = {"adamw": self.adamw}
         if self.matrices:
             matrices = [p for name, p in self.parameters.items() if name in self.matrices]
-            self.parts["muon"] = Muon(matrices, config.rate, config.weight_decay)
+            self.parts["muon"] = Muon(matrices, config.lr, config.weight_decay)
 
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient, over all shards."""
@@ -134,7 +134,7 @@ class Optimizer:
         clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
         for part in self.parts.values():
             for group in part.param_groups:
-                group["lr"] = rate(self.config, step)
+                group["lr"] = lr(self.config, step)
             part.step()
 
     def clear(self) -> None:

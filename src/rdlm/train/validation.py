@@ -53,7 +53,7 @@ def held_out(corpus: Corpus, length: int | None, count: int, seed: int) -> Batch
     return Batches(corpus, "validation", batch_size=min(count, rows), length=length, seed=seed).batch(0)
 
 
-def measure(method: Method, batch: Batch, calls: int, seed: int, team: Team) -> Bound:
+def measure(method: Method, batch: Batch, nfe: int, seed: int, team: Team) -> Bound:
     """Return the bound of the method as it is now on the sequences of `batch`, shared out over the team.
 
     All members run equally often, as sharded networks need it: who has nothing left repeats the last piece.
@@ -66,7 +66,7 @@ def measure(method: Method, batch: Batch, calls: int, seed: int, team: Team) -> 
         piece = min(mine, pieces - 1)
         rows = slice(piece * PIECE, (piece + 1) * PIECE)
         with torch.no_grad():
-            found = method.bound(on(part(batch, rows), team.device), calls, generator_of("validation", seed, piece))
+            found = method.bound(on(part(batch, rows), team.device), nfe, generator_of("validation", seed, piece))
         if mine == piece:
             values[rows] = found.double().cpu()
     total = torch.tensor(team.add(values.tolist()), dtype=torch.float64)

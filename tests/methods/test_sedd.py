@@ -14,16 +14,16 @@ from rdlm.config import DiscreteConfig, RunConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.sedd import UNIFORM_START, ScoreEntropy
+from rdlm.methods.sedd import SEDD, UNIFORM_START
 
-GRAPHS = pytest.mark.parametrize("graph", ["absorb", "uniform"])
+GRAPHS = pytest.mark.parametrize("graph", ["absorb", "udlm"])
 
 
 @GRAPHS
 @pytest.mark.parametrize("states", [3, 27])
 def test_an_independent_source_meets_its_entropy(graph, states):
     source = sources.skewed(states)
-    method = known("score_entropy", source, graph=graph)
+    method = known("sedd", source, graph=graph)
     generator = torch.Generator().manual_seed(7)
     token = source.draw(60_000, generator)
     excess = method.bound(Batch(token), 4, generator) + source.log_joint[token[:, 0]]
@@ -36,7 +36,7 @@ def test_an_independent_source_meets_its_entropy(graph, states):
 def test_scores_that_sum_to_one_are_masked_diffusion():
     source = sources.markov()
     token = source.draw(500, torch.Generator().manual_seed(0))
-    one, other = known("score_entropy", source), known("masked", source)
+    one, other = known("sedd", source), known("mdlm", source)
     for measure in ("bound", "limit"):
         arguments = (Batch(token), 8) if measure == "bound" else (Batch(token),)
         values = [getattr(m, measure)(*arguments, torch.Generator().manual_seed(9)) for m in (one, other)]
@@ -47,7 +47,7 @@ def test_the_uniform_graph_has_the_score_entropy_of_uniform_diffusion():
     """Both are the same integral; the graph starts a little later and pays for that in its prior."""
     source = sources.markov()
     token = source.draw(200, torch.Generator().manual_seed(0))
-    scores, plain = known("score_entropy", source, graph="uniform"), known("uniform", source)
+    scores, plain = known("sedd", source, graph="uniform"), known("udlm", source)
     time = torch.full((200,), 0.6, dtype=torch.float64)
     later = (time - UNIFORM_START) / (1 - UNIFORM_START)
     generators = [torch.Generator().manual_seed(2) for _ in range(2)]
@@ -70,7 +70,7 @@ class Wild(nn.Module):
 @GRAPHS
 @pytest.mark.parametrize("calls", [1, 2, 6])
 def test_the_bound_holds_for_any_scores(graph, calls):
-    method = ScoreEntropy(RunConfig(discrete=DiscreteConfig(graph=graph)), 4)
+    method = SEDD(RunConfig(discrete=DiscreteConfig(graph=graph)), 4)
     method.network = Wild(4)
     law = sampler_law(method, calls)
     assert float(law.sum()) == pytest.approx(1)
@@ -83,7 +83,7 @@ def test_the_bound_holds_for_any_scores(graph, calls):
     assert chisquare(torch.bincount(drawn, minlength=4), 20_000 * law).pvalue > 1e-3
 
 
-def sampler_law(method: ScoreEntropy, calls: int) -> torch.Tensor:
+def sampler_law(method: SEDD, calls: int) -> torch.Tensor:
     """The exact law of one position, by the transition matrices of all steps."""
     states = 5 if method.config.discrete.graph == "absorb" else 4
     law = torch.zeros(states, dtype=torch.float64)
@@ -98,7 +98,7 @@ def sampler_law(method: ScoreEntropy, calls: int) -> torch.Tensor:
     return law[:4]
 
 
-def step_matrix(method: ScoreEntropy, logits, state, now, later) -> torch.Tensor:
+def step_matrix(method: SEDD, logits, state, now, later) -> torch.Tensor:
     """[from, to], written down from the definition of each graph's step."""
     rows = []
     for row, own in zip(logits[:, 0], state[:, 0].tolist(), strict=True):
@@ -122,13 +122,13 @@ def step_matrix(method: ScoreEntropy, logits, state, now, later) -> torch.Tensor
 @GRAPHS
 def test_samples_follow_the_source(graph):
     source = sources.skewed(27)
-    drawn = known("score_entropy", source, graph=graph).generate(6000, 1, 8, torch.Generator().manual_seed(5))
+    drawn = known("sedd", source, graph=graph).generate(6000, 1, 8, torch.Generator().manual_seed(5))
     law = source.log_joint.exp()
     assert chisquare(torch.bincount(drawn[:, 0], minlength=27), 6000 * law).pvalue > 1e-3
 
 
 def test_the_prior_of_the_uniform_graph_is_a_divergence():
-    graph = ScoreEntropy(RunConfig(discrete=DiscreteConfig(graph="uniform")), 5).graph
+    graph = SEDD(RunConfig(discrete=DiscreteConfig(graph="uniform")), 5).graph
     law = torch.full((5,), (1 - graph.start) / 5, dtype=torch.float64)
     law[0] += graph.start
     assert graph.prior() == pytest.approx(float((law * (law * 5).log()).sum()), rel=1e-6)

@@ -10,15 +10,15 @@ from exact_network import known
 from scipy.stats import chisquare
 from torch import nn
 
-from rdlm.config import FlowConfig, RunConfig
+from rdlm.config import FisherFlowConfig, RunConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.methods.fisher_flow import Flow
+from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Stride, uniform_in_log_noise
+from rdlm.process.grid import StepCoefficients, uniform_in_log_noise
 from rdlm.process.kernel import draw_mean_step
 from rdlm.process.simulated import SimulatedLaw
 
@@ -35,8 +35,8 @@ class Sure(nn.Module):
         return self.logits + 0 * features
 
 
-def flow_of(states: int, **choices: object) -> Flow:
-    return Flow(RunConfig(method="flow", flow=FlowConfig(**choices)), states)
+def flow_of(states: int, **choices: object) -> FisherFlow:
+    return FisherFlow(RunConfig(method="fisher_flow", fisher_flow=FisherFlowConfig(**choices)), states)
 
 
 @pytest.mark.parametrize("place", [start.masked(27), start.uniform(27), start.masked(3)])
@@ -52,12 +52,12 @@ def test_is_our_bridge_without_noise(place, left):
 
 
 def test_a_step_is_the_drift_kernel_without_noise():
-    method = known("flow", sources.skewed(5))
+    method = known("fisher_flow", sources.skewed(5))
     point = method.origin(6, 1, torch.Generator().manual_seed(0))
     bridge = Bridge(start.masked(4), 1e-12, "logarithm")  # five coordinates; all of them tokens to the flow
     law = torch.softmax(method._ask(point, torch.full((6,), 0.3), None), dim=-1).float()
     gain, none = torch.full((6, 1), 0.25), torch.zeros(6, 1)
-    ours = draw_mean_step(bridge, point, law[..., :4], Stride(none, gain, none))
+    ours = draw_mean_step(bridge, point, law[..., :4], StepCoefficients(none, gain, none))
     fifth = 0.25 * law[..., 4:] * sphere.logarithm(point, torch.eye(5)[4].expand_as(point))
     torch.testing.assert_close(0.25 * method.motion(point, 0.7), ours + fifth, atol=1e-5, rtol=1e-5)
 
@@ -75,8 +75,8 @@ def test_divergence_of_a_pull_to_one_vertex(states):
 
 def test_hutchinson_agrees_with_the_exact_trace():
     source = sources.markov()
-    exact = known("flow", source, divergence="exact", origin="sphere")
-    guess = known("flow", source, divergence="hutchinson", origin="sphere")
+    exact = known("fisher_flow", source, divergence="exact", origin="sphere")
+    guess = known("fisher_flow", source, divergence="hutchinson", origin="sphere")
     point = exact.origin(1, 2, torch.Generator().manual_seed(2))
     wanted = exact._divergence(point, 0.4, None, None)[1]
     values = guess._divergence(point.expand(4000, -1, -1), 0.4, None, torch.Generator().manual_seed(3))[1]
@@ -96,7 +96,7 @@ def test_contraction_measures_volume():
 
 def test_on_the_whole_sphere_the_number_comes_within_three_percent_of_the_entropy():
     source = sources.skewed(3)
-    method = known("flow", source, origin="sphere", divergence="exact")
+    method = known("fisher_flow", source, origin="sphere", divergence="exact")
     generator = torch.Generator().manual_seed(5)
     token = source.draw(800, generator)
     excess = method.bound(Batch(token), 128, generator) + source.log_joint[token[:, 0]]
@@ -107,7 +107,7 @@ def test_on_the_whole_sphere_the_number_comes_within_three_percent_of_the_entrop
 
 def test_it_does_not_claim_a_bound_since_few_steps_fall_below_the_entropy():
     source = sources.skewed(3)
-    method = known("flow", source, origin="sphere", divergence="exact")
+    method = known("fisher_flow", source, origin="sphere", divergence="exact")
     generator = torch.Generator().manual_seed(6)
     token = source.draw(800, generator)
     excess = method.bound(Batch(token), 4, generator) + source.log_joint[token[:, 0]]
@@ -118,7 +118,7 @@ def test_it_does_not_claim_a_bound_since_few_steps_fall_below_the_entropy():
 @pytest.mark.parametrize("origin", ["sphere", "orthant"])
 def test_samples_follow_the_source(origin):
     source = sources.skewed(3)
-    drawn = known("flow", source, origin=origin).generate(3000, 1, 200, torch.Generator().manual_seed(8))
+    drawn = known("fisher_flow", source, origin=origin).generate(3000, 1, 200, torch.Generator().manual_seed(8))
     assert chisquare(torch.bincount(drawn[:, 0], minlength=3), 3000 * source.log_joint.exp()).pvalue > 1e-3
 
 
@@ -130,6 +130,6 @@ def test_origins():
 
 def test_a_cut_beyond_a_quarter_is_refused():
     with pytest.raises(InputError, match=r"flow\.cut"):
-        FlowConfig(cut=0.25)
+        FisherFlowConfig(cut=0.25)
     with pytest.raises(InputError, match="at least one network call"):
         flow_of(3).generate(1, 1, 0)

@@ -41,7 +41,7 @@ def test_a_step_is_bayes_rule(now, more, states):
 @pytest.mark.parametrize("states", [3, 27])
 def test_an_independent_source_meets_its_entropy_for_every_m(schedule, states):
     source = sources.skewed(states)
-    method = known("uniform", source, schedule=schedule)
+    method = known("udlm", source, schedule=schedule)
     generator = torch.Generator().manual_seed(7)
     token = source.draw(60_000, generator)
     excess = method.bound(Batch(token), 4, generator) + source.log_joint[token[:, 0]]
@@ -52,7 +52,7 @@ def test_an_independent_source_meets_its_entropy_for_every_m(schedule, states):
 
 def test_a_dependent_source_pays_for_what_settles_together():
     source = sources.markov()
-    method = known("uniform", source)
+    method = known("udlm", source)
     generator = torch.Generator().manual_seed(1)
     token = source.draw(100_000, generator)
     excess = {
@@ -68,7 +68,7 @@ def test_a_dependent_source_pays_for_what_settles_together():
 def test_the_limit_is_that_of_many_steps():
     """By quadrature of the integrand, since the estimate of one random time has a heavy tail."""
     source = sources.skewed(3)
-    method = known("uniform", source)
+    method = known("udlm", source)
     points = torch.linspace(-9, 9, 181, dtype=torch.float64)
     times = torch.sigmoid(points)
     total = 0.0
@@ -91,7 +91,7 @@ def test_divergence_allows_impossible_states():
 
 @pytest.mark.parametrize(("source", "calls"), [(sources.skewed(27), 8), (sources.markov(), 200)])
 def test_samples_follow_the_source(source, calls):
-    drawn = known("uniform", source).generate(6000, source.length, calls, torch.Generator().manual_seed(11))
+    drawn = known("udlm", source).generate(6000, source.length, calls, torch.Generator().manual_seed(11))
     law = source.log_joint.exp().flatten()
     codes = [sum(int(t) * source.states**i for i, t in enumerate(reversed(row))) for row in drawn.tolist()]
     assert chisquare(torch.bincount(torch.tensor(codes), minlength=len(law)), 6000 * law).pvalue > 1e-3

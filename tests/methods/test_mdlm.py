@@ -16,7 +16,7 @@ from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
-from rdlm.methods.mdlm import Masked, reveal_probability
+from rdlm.methods.mdlm import MDLM, reveal_probability
 
 STATES, LENGTH = 3, 3
 
@@ -35,21 +35,21 @@ class Table(nn.Module):
         return self.logits[(ids * self.place).sum(-1)]
 
 
-def method_of(length: int = LENGTH, schedule: str = "log_linear") -> Masked:
-    method = Masked(RunConfig(method="masked", discrete=DiscreteConfig(schedule)), STATES)
+def method_of(length: int = LENGTH, schedule: str = "log_linear") -> MDLM:
+    method = MDLM(RunConfig(method="mdlm", discrete=DiscreteConfig(schedule)), STATES)
     method.network = Table(length)
     return method
 
 
-def surprise(method: Masked, token: torch.Tensor, hidden: tuple[int, ...]) -> torch.Tensor:
+def surprise(method: MDLM, token: torch.Tensor, hidden: tuple[int, ...]) -> torch.Tensor:
     """-log p of every token given those that are not hidden."""
     visible = token.clone()
     visible[list(hidden)] = method.mask
-    law = method.log_probability(visible[None])[0]
+    law = method.log_probs(visible[None])[0]
     return -law.gather(-1, token[:, None])[:, 0]
 
 
-def mean_over_orders(method: Masked, token: torch.Tensor) -> float:
+def mean_over_orders(method: MDLM, token: torch.Tensor) -> float:
     total = 0.0
     orders = list(itertools.permutations(range(len(token))))
     for order in orders:
@@ -72,7 +72,7 @@ def test_the_limit_is_the_mean_over_orders_of_the_autoregressive_likelihood(sche
 
 def test_for_an_exact_posterior_every_order_gives_the_likelihood():
     source = sources.markov()
-    method = known("masked", source)
+    method = known("mdlm", source)
     for code in itertools.product(range(3), repeat=2):
         token = torch.tensor(code)
         assert mean_over_orders(method, token) == pytest.approx(-float(source.log_joint[code]), abs=1e-9)
@@ -94,14 +94,14 @@ def test_the_bound_of_m_calls_is_its_sum_over_hidden_sets(schedule, calls):
     assert abs(float(values.mean()) - expected) < 4 * float(values.std()) / 200 + 1e-9
 
 
-def sampler_law(method: Masked, calls: int) -> torch.Tensor:
+def sampler_law(method: MDLM, calls: int) -> torch.Tensor:
     """The exact law [3, 3] of two positions after all steps, by following every state of the sampler."""
     now = torch.zeros(4, 4, dtype=torch.float64)
     now[3, 3] = 1.0
     for reveal in reveal_probability(discrete.kept_grid(method.schedule, calls)):
         after = torch.zeros_like(now)
         for state in itertools.product(range(4), repeat=2):
-            law = method.log_probability(torch.tensor([state]))[0].exp()
+            law = method.log_probs(torch.tensor([state]))[0].exp()
             moves = []
             for place, token in enumerate(state):
                 stay = torch.zeros(4, dtype=torch.float64)
@@ -129,15 +129,15 @@ def test_the_bound_holds_for_the_sampler_that_runs(calls):
 @pytest.mark.parametrize("calls", [3, 5])
 def test_a_spread_order_with_a_call_for_each_token_is_the_mean_over_orders(calls):
     method, token = method_of(), torch.tensor([2, 0, 1])
-    method.order = "spread"
+    method.order = "strided"
     values = method.bound(Batch(token.repeat(40_000, 1)), calls, torch.Generator().manual_seed(6))
     assert within(values, mean_over_orders(method, token))
     assert float(values.std()) / 200 < 0.1
 
 
 def test_a_spread_sampler_draws_what_its_bound_is_for():
-    method = known("masked", sources.markov())
-    method.order = "spread"
+    method = known("mdlm", sources.markov())
+    method.order = "strided"
     drawn = method.generate(20_000, 2, 2, torch.Generator().manual_seed(7))  # a call for each token loses nothing
     counts = torch.bincount(drawn[:, 0] * 3 + drawn[:, 1], minlength=9)
     assert chisquare(counts, 20_000 * sources.markov().log_joint.exp().flatten()).pvalue > 1e-3
@@ -145,14 +145,14 @@ def test_a_spread_sampler_draws_what_its_bound_is_for():
 
 def test_a_spread_order_needs_equal_calls():
     with pytest.raises(InputError, match="order spread needs the log_linear schedule"):
-        DiscreteConfig("cosine", order="spread")
+        DiscreteConfig("cosine", order="strided")
 
 
 def test_a_sequence_in_which_nothing_changed_is_not_asked_again():
-    method = known("masked", sources.markov())
+    method = known("mdlm", sources.markov())
     drawn = method.generate(50, 2, 400, torch.Generator().manual_seed(0))
     assert drawn.max() < 3
-    assert 50 < method.network.calls <= 50 * 3
+    assert 50 < method.network.nfe <= 50 * 3
 
 
 def test_needs_a_call():
