@@ -59,7 +59,7 @@ SAMPLES: dict[str, tuple[str | None, dict[str, Any]]] = {
     "dna/short": ("dna", {"steps": 4, "length": 100, "num": 2}),
     "prompt": (None, {"prompt": "the history of ", "steps": 16, "length": 48}),
     "prompt/own_steps": (None, {"prompt": "the history of ", "length": 48}),
-    "prompt/chunk0": (None, {"prompt": "the history of ", **FEW, "chunk": 0}),
+    "prompt/chunk0": (None, {"prompt": "the history of ", **FEW, "block": 0}),
     "prompt_suffix": (None, {"prompt": "the ", "suffix": " of france", "steps": 8, "length": 32}),
     "suffix": (None, {"suffix": " of france", "steps": 8, "length": 32, "num": 2}),
     "infill": (None, {"infill": "the ____ of the ________", "steps": 8}),
@@ -79,13 +79,16 @@ SAMPLES: dict[str, tuple[str | None, dict[str, Any]]] = {
     **{f"grid/{grid}": (None, {**TOGETHER, "grid": grid}) for grid in ("time", "log", "information")},
     **{f"grid/{grid}/window": (None, {**WINDOWS, "grid": grid}) for grid in ("log", "information")},
     "grid/information/digits": ("digits", {"steps": 4, "grid": "information"}),
-    **{f"order/{order}": (None, {**WINDOWS, "order": order}) for order in ("random", "spread", "left_to_right")},
+    **{
+        f"order/{name}": (None, {**WINDOWS, "order": order})
+        for name, order in (("random", "random"), ("spread", "strided"), ("left_to_right", "left_to_right"))
+    },
     "order/random/own_window": (None, {"steps": 6, "length": 24, "order": "random"}),
     "order/left_to_right/digits": ("digits", {"steps": 6, "window": 0.25, "order": "left_to_right"}),
-    **{f"chunk/{chunk}": (None, {"steps": 24, "length": 24, "chunk": chunk}) for chunk in (0, 1, 4, 16)},
-    "chunk/4/few": (None, {"steps": 4, "length": 32, "chunk": 4}),
-    "chunk/4/window": (None, {"steps": 16, "length": 16, "chunk": 4, "window": 0.5, "order": "random"}),
-    "chunk/4/together": (None, {"steps": 16, "length": 16, "chunk": 4, "window": 1.0}),
+    **{f"chunk/{chunk}": (None, {"steps": 24, "length": 24, "block": chunk}) for chunk in (0, 1, 4, 16)},
+    "chunk/4/few": (None, {"steps": 4, "length": 32, "block": 4}),
+    "chunk/4/window": (None, {"steps": 16, "length": 16, "block": 4, "window": 0.5, "order": "random"}),
+    "chunk/4/together": (None, {"steps": 16, "length": 16, "block": 4, "window": 1.0}),
     "temperature": (None, {**FEW, "temperature": 0.5}),
     "temperature/together": (None, {**TOGETHER, "temperature": 1.5}),
     "top_k": (None, {**FEW, "top_k": 3}),
@@ -105,7 +108,7 @@ SAMPLES: dict[str, tuple[str | None, dict[str, Any]]] = {
     "label/together": ("digits", {"steps": 3, "label": "1", "guidance": 1.5, "window": 1.0}),
     "long": (None, {"length": 150, "steps": 8}),
     "long/prompt": (None, {"prompt": "the history of ", "length": 200, "steps": 6, "num": 2}),
-    "long/block": (None, {"length": 150, "steps": 6, "block": 16}),
+    "long/block": (None, {"length": 150, "steps": 6, "stride": 16}),
     "long/together": (None, {"length": 140, "steps": 3, "window": 1.0}),
     "long/suffix": (None, {"suffix": " the end", "length": 140, "steps": 4}),
     "long/regex": (None, {"regex": "[a-m ]*", "length": 140, "steps": 3}),
@@ -343,7 +346,7 @@ def commanded(arguments: list[str]) -> Any:
 
 def command(*arguments: str) -> str:
     """Return what `rdlm ARGUMENTS` prints; a failure raises what it complains about."""
-    from rdlm.cli import main
+    from rdlm.cli.main import main
 
     out, complaint = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaint):

@@ -94,7 +94,7 @@ def counts(code: CodeType) -> bool:
 
 def command(*arguments: str) -> int:
     """Run the command line in this process, as a shell would."""
-    from rdlm.cli import main
+    from rdlm.cli.main import main
 
     sys.argv = ["rdlm", *arguments]
     return main()

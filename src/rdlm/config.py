@@ -368,7 +368,7 @@ class TrainingConfig:
             "save_every",
             "validate_every",
             "validation_sequences",
-            "validation_calls",
+            "validation_nfe",
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"training.{name} must be at least 1, got {getattr(self, name)}")

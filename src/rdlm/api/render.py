@@ -25,7 +25,6 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rdlm.api.generate import Generation, Sample
 from rdlm.api.language_model import LanguageModel
 from rdlm.data.image import SIGNATURE
 from rdlm.display.figure import canvas
@@ -36,6 +35,8 @@ from rdlm.storage.files import write_atomic
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
+
+    from rdlm.api.generate import Generation, Sample
 
 
 UNASKED = -2

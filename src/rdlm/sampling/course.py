@@ -60,7 +60,7 @@ class Walk:
     def _rows(self) -> dict[str, Tensor]:
         return {
             "step": self.step,
-            "calls": self.nfe,
+            "nfe": self.nfe,
             "known": self.known,
             "offsets": self.offsets,
             "state": self.state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from rdlm.process.order import Order
 from rdlm.serve.refusal import Refusal
@@ -50,7 +50,11 @@ class Sampling(Body):
     )
     order: Order | None = Field(None, description="Order in which positions begin to run; the model's own.")
     block: int | None = Field(
-        None, ge=0, le=MOST_TOKENS, description="Tokens of a chunk; one follows another; 0: none. The model's own."
+        None,
+        ge=0,
+        le=MOST_TOKENS,
+        validation_alias=AliasChoices("block", "chunk"),
+        description="Tokens of a block; blocks are generated left to right; 0: one block. The model's own.",
     )
     label: Label | None = Field(None, description="Class to sample, by name or number, of a model that has classes.")
     guidance: float | None = Field(
