@@ -56,18 +56,18 @@ def _outside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     problem, short = subject.problem(batch, DEFAULT_NFE), subject.problem(batch, SHORT)
     narrow = subject.problem(batch, DEFAULT_NFE, window=TokenSchedule(0.01, "spread"))
     chain, step = problem.chains[0], torch.arange(rows) % DEFAULT_NFE
-    noise = chain.grid.noise[step][:, None].expand(ids.shape)
+    remaining = chain.grid.remaining[step][:, None].expand(ids.shape)
     posterior = problem.answer(torch.arange(rows), 16)
     start = chain.path.bridge.start.point().repeat(*ids.shape, 1)
     law, simulated = FreshLaw(chain), SimulatedLaw(chain.path.bridge, subject.process.grid(STEPS))
     works: dict[str, Work] = {
-        "calls": lambda: posterior(start, noise.float()),
+        "calls": lambda: posterior(start, remaining.float()),
         "bound": lambda: step_terms(posterior, chain, law, ids, step, generator),
         "whole": lambda: stratified_bound(problem, ASKED * rows, generator),
         "narrow": lambda: stratified_bound(narrow, ASKED * rows, generator),
         "walk": lambda: path_bound(short, 1, generator),
         "exact": lambda: law.draw(ids, step[:, None], generator),
-        "simulated": lambda: simulated.draw(ids, noise, generator),
+        "simulated": lambda: simulated.draw(ids, remaining, generator),
     }
     taken = alternate(works, turns)
     asked = [ASKED * seconds for seconds in taken["calls"]]

@@ -70,9 +70,9 @@ def draw(quick: bool) -> list[Figure]:
     figures = []
     for dimension, kind, shape in CASES:
         law, generator = law_of(dimension, kind, 64 if quick else 256), torch.Generator().manual_seed(2)
-        token, noise = places(dimension, shape)
+        token, remaining = places(dimension, shape)
         works: dict[str, Work] = {
-            "draw": partial(law.draw, token, noise, generator),
+            "draw": partial(law.draw, token, remaining, generator),
             "pass": one_pass((*shape, dimension), generator),
         }
         taken = alternate(works, 5 if quick else 15)
@@ -87,10 +87,10 @@ def simulation(quick: bool) -> list[Figure]:
     shape, generator = (4, 64) if quick else (16, 256), torch.Generator().manual_seed(2)
     law = law_of(LETTERS + 1, "brownian")
     walk = SimulatedLaw(law.bridge, uniform_in_time(CLOCK, STEPS))
-    token, noise = places(LETTERS + 1, shape)
+    token, remaining = places(LETTERS + 1, shape)
     works: dict[str, Work] = {
-        "simulation": partial(walk.draw, token, noise, generator),
-        "draw": partial(law.draw, token, noise, generator),
+        "simulation": partial(walk.draw, token, remaining, generator),
+        "draw": partial(law.draw, token, remaining, generator),
     }
     taken = alternate(works, 2 if quick else 5)
     name = "500-step simulation, d = 28"

@@ -50,8 +50,8 @@ def growth(quick: bool) -> list[Curve]:
 
 
 def _draw(dimension: int) -> Work:
-    token, noise = places(dimension, (4, 64))
-    return partial(law_of(dimension, "logarithm", 32, 256).draw, token, noise, torch.Generator().manual_seed(0))
+    token, remaining = places(dimension, (4, 64))
+    return partial(law_of(dimension, "logarithm", 32, 256).draw, token, remaining, torch.Generator().manual_seed(0))
 
 
 def _step_in_dimension(dimension: int) -> Work:

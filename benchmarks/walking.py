@@ -34,7 +34,7 @@ class Case:
     share: float
     """Of a whole step that all but the network may take."""
 
-    def noise(self) -> Noise:
+    def remaining(self) -> Noise:
         """Return fresh randomness for every sample."""
         return Noise([generator_of(0, sample) for sample in range(self.batch)], self.batch)
 
@@ -94,7 +94,7 @@ def _step(case: Case, subject: Rdlm, turns: int) -> Figure:
     chain = subject.chain(subject.process.mixture.paths[0], 64)
     model = Predictor(subject, rows=case.batch)
     walker = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
-    walk = walker.begin(case.known(), case.noise())
+    walk = walker.begin(case.known(), case.remaining())
     law = model(*walker.query(walk))
     walk, _ = walker.advance(walk, law)
     shape = (case.batch, case.length, case.vocabulary + 1)
@@ -116,7 +116,7 @@ def _share(case: Case, subject: Rdlm, way: str, turns: int) -> Figure:
     whole, rest = [], []
     for _ in range(1 + turns):
         begin, model.seconds = time.process_time(), 0.0
-        walker.run(case.known(), case.noise())
+        walker.run(case.known(), case.remaining())
         whole.append(time.process_time() - begin)
         rest.append(whole[-1] - model.seconds)
     name = f"sampler's step without the network, {case.name}, {way}"

@@ -20,24 +20,24 @@ def data(count: int) -> Tensor:
     return torch.stack(torch.unravel_index(SOURCE.flatten().multinomial(count, True), SOURCE.shape), -1)
 
 
-def pull(theta: Tensor, noise: Tensor) -> Tensor:  # Eq. (26), leading terms: the Brownian bridge
-    return theta - noise * (D - 2) / 2 * (1 / theta - 1 / theta.tan())
+def pull(theta: Tensor, remaining: Tensor) -> Tensor:  # Eq. (26), leading terms: the Brownian bridge
+    return theta - remaining * (D - 2) / 2 * (1 / theta - 1 / theta.tan())
 
 
-def posterior(net: nn.Module, state: Tensor, noise: Tensor) -> Tensor:
+def posterior(net: nn.Module, state: Tensor, remaining: Tensor) -> Tensor:
     """Return log p(token | both states), Eq. (27): a state's own evidence, Eq. (25), plus the network's context."""
     theta = torch.acos(state[..., :V])
-    evidence = -theta.square() / (2 * noise) + (D - 2) / 2 * (theta / theta.sin()).log()
+    evidence = -theta.square() / (2 * remaining) + (D - 2) / 2 * (theta / theta.sin()).log()
     return torch.log_softmax(net((evidence.softmax(-1) - 1 / V).flatten(-2)).view_as(evidence) + evidence, -1)
 
 
 def pairs(count: int) -> Tensor:
     """Draw the two numbers (r, c) that carry the law of a state at every level: [2, M, count], Eq. (21)."""
     table = [torch.tensor([torch.pi / 2, 1.0])[:, None].expand(2, count)]
-    for noise, gain, variance in zip(NOISE[:-1], GAIN, VARIANCE, strict=True):
+    for remaining, gain, variance in zip(NOISE[:-1], GAIN, VARIANCE, strict=True):
         r, c = table[-1]
         v = variance.sqrt() * torch.randn(D - 1, count)  # the tangent step: outward, sideways, across both
-        v[0] -= gain * pull(r, noise)
+        v[0] -= gain * pull(r, remaining)
         cos, sinc = v.norm(dim=0).cos(), torch.sinc(v.norm(dim=0) / torch.pi)
         on_mask = cos * r.sin() * c + sinc * (v[0] * r.cos() * c + v[1] * (1 - c.square()).sqrt())
         r = torch.acos(cos * r.cos() - sinc * r.sin() * v[0])

@@ -48,7 +48,7 @@ def run(out: Path, paper_scale: bool = False, seed: int = 0) -> list[dict[str, o
     rows: list[dict[str, object]] = []
     for dimension, quantiles in found.items():
         for time in (0.1, 0.3, 0.5, 0.7, 0.9):
-            level = int((grid.noise > _PAPER.remaining(time)).sum())
+            level = int((grid.remaining > _PAPER.remaining(time)).sum())
             low, median, high = quantiles[level].tolist()
             rows.append({"dimension": dimension, "time": time, "10%": low, "median": median, "90%": high})
     return rows
@@ -69,10 +69,10 @@ def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> dict[int, Tensor
     quantiles = {d: radial_quantiles(d, grid, paths, generator) for d in DIMENSIONS}
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 4.4), sharey=True, layout="constrained")
     for name, schedule in SCHEDULES.items():
-        _draw(left, schedule.time(grid.noise), quantiles[28], name)
-    _draw(middle, 1 - grid.noise / grid.total, quantiles[28], "all schedules")
+        _draw(left, schedule.time(grid.remaining), quantiles[28], name)
+    _draw(middle, 1 - grid.remaining / grid.total, quantiles[28], "all schedules")
     for dimension, values in quantiles.items():
-        _draw(right, _PAPER.time(grid.noise), values, f"d = {dimension}")
+        _draw(right, _PAPER.time(grid.remaining), values, f"d = {dimension}")
     for axis, title, label in (
         (left, "d = 28, one total noise, four schedules", "time t"),
         (middle, "d = 28 on the process's own clock", "noise spent / S"),

@@ -72,10 +72,10 @@ def compare(case: Case, start_name: str, generator: torch.Generator) -> Iterator
     laws = build_laws(bridge, clock, case.steps, generator)
     token = torch.zeros(case.samples, dtype=torch.long)
     for time in TIMES:
-        noise = clock.remaining(time)
-        simulated = truth.draw(token, noise, generator)
+        remaining = clock.remaining(time)
+        simulated = truth.draw(token, remaining, generator)
         for name, law in laws.items():
-            found = permutation_test(simulated, law.draw(token, noise, generator), 200, generator)
+            found = permutation_test(simulated, law.draw(token, remaining, generator), 200, generator)
             yield Row(
                 case.dimension, case.samples, start_name, time, name, found.value, found.low, found.high, found.p_value
             )

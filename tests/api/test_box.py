@@ -35,7 +35,7 @@ def test_a_boxed_model_is_small_and_says_how_good_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_boxed_model_has_the_grid_of_equal_information(name: str) -> None:
-    levels = grid_of(rdlm.load(name), "information")(8).noise
+    levels = grid_of(rdlm.load(name), "information")(8).remaining
     assert len(levels) == 9 and bool((levels.diff() < 0).all())
 
 

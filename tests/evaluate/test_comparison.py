@@ -134,12 +134,12 @@ class Noisy:
     """Sequences of known values, estimated with noise that an even spread over the batch cancels in part."""
 
     def __init__(self, noise: float) -> None:
-        self.noise, self.nfe = noise, 0
+        self.remaining, self.nfe = noise, 0
         self.network = nn.Linear(1, 1)
 
     def bound(self, batch, calls, generator):
         self.nfe += 1
-        return batch.ids[:, 0].double() + self.noise * torch.randn(len(batch.ids), generator=generator)
+        return batch.ids[:, 0].double() + self.remaining * torch.randn(len(batch.ids), generator=generator)
 
 
 def test_the_error_has_both_parts():

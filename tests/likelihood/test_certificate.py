@@ -74,7 +74,7 @@ def test_constant_mixture_averages_the_bounds_of_its_parts() -> None:
 def test_lanes_are_those_of_the_window() -> None:
     case = Case(markov(), "masked", Mixture((masked_path(3, S),)), 16, window=TokenSchedule(0.5, "left_to_right"))
     found = measure(case, 100, generator())
-    assert found.curve.shape == (16,) and found.noise.shape == (9,)
+    assert found.curve.shape == (16,) and found.remaining.shape == (9,)
     assert case.clock == "left_to_right 0.5" and masked_case().clock == "synchronous"
 
 

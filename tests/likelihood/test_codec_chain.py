@@ -32,9 +32,9 @@ every_base = pytest.mark.parametrize("base", [2, 3])
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
-def exact_posterior(bridge: Bridge, codec: Codec, state: Tensor, noise: Tensor) -> Tensor:
+def exact_posterior(bridge: Bridge, codec: Codec, state: Tensor, remaining: Tensor) -> Tensor:
     """Return `log p(token | state)` of the skewed source: its prior and the evidence of all digits, by Bayes."""
-    evidence = codec.evidence(bridge.log_likelihood(state, noise[..., None]))
+    evidence = codec.evidence(bridge.log_likelihood(state, remaining[..., None]))
     return torch.log_softmax(evidence + SOURCE.log_joint.to(state), -1)
 
 
@@ -205,9 +205,9 @@ def test_after_the_switch_digits_stand_on_the_second_bridge() -> None:
     chain = situation(3, "mixture", 8, switching_path(3, S, float(Geometric().remaining(0.6))))
     states: list[Tensor] = []
 
-    def watched(state: Tensor, noise: Tensor) -> Tensor:
+    def watched(state: Tensor, remaining: Tensor) -> Tensor:
         states.append(state)
-        return posterior_of(chain)(state, noise)
+        return posterior_of(chain)(state, remaining)
 
     count = 2000
     token = walk(watched, chain, count, 1, torch.Generator().manual_seed(10))
@@ -250,12 +250,12 @@ def test_lanes_and_digits_go_together() -> None:
     token = torch.cat([SOURCE.draw(count, generator) for _ in range(2)], 1)
     seen: list[Tensor] = []
 
-    def watched(state: Tensor, noise: Tensor) -> Tensor:
-        seen.append(noise)
+    def watched(state: Tensor, remaining: Tensor) -> Tensor:
+        seen.append(remaining)
         start = chain.path.bridge.start.point(state.dtype)
-        resting = (noise == noise.max()) & (noise >= 0.999 * S)
+        resting = (remaining == remaining.max()) & (remaining >= 0.999 * S)
         assert torch.equal(state[resting], start.expand_as(state[resting]))
-        return posterior_of(chain)(state, noise)
+        return posterior_of(chain)(state, remaining)
 
     terms = path_terms(watched, chain, token, generator, torch.float64).sum((0, 2))
     over = terms + SOURCE.log_joint[token].sum(1)

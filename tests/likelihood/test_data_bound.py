@@ -39,9 +39,9 @@ def problem(
     token = SOURCE.draw(count, torch.Generator().manual_seed(0))
 
     def posterior(row: Tensor) -> Posterior:
-        def answer(state: Tensor, noise: Tensor) -> Tensor:
+        def answer(state: Tensor, remaining: Tensor) -> Tensor:
             assert len(state) == len(row)
-            return joint_posterior(path, SOURCE.log_joint, state, noise)
+            return joint_posterior(path, SOURCE.log_joint, state, remaining)
 
         return answer
 
@@ -70,7 +70,7 @@ def test_windows_and_their_paths_agree(window: TokenSchedule | None) -> None:
     value, stderr = truth(target, 60)
     found = stratified_bound(target, 4000, torch.Generator().manual_seed(3))
     assert found.total.value == pytest.approx(value, abs=4 * math.hypot(stderr, found.total.stderr))
-    assert (found.noise is None) == (window is not None)
+    assert (found.remaining is None) == (window is not None)
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
@@ -94,8 +94,8 @@ def test_exact_and_simulated_states_give_one_value(path: Path) -> None:
 def test_more_steps_than_evaluations_are_binned() -> None:
     target = problem(masked_path(3, S), 500)
     found = stratified_bound(target, 400, torch.Generator().manual_seed(6))
-    assert len(found.curve.mean) == 40 and found.noise is not None
-    assert found.noise[0] == pytest.approx(S) and found.noise[-1] == 0
+    assert len(found.curve.mean) == 40 and found.remaining is not None
+    assert found.remaining[0] == pytest.approx(S) and found.remaining[-1] == 0
     assert float(found.cumulative()[-1]) == pytest.approx(found.total.value)
     # The mixture kernel's bound hardly depends on M, and the posterior is Bayes' own.
     assert found.total.value == pytest.approx(truth(problem(masked_path(3, S), 8))[0], abs=5 * found.total.stderr)
@@ -110,7 +110,7 @@ def test_continuous_time_is_the_limit_of_many_steps() -> None:
     assert limit.total.value == pytest.approx(drift.value, abs=4 * math.hypot(limit.total.stderr, drift.stderr) + 0.02)
     nats = float(-SOURCE.log_joint[tuple(fine.token.T)].mean())
     assert limit.total.value + 4 * limit.total.stderr > nats
-    assert limit.noise is not None and len(limit.noise) == len(limit.curve.mean) + 1
+    assert limit.remaining is not None and len(limit.remaining) == len(limit.curve.mean) + 1
 
 
 def test_continuous_time_pays_for_the_switch() -> None:
@@ -138,7 +138,7 @@ def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> No
     token = torch.randint(3, (256, 2), generator=torch.Generator().manual_seed(12))
 
     def posterior(row: Tensor) -> Posterior:
-        return lambda state, noise: joint_posterior(path, flat, state, noise)
+        return lambda state, remaining: joint_posterior(path, flat, state, remaining)
 
     target = Problem(token, (Chain(path, uniform_in_time(CLOCK, 128), "drift"),), (1.0,), posterior)
     found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact", batch=8192)
@@ -156,10 +156,10 @@ def test_a_failed_computation_is_no_number() -> None:
     target = problem(masked_path(3, S), 6)
 
     def broken(row: Tensor) -> Posterior:
-        return lambda state, noise: torch.full((*state.shape[:-1], 3), math.nan)
+        return lambda state, remaining: torch.full((*state.shape[:-1], 3), math.nan)
 
     def certain(row: Tensor) -> Posterior:
-        return lambda state, noise: torch.tensor([0.0, -math.inf, -math.inf]).expand(*state.shape[:-1], 3)
+        return lambda state, remaining: torch.tensor([0.0, -math.inf, -math.inf]).expand(*state.shape[:-1], 3)
 
     for posterior in (broken, certain):
         bad = replace(target, posterior=posterior)
@@ -205,6 +205,8 @@ def test_skewed_source_needs_no_second_position() -> None:
     chain = Chain(path, uniform_in_time(CLOCK, 1))
     token = source.draw(64, torch.Generator().manual_seed(0)).repeat(1, 2)
     law = torch.full((3, 3), -math.log(9.0), dtype=torch.float64)
-    target = Problem(token, (chain,), (1.0,), lambda row: lambda state, noise: joint_posterior(path, law, state, noise))
+    target = Problem(
+        token, (chain,), (1.0,), lambda row: lambda state, remaining: joint_posterior(path, law, state, remaining)
+    )
     found = stratified_bound(target, 64, torch.Generator().manual_seed(1)).total
     assert (found.value, found.stderr) == pytest.approx((2 * math.log(3), 0), abs=1e-5)

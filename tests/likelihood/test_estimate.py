@@ -90,7 +90,7 @@ def test_curve_adds_up() -> None:
     assert (total.value, total.stderr) == pytest.approx((3.5, 0.3))
 
 
-def indifferent(state: Tensor, noise: Tensor) -> Tensor:
+def indifferent(state: Tensor, remaining: Tensor) -> Tensor:
     """Return the posterior of a model that never learns anything."""
     return torch.full((*state.shape[:-1], 3), -math.log(3.0), dtype=state.dtype)
 
@@ -109,8 +109,8 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     source, path = skewed(3), masked_path(3, S)
     chain = Chain(path, uniform_in_time(Geometric(), 6))
 
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
-        return joint_posterior(path, source.log_joint, state, noise)
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
+        return joint_posterior(path, source.log_joint, state, remaining)
 
     generator = torch.Generator().manual_seed(1)
     truth = curve_of_source(posterior, chain, source.draw, 200_000, generator).total
@@ -128,10 +128,10 @@ def test_steps_that_vary_get_more_of_the_work() -> None:
     chain = Chain(path, uniform_in_time(Geometric(), 40))
     seen = torch.zeros(41, dtype=torch.long)
 
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
-        level = torch.searchsorted(-chain.grid.noise, -noise[:, 0].double() - 1e-9)
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
+        level = torch.searchsorted(-chain.grid.remaining, -remaining[:, 0].double() - 1e-9)
         seen.index_add_(0, level, torch.ones_like(level))
-        return joint_posterior(path, source.log_joint, state, noise)
+        return joint_posterior(path, source.log_joint, state, remaining)
 
     curve = curve_of_source(posterior, chain, source.draw, 20_000, torch.Generator().manual_seed(2))
     work = seen[:-1]
@@ -153,9 +153,9 @@ def test_a_sum_over_many_rows_has_the_error_of_its_draws_alone() -> None:
     """Rows far apart and draws of different kinds: neither widens the interval, and 95% of a hundred hold the sum."""
     generator = torch.Generator().manual_seed(0)
     rows, kinds = 50 * torch.rand(40, generator=generator), torch.tensor([[9.0], [0.0], [-9.0]])
-    noise = torch.tensor([[2.0], [1.0], [0.5]])  # the kinds may be noisy each in its way
-    truth, error = float(rows.sum()), float((40 * noise.square().mean() / 3).sqrt())
-    found = [sum_over_rows(rows + kinds + noise * torch.randn(3, 40, generator=generator)) for _ in range(100)]
+    remaining = torch.tensor([[2.0], [1.0], [0.5]])  # the kinds may be noisy each in its way
+    truth, error = float(rows.sum()), float((40 * remaining.square().mean() / 3).sqrt())
+    found = [sum_over_rows(rows + kinds + remaining * torch.randn(3, 40, generator=generator)) for _ in range(100)]
     assert 90 <= sum(one.low <= truth <= one.high for one in found) <= 99
     assert sum(one.stderr for one in found) / 100 == pytest.approx(error, rel=0.1)
     assert found[0].freedom == 2 * 39

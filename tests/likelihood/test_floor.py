@@ -217,7 +217,7 @@ def exact_likelihood(source: Source, path: Path, kernel: Kernel) -> Tensor:
     mass = torch.cartesian_prod(weights, weights).prod(-1) / (2 * math.pi)
     frame = torch.linalg.qr(torch.cat([start[:, None], torch.eye(3, dtype=torch.float64)[:, :2]], 1))[0][:, 1:]
     wobble = grid.variance[0].sqrt() * plane @ frame.T
-    slope = grid.gain[0] * bridge.slope(start[:2], grid.noise[0])
+    slope = grid.gain[0] * bridge.slope(start[:2], grid.remaining[0])
     evidence, chance = [], []
     for prior in source.log_prior.exp():
         laws = [(torch.eye(2, dtype=torch.float64)[k], prior[k]) for k in range(2)]
@@ -225,7 +225,7 @@ def exact_likelihood(source: Source, path: Path, kernel: Kernel) -> Tensor:
             laws = [(prior, torch.ones((), dtype=torch.float64))]
         moves = torch.cat([mixture_direction(start, law * slope) + wobble for law, _ in laws])
         state = sphere.exponential(start.expand_as(moves), moves)
-        evidence.append(bridge.log_likelihood(state, grid.noise[1]))
+        evidence.append(bridge.log_likelihood(state, grid.remaining[1]))
         chance.append(torch.cat([mass * weight for _, weight in laws]))
     # [states of the first, states of the second, its token, the other's token]
     joint = source.log_joint + evidence[0][:, None, :, None] + evidence[1][None, :, None, :]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rdlm.likelihood.oracle import FreshLaw, draw_at_noise, walk_pairs
+from rdlm.likelihood.oracle import FreshLaw, draw_at_remaining, walk_pairs
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
@@ -61,10 +61,10 @@ def test_states_on_both_sides_of_a_switch() -> None:
 
 def test_a_level_between_two_is_reached_by_one_more_step() -> None:
     bridge, generator = masked_path(4, CLOCK.total).bridge, torch.Generator().manual_seed(4)
-    noise = CLOCK.remaining(torch.tensor([0.13, 0.47, 0.92]))
+    remaining = CLOCK.remaining(torch.tensor([0.13, 0.47, 0.92]))
     token = torch.ones(6000, 3, dtype=torch.long)
-    ours = draw_at_noise(bridge, GRID, token, noise.expand(6000, 3), generator)
-    truth = SimulatedLaw(bridge, GRID).draw(token, noise.expand(6000, 3), generator)
+    ours = draw_at_remaining(bridge, GRID, token, remaining.expand(6000, 3), generator)
+    truth = SimulatedLaw(bridge, GRID).draw(token, remaining.expand(6000, 3), generator)
     for column in range(3):
         for coordinate in range(5):
             assert abs(z_score(ours[:, column, coordinate], truth[:, column, coordinate])) < 4.5

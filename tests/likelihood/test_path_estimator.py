@@ -80,7 +80,7 @@ def test_a_path_hardly_varies_where_the_posterior_is_exact() -> None:
 def test_each_lane_is_counted_once_and_in_its_time() -> None:
     chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 2), asynchronous=TokenSteps(6, 2, "left_to_right"))
 
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
         return torch.full((*state.shape[:-1], 3), -math.log(3.0), dtype=state.dtype)
 
     terms = path_terms(posterior, chain, torch.tensor([[0, 1, 2]]))

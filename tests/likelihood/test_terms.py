@@ -25,12 +25,12 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 STEP = 2
 
 
-def dense_pulls(bridge: Bridge, state: Tensor, noise: float) -> Tensor:
+def dense_pulls(bridge: Bridge, state: Tensor, remaining: float) -> Tensor:
     """Return every token's pull [n, v, d] by the sphere's own logarithm, rescaled to the bridge's length."""
     vertices = torch.eye(bridge.dimension, dtype=state.dtype)[: bridge.vocabulary]
     logarithm = sphere.logarithm(state[:, None].expand(-1, bridge.vocabulary, -1), vertices.expand(len(state), -1, -1))
     angle = logarithm.norm(dim=-1, keepdim=True)
-    return logarithm * bridge.pull(angle, noise) / angle
+    return logarithm * bridge.pull(angle, remaining) / angle
 
 
 def situation(vocabulary: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,16 +48,16 @@ def test_drift_term_is_the_divergence_of_two_gaussians(vocabulary: int, kind: Br
     bridge, grid = chain.path.bridge, chain.grid
     state, token, log_probs = situation(vocabulary, 12)
     found = kernel_terms(chain, state, token, torch.full((12,), STEP), log_probs)
-    pulls = dense_pulls(bridge, state, grid.noise[STEP].item())
+    pulls = dense_pulls(bridge, state, grid.remaining[STEP].item())
     miss = (log_probs.exp()[..., None] * pulls).sum(1) - pulls[torch.arange(12), token]
-    natural = 1 / grid.noise[STEP + 1] - 1 / grid.noise[STEP]  # g^2 / s2
+    natural = 1 / grid.remaining[STEP + 1] - 1 / grid.remaining[STEP]  # g^2 / s2
     torch.testing.assert_close(found, natural / 2 * miss.square().sum(-1), rtol=1e-8, atol=1e-10)
 
 
 def quadrature_divergence(chain: Chain, state: Tensor, token: int, log_probs: Tensor) -> float:
     """Return KL(q_k || sum_l p_l q_l) in the tangent plane at one state of S^2, by Gauss-Hermite."""
     grid, bridge = chain.grid, chain.path.bridge
-    pulls = grid.gain[STEP] * dense_pulls(bridge, state[None], grid.noise[STEP].item())[0]  # [v, 3]
+    pulls = grid.gain[STEP] * dense_pulls(bridge, state[None], grid.remaining[STEP].item())[0]  # [v, 3]
     variance = grid.variance[STEP].item()
     frame = torch.linalg.qr(torch.cat([state[:, None], torch.eye(3, dtype=torch.float64)[:, :2]], 1))[0][:, 1:]
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
@@ -113,7 +113,7 @@ def test_mixture_excess_by_hand() -> None:
 def test_every_position_gets_the_term_of_its_own_step() -> None:
     """Kernel before the switch, switch term, kernel after it, decode: all four in one batch."""
     grid = uniform_in_time(Geometric(), 6)
-    chain = Chain(switching_path(3, S, float(grid.noise[3])), grid, "drift")
+    chain = Chain(switching_path(3, S, float(grid.remaining[3])), grid, "drift")
     assert chain.switch == 2
     state, token, log_probs = situation(3, 6)
     local = torch.arange(6)
@@ -132,7 +132,7 @@ def test_every_position_gets_the_term_of_its_own_step() -> None:
 def test_renoised_states_have_the_second_law_and_the_density_its_path() -> None:
     """The states are those of the masked chain; the density ratio has mean 1 under the other token's path."""
     grid = uniform_in_time(Geometric(), 8)
-    chain = Chain(switching_path(3, S, float(grid.noise[5])), grid)
+    chain = Chain(switching_path(3, S, float(grid.remaining[5])), grid)
     count, generator = 20_000, torch.Generator().manual_seed(2)
     token = torch.zeros(count, dtype=torch.long)
     state, density = renoise(chain, token, torch.float64, generator)
@@ -150,8 +150,8 @@ def test_resting_positions_add_nothing() -> None:
     law = chain.law(64)
     token = torch.zeros(6, 3, dtype=torch.long)
 
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
-        assert noise.shape == (6, 3)
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
+        assert remaining.shape == (6, 3)
         return torch.full((6, 3, 3), -math.log(3.0))
 
     terms = step_terms(posterior, chain, law, token, torch.arange(6))
@@ -164,21 +164,21 @@ def test_posterior_sees_each_position_at_its_own_noise() -> None:
     chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 3), asynchronous=TokenSteps(7, 3, "left_to_right"))
     seen: list[tuple[Tensor, Tensor]] = []
 
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
-        seen.append((state, noise))
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
+        seen.append((state, remaining))
         return torch.full((1, 2, 3), -math.log(3.0))
 
     token = torch.tensor([[1, 2]])
     step_terms(posterior, chain, chain.law(64), token, torch.tensor([3]))
-    state, noise = seen[0]
-    assert noise.tolist()[0] == pytest.approx([0.0, S])  # the first has finished, the second waits
+    state, remaining = seen[0]
+    assert remaining.tolist()[0] == pytest.approx([0.0, S])  # the first has finished, the second waits
     torch.testing.assert_close(state[0], torch.eye(4)[[1, 3]], rtol=0, atol=1e-6)
 
 
 def test_a_switch_in_the_decode_step_is_none() -> None:
     """Where the switch falls into the last step nothing is re-noised: the token is named there anyway."""
     grid = uniform_in_time(Geometric(), 4)
-    chain = Chain(switching_path(3, S, float(grid.noise[3]) / 2), grid, "drift")
+    chain = Chain(switching_path(3, S, float(grid.remaining[3]) / 2), grid, "drift")
     assert chain.path.switch_step(grid) == 3 and chain.switch == -1
     state, token, log_probs = situation(3, 4)
     terms = position_terms(chain, state[None], token[None], torch.full((1, 4), 3), log_probs[None])

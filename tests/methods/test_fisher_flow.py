@@ -18,7 +18,7 @@ from rdlm.geometry import sphere
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import StepCoefficients, uniform_in_log_noise
+from rdlm.process.grid import StepCoefficients, uniform_in_log_remaining
 from rdlm.process.kernel import draw_mean_step
 from rdlm.process.simulated import SimulatedLaw
 
@@ -45,7 +45,7 @@ def test_is_our_bridge_without_noise(place, left):
     """The points of flows against the bridge's own random walk with almost no noise."""
     total, method = 1e-12, flow_of(place.dimension)
     token = torch.arange(place.vocabulary)[:, None]
-    law = SimulatedLaw(Bridge(place, total, "logarithm"), uniform_in_log_noise(total, 60))
+    law = SimulatedLaw(Bridge(place, total, "logarithm"), uniform_in_log_remaining(total, 60))
     state = law.draw(token, left * total, torch.Generator().manual_seed(0))
     origin = place.point().expand(len(token), 1, -1)
     torch.testing.assert_close(method.interpolate(origin, token, 1 - left), state, atol=1e-4, rtol=0)

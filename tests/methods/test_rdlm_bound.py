@@ -89,8 +89,8 @@ def test_the_narrowest_window_is_masked_diffusion() -> None:
         for position in (0, 1):
             done = [named[other] < named[position] for other in (0, 1)]
             state = torch.stack([torch.eye(4)[pair[o]] if done[o] else start for o in (0, 1)])[None]
-            noise = torch.tensor([[0.0 if done[o] else made.config.process.total for o in (0, 1)]])
-            expected -= posterior(state, noise)[0, position, pair[position]].item() / 4
+            remaining = torch.tensor([[0.0 if done[o] else made.config.process.total for o in (0, 1)]])
+            expected -= posterior(state, remaining)[0, position, pair[position]].item() / 4
     assert mean == pytest.approx(expected, abs=4 * error) and error < 0.02 * expected
 
 
@@ -99,9 +99,9 @@ def test_every_sequence_is_measured_at_every_step_equally_often() -> None:
     made = method(5)
     chain_calls, steps, batch = 4, [], tokens(5, 8, 1)
 
-    def spy(state: Tensor, noise: Tensor) -> Tensor:
-        steps.append(noise[:, 0])
-        return made.denoiser(made.network, state, noise)
+    def spy(state: Tensor, remaining: Tensor) -> Tensor:
+        steps.append(remaining[:, 0])
+        return made.denoiser(made.network, state, remaining)
 
     made.posterior = lambda condition=None, block_mask=None: spy  # type: ignore[method-assign]
     generator = torch.Generator().manual_seed(8)

@@ -39,13 +39,13 @@ def denoiser(layout: str = "unsplit", kind: BridgeKind = "brownian", **settings:
     return Denoiser(config, Codec(V, base, place), Bridge(start.masked(base), CLOCK.total, kind), CLOCK)
 
 
-def states(one: Denoiser, noise: Tensor, batch: int = 4, seed: int = 0) -> Tensor:
+def states(one: Denoiser, remaining: Tensor, batch: int = 4, seed: int = 0) -> Tensor:
     """Return states of random tokens at the noise of each position, as the process hands them over."""
     generator = torch.Generator().manual_seed(seed)
     digit = one.codec.encode(torch.randint(V, (batch, L), generator=generator))
     digit = digit if one.whole else digit.flatten(1)
     law = tabulate(one.bridge, uniform_in_time(CLOCK, 16), 64, generator)
-    level = noise[..., None] if one.whole else noise
+    level = remaining[..., None] if one.whole else remaining
     return law.draw(digit, level.expand(digit.shape), generator)
 
 
@@ -69,10 +69,10 @@ class Zero(nn.Module):
 # -- evidence ---------------------------------------------------------------------------------------
 
 
-def angle_likelihood(one: Denoiser, state: Tensor, noise: Tensor) -> Tensor:
+def angle_likelihood(one: Denoiser, state: Tensor, remaining: Tensor) -> Tensor:
     """Return log h in float64 from angles: two terms of the heat kernel, written out."""
     x = state.double()[..., : one.codec.base]
-    level, half = noise.double()[..., None], (one.bridge.dimension - 2) / 2
+    level, half = remaining.double()[..., None], (one.bridge.dimension - 2) / 2
     theta = torch.arccos(x.clamp(-1, 1))
     curve = (theta / torch.tan(theta) - 1) / theta.square()
     return -theta.square() / (2 * level) + half * (theta / theta.sin()).log() + level * half * (half - 1) / 2 * curve
@@ -81,22 +81,22 @@ def angle_likelihood(one: Denoiser, state: Tensor, noise: Tensor) -> Tensor:
 @pytest.mark.parametrize("layout", ["unsplit", "packed digits", "serial"])
 def test_without_a_network_the_answer_is_bayes(layout: str) -> None:
     one = denoiser(layout)
-    noise = torch.tensor([0.035, 0.02, 0.01, 0.004])[:, None].expand(4, positions(one))
-    state = states(one, noise)
-    found = one(Zero(one.interface().outputs), state, noise)
-    expected = torch.log_softmax(angle_likelihood(one, state, noise), -1)
+    remaining = torch.tensor([0.035, 0.02, 0.01, 0.004])[:, None].expand(4, positions(one))
+    state = states(one, remaining)
+    found = one(Zero(one.interface().outputs), state, remaining)
+    expected = torch.log_softmax(angle_likelihood(one, state, remaining), -1)
     assert found.shape == (4, positions(one), one.codec.base)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=2e-4)
 
 
 def test_a_head_over_tokens_multiplies_their_digits() -> None:
     one = denoiser("packed tokens")
-    noise = torch.tensor([0.035, 0.02, 0.01, 0.004])[:, None].expand(4, L)
-    state = states(one, noise)
+    remaining = torch.tensor([0.035, 0.02, 0.01, 0.004])[:, None].expand(4, L)
+    state = states(one, remaining)
     assert state.shape == (4, L, 2, 4)
-    likelihood = angle_likelihood(one, state, noise[..., None].expand(4, L, 2))  # [4, L, 2, 3]
+    likelihood = angle_likelihood(one, state, remaining[..., None].expand(4, L, 2))  # [4, L, 2, 3]
     expected = torch.stack([likelihood[..., 0, k // 3] + likelihood[..., 1, k % 3] for k in range(V)], -1)
-    found = one(Zero(V), state, noise)
+    found = one(Zero(V), state, remaining)
     torch.testing.assert_close(found.double(), torch.log_softmax(expected, -1), rtol=1e-3, atol=5e-4)
 
 
@@ -104,22 +104,22 @@ def test_the_network_is_a_prior() -> None:
     """Logits of the network are the log of what the context says; the rest is Bayes' rule."""
     one = denoiser()
     prior = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.05, 0.03, 0.02])
-    noise = torch.full((4, L), 0.03)
-    state = states(one, noise)
+    remaining = torch.full((4, L), 0.03)
+    state = states(one, remaining)
 
     class Prior(Zero):
         def forward(self, *asked: Tensor) -> Tensor:
             return super().forward(*asked) + prior.log()
 
-    likelihood = angle_likelihood(one, state, noise).exp()
+    likelihood = angle_likelihood(one, state, remaining).exp()
     expected = likelihood * prior / (likelihood * prior).sum(-1, keepdim=True)
-    torch.testing.assert_close(one(Prior(V), state, noise).double().exp(), expected.double(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(one(Prior(V), state, remaining).double().exp(), expected.double(), rtol=1e-3, atol=1e-4)
 
 
 def test_without_evidence_the_network_answers_alone() -> None:
     one = denoiser(evidence=False)
-    noise = torch.full((4, L), 0.01)
-    found = one(Zero(V), states(one, noise), noise)
+    remaining = torch.full((4, L), 0.01)
+    found = one(Zero(V), states(one, remaining), remaining)
     torch.testing.assert_close(found, torch.full_like(found, -math.log(V)))
 
 
@@ -158,15 +158,15 @@ def test_networks_of_the_stated_widths_serve(layout: str, features: str, evidenc
     interface = one.interface(classes=3)
     network = build(TransformerConfig(width=16, layers=1, heads=2, self_condition=True), interface)
     scramble(network)
-    noise = torch.rand(4, positions(one) // one.codec.digits if not one.whole else L) * CLOCK.total
-    noise = noise if one.whole else noise.repeat_interleave(one.codec.digits, 1)
-    state, label = states(one, noise), torch.tensor([0, 1, 2, -1])
-    first = one(network, state, noise, label)
+    remaining = torch.rand(4, positions(one) // one.codec.digits if not one.whole else L) * CLOCK.total
+    remaining = remaining if one.whole else remaining.repeat_interleave(one.codec.digits, 1)
+    state, label = states(one, remaining), torch.tensor([0, 1, 2, -1])
+    first = one(network, state, remaining, label)
     assert first.shape == (4, positions(one), V if one.whole else one.codec.base)
     torch.testing.assert_close(first.exp().sum(-1), torch.ones(first.shape[:2]))
     previous = one.previous(first)
     assert previous.shape == (4, L * one.codec.positions, interface.features)
-    second = one(network, state, noise, label, previous)
+    second = one(network, state, remaining, label, previous)
     assert bool(second.isfinite().all()) and not torch.allclose(first, second)
     assert interface.digits == (2 if layout == "serial" else 1) and interface.classes == 3
 
@@ -188,23 +188,23 @@ def test_every_position_of_the_network_gets_its_own_time(layout: str) -> None:
     one = denoiser(layout)
     network = Zero(one.interface().outputs)
     tokens = torch.rand(4, L, generator=torch.Generator().manual_seed(5))
-    noise = CLOCK.remaining(tokens)
-    spread = noise if one.whole else noise.repeat_interleave(one.codec.digits, 1)
+    remaining = CLOCK.remaining(tokens)
+    spread = remaining if one.whole else remaining.repeat_interleave(one.codec.digits, 1)
     one(network, states(one, spread), spread)
     wanted = tokens.repeat_interleave(one.codec.positions, 1)
     torch.testing.assert_close(network.time, wanted, rtol=0, atol=1e-3)
 
 
 def test_features_are_what_they_say() -> None:
-    noise = torch.full((4, L), 0.02)
+    remaining = torch.full((4, L), 0.02)
     network = Zero(V)
     for features, width in {"evidence": V, "tokens": V, "coordinates": V + 1, "top": 2 * (V + 1) + 2}.items():
         one = denoiser(features=features)
-        state = states(one, noise)
-        one(network, state, noise)
+        state = states(one, remaining)
+        one(network, state, remaining)
         assert network.inputs.shape == (4, L, width) and one.sphere_width == width
         if features == "evidence":
-            law = torch.softmax(angle_likelihood(one, state, noise), -1).float()
+            law = torch.softmax(angle_likelihood(one, state, remaining), -1).float()
             torch.testing.assert_close(network.inputs, (law - 1 / V) * V**0.5, rtol=1e-3, atol=1e-3)
         else:
             assert torch.equal(network.inputs[..., :V], state[..., :V])
@@ -214,9 +214,9 @@ def test_features_are_what_they_say() -> None:
 def test_digits_that_share_a_position_enter_in_order(layout: str) -> None:
     one = denoiser(layout, features="coordinates")
     network = Zero(one.interface().outputs)
-    noise = torch.full((4, positions(one)), 0.02)
-    state = states(one, noise)
-    one(network, state, noise)
+    remaining = torch.full((4, positions(one)), 0.02)
+    state = states(one, remaining)
+    one(network, state, remaining)
     assert torch.equal(network.inputs, state.reshape(4, L, 2 * 4))
 
 

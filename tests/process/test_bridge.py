@@ -43,13 +43,13 @@ def states_at(angle: Tensor, vocabulary: int) -> Tensor:
 
 @every_size
 @pytest.mark.parametrize("noise", [S, 0.01, 1e-3, 1e-4])
-def test_brownian_pull_is_the_slope_of_the_evidence(vocabulary: int, noise: float) -> None:
+def test_brownian_pull_is_the_slope_of_the_evidence(vocabulary: int, remaining: float) -> None:
     """pull = - B d/dtheta log h, Eqs. (25) and (26), by autograd in float64."""
     bridge = Bridge(masked(vocabulary), S)
     angle = torch.linspace(0.05, 2.9, 40, dtype=torch.float64, requires_grad=True)
-    evidence = bridge.log_likelihood(states_at(angle, vocabulary), noise)[..., 0]
+    evidence = bridge.log_likelihood(states_at(angle, vocabulary), remaining)[..., 0]
     (slope,) = torch.autograd.grad(evidence.sum(), angle)
-    torch.testing.assert_close(bridge.pull(angle, noise), -noise * slope, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(bridge.pull(angle, remaining), -remaining * slope, rtol=1e-6, atol=1e-9)
 
 
 @every_size

@@ -131,7 +131,7 @@ def test_calls_are_those_of_the_lanes() -> None:
 
 def test_law_of_a_switching_chain_changes_its_start() -> None:
     grid = uniform_in_time(Geometric(), 10)
-    chain = Chain(switching_path(3, S, float(grid.noise[4]) + 1e-6), grid)
+    chain = Chain(switching_path(3, S, float(grid.remaining[4]) + 1e-6), grid)
     law = chain.law(4000, torch.Generator().manual_seed(7))
     assert law.switch == 3
     token, generator = torch.zeros(4000, dtype=torch.long), torch.Generator().manual_seed(8)

@@ -49,10 +49,10 @@ def test_ends_are_exact(clock: Schedule) -> None:
 @settings(max_examples=30)
 @given(time=times)
 def test_time_inverts_remaining(clock: Schedule, time: float) -> None:
-    noise = clock.remaining(time)
-    assert clock.remaining(clock.time(noise)).item() == pytest.approx(noise.item(), rel=1e-9, abs=1e-18)
+    remaining = clock.remaining(time)
+    assert clock.remaining(clock.time(remaining)).item() == pytest.approx(remaining.item(), rel=1e-9, abs=1e-18)
     # A cosine clock stands still at both ends: there the time is lost to rounding of the noise.
-    assert clock.time(noise).item() == pytest.approx(time, abs=2e-8)
+    assert clock.time(remaining).item() == pytest.approx(time, abs=2e-8)
 
 
 @every_schedule
@@ -98,8 +98,8 @@ def test_named_schedules_are_scaled_to_their_total(name: str, total: float) -> N
 def test_equal_total_noise_is_a_change_of_time_only(time: float, first: str, second: str) -> None:
     """Whatever noise one schedule passes, another of equal total passes, too: only at another time."""
     one, other = schedule(first, 0.03756), schedule(second, 0.03756)
-    noise = one.remaining(time)
-    assert other.remaining(other.time(noise)).item() == pytest.approx(noise.item(), rel=1e-9, abs=1e-18)
+    remaining = one.remaining(time)
+    assert other.remaining(other.time(remaining)).item() == pytest.approx(remaining.item(), rel=1e-9, abs=1e-18)
 
 
 def test_dtype_of_a_tensor_is_kept_and_numbers_are_float64() -> None:
@@ -117,9 +117,9 @@ def test_time_outside_the_unit_interval_is_refused(clock: Schedule, time: float)
 
 @every_schedule
 def test_noise_outside_the_total_is_refused(clock: Schedule) -> None:
-    for noise in (-0.1 * clock.total, 1.1 * clock.total):
+    for remaining in (-0.1 * clock.total, 1.1 * clock.total):
         with pytest.raises(InputError, match=r"remaining noise must lie in \[0, "):
-            clock.time(noise)
+            clock.time(remaining)
 
 
 def test_no_times_at_all_are_fine() -> None:

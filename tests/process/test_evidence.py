@@ -24,9 +24,9 @@ def test_joint_posterior_is_bayes_rule_by_enumeration() -> None:
     source, path = markov(), masked_path(3, S)
     generator = torch.Generator().manual_seed(0)
     state = sphere.uniform((5, 2), 4, generator, torch.float64)
-    noise = torch.tensor([[S, 0.01], [0.02, 0.02], [1e-3, S], [S, S], [0.0, 0.01]], dtype=torch.float64)
-    found = joint_posterior(path, source.log_joint, state, noise).exp()
-    evidence = log_evidence(path, state, noise)
+    remaining = torch.tensor([[S, 0.01], [0.02, 0.02], [1e-3, S], [S, S], [0.0, 0.01]], dtype=torch.float64)
+    found = joint_posterior(path, source.log_joint, state, remaining).exp()
+    evidence = log_evidence(path, state, remaining)
     for case in range(5):
         weight = torch.zeros(3, 3, dtype=torch.float64)
         for a, b in itertools.product(range(3), repeat=2):
@@ -54,9 +54,9 @@ def test_a_finished_neighbour_gives_the_conditional_law() -> None:
 
 def test_evidence_is_the_same_on_both_sides_of_a_switch() -> None:
     state = sphere.uniform((6,), 4, torch.Generator().manual_seed(1), torch.float64)
-    noise = torch.full((6,), 0.01, dtype=torch.float64)
+    remaining = torch.full((6,), 0.01, dtype=torch.float64)
     path = switching_path(3, S, 0.02)
-    torch.testing.assert_close(log_evidence(path, state, noise), log_evidence(masked_path(3, S), state, noise))
+    torch.testing.assert_close(log_evidence(path, state, remaining), log_evidence(masked_path(3, S), state, remaining))
 
 
 @pytest.mark.parametrize("source", [skewed(3), skewed(27)], ids=lambda s: s.name)
@@ -69,8 +69,8 @@ def test_posterior_is_calibrated_on_states_of_the_brownian_chain(source: Source,
     law = chain.law(count, generator)
     token = source.draw(count, generator)
     state = law.draw(token, torch.tensor(level), generator).double()
-    noise = chain.grid.noise[level].expand(count, 1)
-    posterior = joint_posterior(path, source.log_joint, state, noise)[:, 0]
+    remaining = chain.grid.remaining[level].expand(count, 1)
+    posterior = joint_posterior(path, source.log_joint, state, remaining)[:, 0]
     hit = torch.nn.functional.one_hot(token[:, 0], source.states)
     for weight in (torch.eye(source.states, dtype=torch.float64)[0].expand_as(posterior), posterior.exp(), posterior):
         score = ((hit - posterior.exp()) * weight).sum(-1)

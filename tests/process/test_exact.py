@@ -127,8 +127,13 @@ def test_level_0_is_the_start_and_the_last_level_the_vertex(law: ExactLaw) -> No
     torch.testing.assert_close(first, law.bridge.start.point().expand(2, 2, 4), rtol=0, atol=2e-7)
     last = law.draw_at_level(token, torch.full_like(token, 12))
     torch.testing.assert_close(last, torch.eye(4)[token], rtol=0, atol=1e-7)
-    for noise, level in ((S, first), (S * (1 + 1e-6), first), (0.0, last), (-1e-9, last)):  # rounding oversteps both
-        torch.testing.assert_close(law.draw(token, noise), level, rtol=0, atol=2e-7)
+    for remaining, level in (
+        (S, first),
+        (S * (1 + 1e-6), first),
+        (0.0, last),
+        (-1e-9, last),
+    ):  # rounding oversteps both
+        torch.testing.assert_close(law.draw(token, remaining), level, rtol=0, atol=2e-7)
 
 
 def test_levels_may_differ_from_position_to_position(law: ExactLaw) -> None:
@@ -143,8 +148,8 @@ def test_draw_at_the_noise_of_a_level_has_the_law_of_the_level(law: ExactLaw, le
     generator = torch.Generator().manual_seed(4)
     token = torch.arange(20_000) % 3
     one = law.draw_at_level(token, torch.tensor(level), generator)
-    other = law.draw(token, law.grid.noise[level], generator)
-    rounded = law.draw(token, law.grid.noise[level].float(), generator)  # a hair beside the level
+    other = law.draw(token, law.grid.remaining[level], generator)
+    rounded = law.draw(token, law.grid.remaining[level].float(), generator)  # a hair beside the level
     start = law.bridge.start
     for first, second, third in zip(*(pair_of(x, start, token) for x in (one, other, rounded)), strict=True):
         assert stats.ks_2samp(first.numpy(), second.numpy()).pvalue > SIGNIFICANT
@@ -154,7 +159,7 @@ def test_draw_at_the_noise_of_a_level_has_the_law_of_the_level(law: ExactLaw, le
 @pytest.mark.parametrize("share", [0.2, 0.7])
 def test_draw_between_levels_is_that_of_the_grid_with_the_level_added(law: ExactLaw, share: float) -> None:
     generator = torch.Generator().manual_seed(5)
-    levels = law.grid.noise
+    levels = law.grid.remaining
     wanted = torch.lerp(levels[6], levels[7], share)
     refined = Grid(torch.cat([levels[:7], wanted[None], levels[7:]]))
     token = torch.arange(20_000) % 3
@@ -206,7 +211,7 @@ def test_noise_may_be_one_number_or_one_per_position(law: ExactLaw) -> None:
 
 def test_moving_to_a_device_keeps_the_table(law: ExactLaw) -> None:
     moved = law.to("cpu")
-    assert torch.equal(moved.radius, law.radius) and torch.equal(moved.grid.noise, law.grid.noise)
+    assert torch.equal(moved.radius, law.radius) and torch.equal(moved.grid.remaining, law.grid.remaining)
 
 
 def test_a_grid_of_other_total_noise_is_refused() -> None:

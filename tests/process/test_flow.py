@@ -14,7 +14,7 @@ from rdlm.geometry import simplex, sphere
 from rdlm.process.bridge import Bridge, Start, masked, uniform
 from rdlm.process.exact import tabulate
 from rdlm.process.flow import bridge_limit, flow, masked_kappa, uniform_kappa
-from rdlm.process.grid import uniform_in_log_noise
+from rdlm.process.grid import uniform_in_log_remaining
 
 
 @settings(deadline=None, max_examples=30)
@@ -63,7 +63,7 @@ def test_uniform_flow_has_the_discrete_probabilities(dimension, dtype, tolerance
 @pytest.mark.parametrize("start", [masked(4), uniform(4), Start(27, 0.3)])
 def test_bridge_without_noise_is_the_flow(start, kind):
     bridge = Bridge(start, 1e-12, kind)
-    law = tabulate(bridge, uniform_in_log_noise(1e-12, 64), 16, torch.Generator().manual_seed(32))
+    law = tabulate(bridge, uniform_in_log_remaining(1e-12, 64), 16, torch.Generator().manual_seed(32))
     token = torch.arange(4).repeat(5, 1)
     kappa = torch.tensor([1.0, 0.7, 0.4, 0.05, 0.0], dtype=torch.float64)[:, None].expand(5, 4)
     state = law.draw(token, kappa * 1e-12, torch.Generator().manual_seed(33))

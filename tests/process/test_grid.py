@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.grid import Grid, uniform_in_log_noise, uniform_in_time
+from rdlm.process.grid import Grid, uniform_in_log_remaining, uniform_in_time
 from rdlm.process.schedule import Geometric, Tabulated, schedule
 
 GRIDS = [
@@ -19,8 +19,8 @@ GRIDS = [
     uniform_in_time(Geometric(), 400),
     uniform_in_time(schedule("cosine", 0.2), 33),
     uniform_in_time(Tabulated((0, 0.4, 1), (0.1, 0.09, 0)), 10),
-    uniform_in_log_noise(0.03756, 64),
-    uniform_in_log_noise(0.03756, 1),
+    uniform_in_log_remaining(0.03756, 64),
+    uniform_in_log_remaining(0.03756, 1),
 ]
 
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda g: f"{g.steps}-{g.total:.3g}")
@@ -28,7 +28,7 @@ every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda g: f"{g.steps}-{g
 
 @every_grid
 def test_coefficients_are_those_of_the_flat_bridge(grid: Grid) -> None:
-    before, after = grid.noise[:-1], grid.noise[1:]
+    before, after = grid.remaining[:-1], grid.remaining[1:]
     torch.testing.assert_close(grid.gain, 1 - after / before, rtol=1e-13, atol=0)
     torch.testing.assert_close(grid.variance, after * (before - after) / before, rtol=1e-11, atol=0)
     inner = slice(0, grid.steps - 1)
@@ -46,7 +46,7 @@ def test_last_step_decodes(grid: Grid) -> None:
 def test_a_flat_bridge_started_at_the_total_ends_where_it_should(grid: Grid) -> None:
     """On a line the chain's variance about its mean is B (S - B) / S at every level, that of the bridge."""
     mean, variance = 1.0, 0.0
-    for level, gain, added in zip(grid.noise[1:], grid.gain, grid.variance, strict=True):
+    for level, gain, added in zip(grid.remaining[1:], grid.gain, grid.variance, strict=True):
         mean, variance = (1 - gain) * mean, (1 - gain) ** 2 * variance + added
         assert float(mean) == pytest.approx(float(level) / grid.total, rel=1e-9)
         assert float(variance) == pytest.approx(float(level * (grid.total - level)) / grid.total, rel=1e-9)
@@ -55,25 +55,25 @@ def test_a_flat_bridge_started_at_the_total_ends_where_it_should(grid: Grid) -> 
 @settings(max_examples=30)
 @given(steps=st.integers(1, 300), total=st.floats(1e-4, 1))
 def test_builders_start_at_the_total_and_end_in_zero(steps: int, total: float) -> None:
-    for grid in (uniform_in_time(schedule("geometric", total), steps), uniform_in_log_noise(total, steps)):
-        assert grid.steps == steps and grid.noise.dtype == torch.float64
-        assert grid.total == pytest.approx(total) and grid.noise[-1].item() == 0
+    for grid in (uniform_in_time(schedule("geometric", total), steps), uniform_in_log_remaining(total, steps)):
+        assert grid.steps == steps and grid.remaining.dtype == torch.float64
+        assert grid.total == pytest.approx(total) and grid.remaining[-1].item() == 0
 
 
 def test_log_noise_has_equal_ratios() -> None:
-    grid = uniform_in_log_noise(0.1, 11, last=1e-4)
+    grid = uniform_in_log_remaining(0.1, 11, last=1e-4)
     assert grid.gain[:-1].tolist() == pytest.approx([1 - 10**-0.4] * 10)
-    assert grid.noise[-2].item() == pytest.approx(1e-5)
+    assert grid.remaining[-2].item() == pytest.approx(1e-5)
 
 
 def test_uniform_in_time_reads_the_clock_at_even_times() -> None:
     clock, grid = Geometric(), uniform_in_time(Geometric(), 10)
-    assert grid.noise.tolist() == pytest.approx([clock.remaining(m / 10).item() for m in range(11)], abs=1e-15)
+    assert grid.remaining.tolist() == pytest.approx([clock.remaining(m / 10).item() for m in range(11)], abs=1e-15)
 
 
 def test_moving_to_a_device_keeps_the_levels() -> None:
-    grid = uniform_in_log_noise(0.1, 5)
-    assert torch.equal(grid.to("cpu").noise, grid.noise)
+    grid = uniform_in_log_remaining(0.1, 5)
+    assert torch.equal(grid.to("cpu").remaining, grid.remaining)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_too_few_levels_are_refused(levels: torch.Tensor) -> None:
 
 
 def test_no_step_is_refused() -> None:
-    for build in (lambda: uniform_in_time(Geometric(), 0), lambda: uniform_in_log_noise(0.1, 0)):
+    for build in (lambda: uniform_in_time(Geometric(), 0), lambda: uniform_in_log_remaining(0.1, 0)):
         with pytest.raises(InputError, match="at least one step, got 0"):
             build()

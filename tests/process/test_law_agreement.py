@@ -10,7 +10,7 @@ import torch
 from rdlm.evaluate.metrics import permutation_test
 from rdlm.process.bridge import Bridge, masked, uniform
 from rdlm.process.exact import tabulate
-from rdlm.process.grid import uniform_in_log_noise, uniform_in_time
+from rdlm.process.grid import uniform_in_log_remaining, uniform_in_time
 from rdlm.process.normal import precompute
 from rdlm.process.schedule import Cosine, Geometric
 from rdlm.process.simulated import SimulatedLaw
@@ -19,10 +19,12 @@ CLOCK = Geometric()
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
-def discrepancy(first, second, noise, seed, count=700):
+def discrepancy(first, second, remaining, seed, count=700):
     generator = torch.Generator().manual_seed(seed)
     token = torch.full((count,), 1)
-    return permutation_test(first.draw(token, noise, generator), second.draw(token, noise, generator), 399, generator)
+    return permutation_test(
+        first.draw(token, remaining, generator), second.draw(token, remaining, generator), 399, generator
+    )
 
 
 @pytest.mark.parametrize("start", [masked, uniform])
@@ -52,12 +54,12 @@ def test_the_same_test_rejects_the_printed_function():
 
 def test_moments_on_the_largest_sphere():
     total = 2e-4  # S (d - 1) is 6: noise and pull both matter
-    bridge, grid = Bridge(masked(30521), total, "logarithm"), uniform_in_log_noise(total, 48, 0.05)
+    bridge, grid = Bridge(masked(30521), total, "logarithm"), uniform_in_log_remaining(total, 48, 0.05)
     token, generator = torch.full((32,), 7), torch.Generator().manual_seed(47)
     exact = tabulate(bridge, grid, 4096, generator)
     for level in (12, 24, 40):
-        walked = SimulatedLaw(bridge, grid).draw(token, grid.noise[level], generator)
-        drawn = exact.draw(token, grid.noise[level], generator)
+        walked = SimulatedLaw(bridge, grid).draw(token, grid.remaining[level], generator)
+        drawn = exact.draw(token, grid.remaining[level], generator)
         radius, heading = exact.radius[level].double(), exact.heading[level].double()
         for state in (walked, drawn):
             for found, expected in ((state[:, 7], radius.cos()), (state[:, -1], radius.sin() * heading)):

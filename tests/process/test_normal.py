@@ -38,10 +38,10 @@ def projections():
 
 @pytest.mark.parametrize("time", [0.3, 0.6, 0.9])
 def test_variance_is_that_of_the_simulation_without_calibration(projections, time):
-    bridge, noise = paper_bridge(4), CLOCK.remaining(time)
-    _, rho = from_projections(bridge, *projections).parameters(noise)
+    bridge, remaining = paper_bridge(4), CLOCK.remaining(time)
+    _, rho = from_projections(bridge, *projections).parameters(remaining)
     token = torch.zeros(100_000, dtype=torch.long)
-    simulated = SimulatedLaw(bridge, projections[0]).draw(token, noise, torch.Generator().manual_seed(2))
+    simulated = SimulatedLaw(bridge, projections[0]).draw(token, remaining, torch.Generator().manual_seed(2))
     square = tangent_variance(simulated.double())
     assert square.std() / math.sqrt(len(square)) < 0.003 * square.mean()  # the test can see 1%
     assert rho.square().item() == pytest.approx(square.mean().item(), rel=0.01)
@@ -51,9 +51,9 @@ def test_variance_is_that_of_the_simulation_without_calibration(projections, tim
 def test_wrong_kummer_functions_shrink_rho_as_predicted(dimension):
     bridge, grid, n = paper_bridge(dimension), uniform_in_time(CLOCK, 100), dimension - 1
     means = mean_projections(bridge, grid, 2000, generator=torch.Generator().manual_seed(3))
-    noise = CLOCK.remaining(0.1)  # rho is 0.01 here, small enough for the first order
+    remaining = CLOCK.remaining(0.1)  # rho is 0.01 here, small enough for the first order
     rho = {
-        name: from_projections(bridge, grid, *means, name).parameters(noise)[1]
+        name: from_projections(bridge, grid, *means, name).parameters(remaining)[1]
         for name in ("corrected", "printed", "coded")
     }
     assert (rho["printed"] / rho["corrected"]).item() == pytest.approx(math.sqrt(n / (n + 2)), rel=2e-3)
@@ -81,10 +81,10 @@ def test_draws_lie_around_the_paper_mean(start):
     bridge = paper_bridge(10, start)
     law = precompute(bridge, uniform_in_time(CLOCK, 50), 500, generator=torch.Generator().manual_seed(4))
     token = torch.full((20_000,), 3)
-    noise = CLOCK.remaining(0.8)
-    state = law.draw(token, noise, torch.Generator().manual_seed(5)).double()
+    remaining = CLOCK.remaining(0.8)
+    state = law.draw(token, remaining, torch.Generator().manual_seed(5)).double()
     sphere.check_on_sphere(state)
-    alpha, rho = law.parameters(noise)
+    alpha, rho = law.parameters(remaining)
     phi = bridge.start.angle
     along = (1 - alpha**2).sqrt() - alpha * math.cos(phi) / math.sin(phi)
     mean = along * bridge.start.point(torch.float64)
@@ -114,7 +114,7 @@ def test_refined_grid_keeps_the_levels():
     grid = uniform_in_time(CLOCK, 7)
     fine = refined(grid, 100)
     assert fine.steps >= 100
-    assert bool(torch.isin(grid.noise, fine.noise).all())
+    assert bool(torch.isin(grid.remaining, fine.remaining).all())
 
 
 def test_refuses_a_grid_of_another_bridge():

@@ -17,11 +17,11 @@ S = Geometric().total
 
 @given(steps=st.integers(1, 50), time=st.floats(0.01, 0.99))
 def test_switch_is_the_step_that_passes_its_noise(steps: int, time: float) -> None:
-    noise = float(Geometric().remaining(time))
-    path, grid = switching_path(3, S, noise), uniform_in_time(Geometric(), steps)
+    remaining = float(Geometric().remaining(time))
+    path, grid = switching_path(3, S, remaining), uniform_in_time(Geometric(), steps)
     step = path.switch_step(grid)
     assert step is not None and 0 <= step < steps
-    assert grid.noise[step] > noise >= grid.noise[step + 1]
+    assert grid.remaining[step] > remaining >= grid.remaining[step + 1]
 
 
 def test_a_path_without_second_bridge_never_switches() -> None:
@@ -37,9 +37,9 @@ def test_named_paths_start_where_they_say() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, S, -1.0, float("nan")])
-def test_switch_outside_the_noise_is_refused(noise: float) -> None:
+def test_switch_outside_the_noise_is_refused(remaining: float) -> None:
     with pytest.raises(InputError, match=r"noise at the switch must lie in \(0, 0.0375"):
-        switching_path(3, S, noise)
+        switching_path(3, S, remaining)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_projections_of_the_full_process(dimension, start, time):
         projected_paths(bridge, grid, PATHS, generator=torch.Generator().manual_seed(21)), level
     )
     state = SimulatedLaw(bridge, grid).draw(
-        torch.zeros(PATHS // 2, dtype=torch.long), grid.noise[level], torch.Generator().manual_seed(22)
+        torch.zeros(PATHS // 2, dtype=torch.long), grid.remaining[level], torch.Generator().manual_seed(22)
     )
     full_end, full_start = state[:, 0].double(), (state @ bridge.start.point()).double()
     assert max(moment_gaps(on_end, full_end)) < 4

@@ -13,7 +13,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, masked, token_direction, uniform
 from rdlm.process.exact import pair_step
-from rdlm.process.grid import StepCoefficients, uniform_in_log_noise, uniform_in_time
+from rdlm.process.grid import StepCoefficients, uniform_in_log_remaining, uniform_in_time
 from rdlm.process.law import build
 from rdlm.process.schedule import Geometric
 from rdlm.process.simulated import SimulatedLaw
@@ -42,9 +42,9 @@ def test_drift_is_minus_half_the_gradient_of_the_squared_distance(dimension, see
 @pytest.mark.parametrize("start", [masked, uniform])
 def test_pair_chain_is_the_projection_of_the_walk(start, kind):
     bridge = Bridge(start(5), 0.3, kind)
-    grid = uniform_in_log_noise(0.3, 4, 0.1)  # three coarse steps: the identity holds for every step size
+    grid = uniform_in_log_remaining(0.3, 4, 0.1)  # three coarse steps: the identity holds for every step size
     count, generator = 40_000, torch.Generator().manual_seed(11)
-    state = SimulatedLaw(bridge, grid).draw(torch.zeros(count, dtype=torch.long), grid.noise[3], generator).double()
+    state = SimulatedLaw(bridge, grid).draw(torch.zeros(count, dtype=torch.long), grid.remaining[3], generator).double()
     radius = torch.full((count,), bridge.start.angle, dtype=torch.float64)
     heading = torch.ones(count, dtype=torch.float64)
     for step in range(3):
@@ -76,10 +76,10 @@ def test_positions_with_less_noise_to_come_are_nearer_to_their_token():
 
 def test_a_level_does_not_depend_on_its_company():
     bridge, grid = paper_bridge(4), uniform_in_time(CLOCK, 16)
-    law, noise = SimulatedLaw(bridge, grid), CLOCK.remaining(0.5).item()
+    law, remaining = SimulatedLaw(bridge, grid), CLOCK.remaining(0.5).item()
     token = torch.zeros(30_000, 2, dtype=torch.long)
-    mixed = law.draw(token, torch.tensor([noise, 0.001]), torch.Generator().manual_seed(13))[:, 0, 0]
-    alone = law.draw(token[:, 0], noise, torch.Generator().manual_seed(14))[:, 0]
+    mixed = law.draw(token, torch.tensor([remaining, 0.001]), torch.Generator().manual_seed(13))[:, 0, 0]
+    alone = law.draw(token[:, 0], remaining, torch.Generator().manual_seed(14))[:, 0]
     error = ((mixed.var() + alone.var()) / len(alone)).sqrt()
     assert (mixed.mean() - alone.mean()).abs() < 4 * error
 
@@ -89,11 +89,11 @@ def test_laws_share_one_interface(name):
     bridge, grid = paper_bridge(5), uniform_in_time(CLOCK, 8)
     law = build(name, bridge, grid, draws=64, generator=torch.Generator().manual_seed(15))
     assert law.bridge is bridge
-    for noise in (0.01, torch.tensor([0.0, 0.01, 0.03])):
-        state = law.draw(torch.tensor([[0, 1, 2], [3, 0, 1]]), noise, torch.Generator().manual_seed(16))
+    for remaining in (0.01, torch.tensor([0.0, 0.01, 0.03])):
+        state = law.draw(torch.tensor([[0, 1, 2], [3, 0, 1]]), remaining, torch.Generator().manual_seed(16))
         assert state.shape == (2, 3, 5) and state.dtype == torch.float32
         sphere.check_on_sphere(state)
-        again = law.draw(torch.tensor([[0, 1, 2], [3, 0, 1]]), noise, torch.Generator().manual_seed(16))
+        again = law.draw(torch.tensor([[0, 1, 2], [3, 0, 1]]), remaining, torch.Generator().manual_seed(16))
         assert torch.equal(state, again)
     assert law.draw(torch.empty(0, dtype=torch.long), 0.01).shape == (0, 5)
 

@@ -52,10 +52,10 @@ def test_what_lies_ahead_does_not_change_a_chunk(model: LanguageModel) -> None:
     assert long.samples[0].text.startswith("the ") and long.network_calls == LENGTH - 4
     state = torch.nn.functional.normalize(torch.rand(2, LENGTH, 28), dim=-1)
     state[1, :40] = state[0, :40]
-    noise = torch.full((2, LENGTH), 0.01)
+    remaining = torch.full((2, LENGTH), 0.01)
     method = model.rdlm
     chain = method.chain(method.process.mixture.paths[0], LENGTH, length=LENGTH)
-    first, second = method.posterior(None, method.block_mask(chain))(state, noise)
+    first, second = method.posterior(None, method.block_mask(chain))(state, remaining)
     torch.testing.assert_close(first[:40], second[:40])
     assert not torch.allclose(first[40:], second[40:])
 
@@ -93,16 +93,16 @@ def test_questions_of_one_sight_share_a_call(model: LanguageModel) -> None:
     chain = method.chain(method.process.mixture.paths[0], 16, length=16)
     token = torch.randint(27, (3, 16), generator=torch.Generator().manual_seed(1))
     state = torch.nn.functional.normalize(torch.rand(3, 16, 28, generator=torch.Generator().manual_seed(2)), dim=-1)
-    noise = torch.full((3, 16), 0.01)
+    remaining = torch.full((3, 16), 0.01)
     sights = (None, method.block_mask(chain), method.block_mask(chain, token))
-    queries = [Query(state, noise, block_mask=block_mask) for block_mask in (*sights, *sights)]
+    queries = [Query(state, remaining, block_mask=block_mask) for block_mask in (*sights, *sights)]
     answers = forward(queries)
     assert forward.nfe == 3
     for block_mask, first, second in zip(sights, answers[:3], answers[3:], strict=True):
         alone = torch.cat(
             [
                 method.posterior(None, block_mask and block_mask.part(slice(i, i + 1)))(
-                    state[i : i + 1], noise[i : i + 1]
+                    state[i : i + 1], remaining[i : i + 1]
                 )
                 for i in range(3)
             ]

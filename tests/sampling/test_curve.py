@@ -17,22 +17,22 @@ from rdlm.process.grid import equal_information
 
 @given(st.integers(1, 40))
 def test_every_step_gains_as_much(steps: int) -> None:
-    noise = torch.linspace(1, 0, 201, dtype=torch.float64)
-    nats = 3 * (1 - noise.square())  # B = sqrt(1 - nats / 3)
-    grid = equal_information(noise, nats, steps)
+    remaining = torch.linspace(1, 0, 201, dtype=torch.float64)
+    nats = 3 * (1 - remaining.square())  # B = sqrt(1 - nats / 3)
+    grid = equal_information(remaining, nats, steps)
     assert grid.steps == steps and grid.total == 1
     torch.testing.assert_close(
-        torch.diff(3 * (1 - grid.noise.square())), torch.full((steps,), 3 / steps).double(), rtol=0, atol=2e-3
+        torch.diff(3 * (1 - grid.remaining.square())), torch.full((steps,), 3 / steps).double(), rtol=0, atol=2e-3
     )
 
 
 def test_a_curve_that_is_flat_or_falls_still_makes_a_grid() -> None:
-    noise = torch.linspace(1, 0, 11, dtype=torch.float64)
+    remaining = torch.linspace(1, 0, 11, dtype=torch.float64)
     nats = torch.tensor([0, 1, 0.9, 2, 2, 2, 2, 2, 2, 2, 2], dtype=torch.float64)
-    levels = equal_information(noise, nats, 16).noise
+    levels = equal_information(remaining, nats, 16).remaining
     assert bool((levels.diff() < 0).all())
     assert float(levels[-2]) > 0.7 - 1e-6  # nothing is gained below it
-    assert equal_information(noise, torch.zeros(11), 4).steps == 4
+    assert equal_information(remaining, torch.zeros(11), 4).steps == 4
 
 
 def test_files_are_checked(tmp_path: Path) -> None:

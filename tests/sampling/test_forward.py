@@ -34,7 +34,7 @@ def query(rows: int, length: int, seed: int) -> Query:
 def alone(method: Rdlm, query: Query) -> Tensor:
     with torch.no_grad():
         rows = [
-            method.denoiser(method.network, query.state[i : i + 1], query.noise[i : i + 1])
+            method.denoiser(method.network, query.state[i : i + 1], query.remaining[i : i + 1])
             for i in range(len(query.state))
         ]
     return torch.cat(rows)

@@ -44,9 +44,9 @@ def walker(token_steps: TokenSteps, solver: str = "mixture", **options: Any) -> 
     path, asked = masked_path(3, CLOCK.total), list[int]()
     exact = partial(joint_posterior, path, markov().log_joint)
 
-    def posterior(state: Tensor, noise: Tensor) -> Tensor:
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
         asked.append(len(state))
-        return exact(state, noise)
+        return exact(state, remaining)
 
     chain = Chain(path, uniform_in_time(CLOCK, token_steps.steps), asynchronous=token_steps)
     return Walker(posterior, chain, SOLVERS[solver], CLOCK, **options), asked

@@ -21,16 +21,16 @@ def test_a_samples_noise_is_its_own() -> None:
 
 
 def together_once(index: int, like: torch.Tensor) -> torch.Tensor:
-    noise = Noise([generator_of("sample", index)], 1)
+    remaining = Noise([generator_of("sample", index)], 1)
     for _ in range(2):
-        noise.normal(like[:1])
-        noise.uniform((1, 3))
-    return noise.normal(like[:1])
+        remaining.normal(like[:1])
+        remaining.uniform((1, 3))
+    return remaining.normal(like[:1])
 
 
 def test_normals_are_normal() -> None:
-    noise = Noise([generator_of("sample", i) for i in range(8)], 8)
-    drawn = noise.normal(torch.empty(8, 4000))
+    remaining = Noise([generator_of("sample", i) for i in range(8)], 8)
+    drawn = remaining.normal(torch.empty(8, 4000))
     assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
 
 

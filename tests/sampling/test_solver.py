@@ -49,8 +49,8 @@ def p_value(source: Source, token: Tensor) -> float:
 def sample(source: Source, name: str, chain: Chain, seed: int = 0) -> Tensor:
     posterior = partial(joint_posterior, chain.path, source.log_joint)
     walker = Walker(posterior, chain, SOLVERS[name], CLOCK)
-    noise = Noise([torch.Generator().manual_seed(seed)], DRAWS)
-    return walker.run(torch.full((DRAWS, source.length), -1), noise).token
+    remaining = Noise([torch.Generator().manual_seed(seed)], DRAWS)
+    return walker.run(torch.full((DRAWS, source.length), -1), remaining).token
 
 
 @every_consistent
@@ -99,7 +99,7 @@ def flow_end(name: str, steps: int) -> Tensor:
     state = sphere.exponential(start, aside)[None, None]
 
     def predict(at: Tensor, local: Tensor) -> Tensor:
-        return joint_posterior(path, source.log_joint, at, grid.noise[local])
+        return joint_posterior(path, source.log_joint, at, grid.remaining[local])
 
     for level in range(1, steps + 1):
         local = torch.tensor([[level]])
@@ -187,8 +187,10 @@ def test_euler_stands_still_after_its_cut() -> None:
     state = sphere.uniform((1, 4), 4, torch.Generator().manual_seed(0), torch.float64)
     law = torch.full((1, 4, 3), -math.log(3), dtype=torch.float64)
     clock = Linear(S, S)
-    noise = Noise([torch.Generator().manual_seed(0)], 1)
-    step = Step(chain, clock, state, torch.ones(1, 4, dtype=torch.long), law, law.argmax(-1), noise, lambda a, b: law)
+    remaining = Noise([torch.Generator().manual_seed(0)], 1)
+    step = Step(
+        chain, clock, state, torch.ones(1, 4, dtype=torch.long), law, law.argmax(-1), remaining, lambda a, b: law
+    )
     torch.testing.assert_close(euler(step), state)
 
 

@@ -23,7 +23,7 @@ from rdlm.api.request import Request
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.model.denoiser import BlockMask
-from rdlm.process.grid import Grid, equal_information, uniform_in_log_noise
+from rdlm.process.grid import Grid, equal_information, uniform_in_log_remaining
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.automaton import Automaton, compile_regex, spellings
 from rdlm.sampling.batching import Forward
@@ -44,7 +44,7 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
     if name == "time":
         return process.grid
     if name == "log":
-        return partial(uniform_in_log_noise, process.clock.total)
+        return partial(uniform_in_log_remaining, process.clock.total)
     if name != "information":
         raise unknown("grid", name, GRIDS)
     if model.folder is None or not (model.folder / NAME).is_file():
@@ -59,13 +59,13 @@ def read(path: Path, total: float) -> tuple[Tensor, Tensor]:
     """Return noise levels and cumulative nats of a curve's file, which must be of the same total noise."""
     found = read_json(path)
     try:
-        noise, nats = (torch.tensor(found[key], dtype=torch.float64) for key in ("noise", "nats"))
-        equal_information(noise, nats, 1)
+        remaining, nats = (torch.tensor(found[key], dtype=torch.float64) for key in ("noise", "nats"))
+        equal_information(remaining, nats, 1)
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
-    if abs(float(noise[0]) - total) > 1e-6 * total:
-        raise DamagedFileError(f"{path} was measured with a total noise of {float(noise[0]):g}, not {total:g}")
-    return noise, nats
+    if abs(float(remaining[0]) - total) > 1e-6 * total:
+        raise DamagedFileError(f"{path} was measured with a total noise of {float(remaining[0]):g}, not {total:g}")
+    return remaining, nats
 
 
 Progress = Callable[[int, int], object]
@@ -142,16 +142,16 @@ class Plan:
 
     def journeys(self, seeds: Sequence[int]) -> Iterator[tuple[list[int], Journey]]:
         """Yield the samples of some seeds, by their places, as journeys: those on the same path go together."""
-        noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
+        remaining = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
         mixture = self.model.rdlm.process.mixture
         if len(mixture.paths) == 1:
-            yield list(range(len(seeds))), Journey(self, mixture.paths[0], noise)
+            yield list(range(len(seeds))), Journey(self, mixture.paths[0], remaining)
             return
-        first = noise.uniform((len(seeds),)) < mixture.weights[0]
+        first = remaining.uniform((len(seeds),)) < mixture.weights[0]
         for path, mask in zip(mixture.paths, (first, ~first), strict=True):
             chosen: list[int] = mask.nonzero().flatten().tolist()
             if chosen:
-                yield chosen, Journey(self, path, noise.subset(chosen))
+                yield chosen, Journey(self, path, remaining.subset(chosen))
 
     def _batch(self, seeds: list[int], report: _Report, trace: Trace | None) -> Outcome:
         """Return the tokens of some samples, how many codes were chosen anew, and the network calls of each."""

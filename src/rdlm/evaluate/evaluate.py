@@ -279,6 +279,6 @@ def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
 def curve_to_json(evaluation: Evaluation) -> Mapping[str, Any] | None:
     """Return the information curve for a sampler's grid: noise still to come and nats spent, none with windows."""
     profile = evaluation.profile
-    if profile is None or profile.noise is None:
+    if profile is None or profile.remaining is None:
         return None
-    return {"noise": profile.noise.tolist(), "nats": profile.cumulative().tolist()}
+    return {"noise": profile.remaining.tolist(), "nats": profile.cumulative().tolist()}

@@ -113,10 +113,14 @@ def _picture(name: str, draw: Callable[[Axes], None]) -> str:
 
 def _draw_information(axis: Axes, profile: Profile) -> None:
     """Draw the nats spent so far, over the part of the noise that is spent, or over steps where clocks differ."""
-    spent, noise = profile.cumulative(), profile.noise
-    part = [i / (len(spent) - 1) for i in range(len(spent))] if noise is None else (1 - noise / noise[0]).tolist()
+    spent, remaining = profile.cumulative(), profile.remaining
+    part = (
+        [i / (len(spent) - 1) for i in range(len(spent))]
+        if remaining is None
+        else (1 - remaining / remaining[0]).tolist()
+    )
     axis.plot(part, spent.tolist())
-    axis.set(xlabel="steps / M" if noise is None else "noise spent / S", ylabel="nats per sequence so far")
+    axis.set(xlabel="steps / M" if remaining is None else "noise spent / S", ylabel="nats per sequence so far")
     axis.set_title("Where the information is gained")
 
 

@@ -67,7 +67,7 @@ class Verdict:
     case: Case
     bound: Estimate
     curve: Tensor
-    noise: Tensor
+    remaining: Tensor
 
     @property
     def holds(self) -> bool:
@@ -104,7 +104,7 @@ def measure(case: Case, paths: int, generator: torch.Generator) -> Verdict:
     for path, weight in zip(case.mixture.paths, case.mixture.weights, strict=True):
         part, terms, chain = _measure_path(case, path, paths, generator)
         bound, curve = bound + part * weight, curve + terms * weight
-    return Verdict(case, bound, curve, chain.grid.noise)
+    return Verdict(case, bound, curve, chain.grid.remaining)
 
 
 def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator) -> tuple[Estimate, Tensor, Chain]:

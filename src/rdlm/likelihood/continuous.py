@@ -23,7 +23,7 @@ from torch import Tensor
 from rdlm.errors import InputError
 from rdlm.likelihood.estimate import FEWEST, Curve, stratified
 from rdlm.likelihood.estimators import BATCH, Advance, Deal, Problem, Profile, check_finite
-from rdlm.likelihood.oracle import draw_at_noise
+from rdlm.likelihood.oracle import draw_at_remaining
 from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
 from rdlm.process.kernel import Chain
 
@@ -39,14 +39,14 @@ class Strata:
     """The shares of one path's bound: bins of noise in equal ratios, cut at the switch; the switch; the decode step."""
 
     chain: Chain
-    noise: Float[Tensor, " bins+1"]
+    remaining: Float[Tensor, " bins+1"]
     switch: int
     """The bin that begins at the switch; -1 without one."""
 
     @property
     def bins(self) -> int:
         """Return the number of bins; the switch comes after them, the decode step last."""
-        return len(self.noise) - 1
+        return len(self.remaining) - 1
 
     def kind(self, stratum: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         """Return 0 and 1 for bins before and after the switch, 2 for the switch and 3 for the decode step."""
@@ -57,13 +57,13 @@ class Strata:
 def strata_of(chain: Chain, bins: int) -> Strata:
     """Return the strata of a chain's path."""
     total = chain.path.bridge.total
-    noise = total * LAST ** torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    remaining = total * LAST ** torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     if chain.switch < 0:
-        return Strata(chain, noise, -1)
-    at = float(chain.grid.noise[chain.switch + 1])  # where the chain that re-noises stands after its switch
-    nearest = int((noise[1:-1].log() - math.log(at)).abs().argmin()) + 1
-    noise[nearest] = at
-    return Strata(chain, noise, nearest)
+        return Strata(chain, remaining, -1)
+    at = float(chain.grid.remaining[chain.switch + 1])  # where the chain that re-noises stands after its switch
+    nearest = int((remaining[1:-1].log() - math.log(at)).abs().argmin()) + 1
+    remaining[nearest] = at
+    return Strata(chain, remaining, nearest)
 
 
 def continuous(
@@ -108,7 +108,7 @@ def continuous(
         variance[strata[0].switch - 1] += variance[bins]
     shown = torch.cat([torch.arange(bins), torch.tensor([bins + 1])])
     curve = Curve(mean[shown], variance[shown])
-    return Profile(curve.total, curve, torch.cat([strata[0].noise, torch.zeros(1, dtype=torch.float64)]))
+    return Profile(curve.total, curve, torch.cat([strata[0].remaining, torch.zeros(1, dtype=torch.float64)]))
 
 
 def _terms(
@@ -124,10 +124,10 @@ def _terms(
     chain, token = strata.chain, problem.token[row]
     late = kind == 1 or (kind == 3 and strata.switch > 0)
     bridge = chain.path.second if late and chain.path.second is not None else chain.path.bridge
-    noise, width = _noise(strata, kind, stratum, generator)
-    digit, level = chain.split(token), noise[:, None].to(token.device).expand(token.shape)
+    remaining, width = _remaining(strata, kind, stratum, generator)
+    digit, level = chain.split(token), remaining[:, None].to(token.device).expand(token.shape)
     spread = chain.spread(level, digit)
-    state = draw_at_noise(bridge, chain.grid, digit, spread, generator)
+    state = draw_at_remaining(bridge, chain.grid, digit, spread, generator)
     log_probs = problem.answer(row, batch)(state, level.to(state))
     if kind == 2:
         density = renoise(chain, token, state.dtype, generator)[1]
@@ -138,13 +138,13 @@ def _terms(
     return error.double().sum(-1) * (width / 2).to(token.device)
 
 
-def _noise(
+def _remaining(
     strata: Strata, kind: int, stratum: Int[Tensor, " n"], generator: torch.Generator | None
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return a level of noise for each row, and how much of the clock `u` it stands for: `du = (1/B) d(-log B)`."""
     if kind > 1:
-        at = strata.noise[strata.switch if kind == 2 else -1]
+        at = strata.remaining[strata.switch if kind == 2 else -1]
         return at.expand(len(stratum)), torch.zeros(len(stratum), dtype=torch.float64)
-    ratio = (strata.noise[stratum] / strata.noise[stratum + 1]).log()
-    noise = strata.noise[stratum] * torch.exp(-ratio * torch.rand(len(stratum), generator=generator).double())
-    return noise, ratio / noise
+    ratio = (strata.remaining[stratum] / strata.remaining[stratum + 1]).log()
+    remaining = strata.remaining[stratum] * torch.exp(-ratio * torch.rand(len(stratum), generator=generator).double())
+    return remaining, ratio / remaining

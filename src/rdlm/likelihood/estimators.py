@@ -49,7 +49,7 @@ def path_terms(
     for step in range(chain.nfe):
         local = chain.token_steps.local_step(step, offsets)
         moving = (step >= offsets) & (local < chain.grid.steps)
-        log_probs = posterior(state, chain.grid.noise.to(state)[local])
+        log_probs = posterior(state, chain.grid.remaining.to(state)[local])
         local = local.clamp_max(chain.grid.steps - 1)
         after, term = forced_step(chain, state, token, local, log_probs, generator)
         state = torch.where(chain.spread(moving, digit)[..., None], after, state)
@@ -126,10 +126,10 @@ class Problem:
     def answer(self, row: Int[Tensor, " rows"], batch: int, advance: Advance = lambda count: None) -> Posterior:
         """Return the model for some rows, asked for `batch` of them at a time; `advance` hears of each time."""
 
-        def answer(state: Tensor, noise: Tensor) -> Tensor:
+        def answer(state: Tensor, remaining: Tensor) -> Tensor:
             found = []
             for part in torch.arange(len(row), device=row.device).split(batch):
-                found.append(self.posterior(row[part])(state[part], noise[part]))
+                found.append(self.posterior(row[part])(state[part], remaining[part]))
                 advance(len(part))
             return torch.cat(found)
 
@@ -142,7 +142,7 @@ class Profile:
 
     total: Estimate
     curve: Curve
-    noise: Float[Tensor, " bins+1"] | None
+    remaining: Float[Tensor, " bins+1"] | None
     """The noise still to come at the bins' ends; none where positions have clocks of their own."""
 
     def cumulative(self) -> Float[Tensor, " bins+1"]:
@@ -209,7 +209,7 @@ def stratified_bound(
     # The parts of a mixture share their bins.
     curve = Curve(curve.mean.view(chains, bins).sum(0), curve.variance.view(chains, bins).sum(0))
     chain = problem.chains[0]
-    return Profile(curve.total, curve, chain.grid.noise[edges] if chain.asynchronous is None else None)
+    return Profile(curve.total, curve, chain.grid.remaining[edges] if chain.asynchronous is None else None)
 
 
 def per_window_bound(
@@ -260,7 +260,7 @@ def path_profile(problem: Problem, terms: Float[Tensor, "paths calls n length"])
     each = terms.sum(-1).mean(0)  # [calls, n]
     curve = Curve(each.mean(1), each.var(1) / each.shape[1])
     chain = problem.chains[0]
-    return Profile(sample_mean(each.sum(0)), curve, chain.grid.noise if chain.asynchronous is None else None)
+    return Profile(sample_mean(each.sum(0)), curve, chain.grid.remaining if chain.asynchronous is None else None)
 
 
 def check_finite(terms: Tensor, step: Int[Tensor, " n"]) -> None:

@@ -55,22 +55,22 @@ class WalkedLaw:
     ) -> Float[Tensor, "... d"]:
         """Return states at levels of the chain's grid, both sides of a switch included."""
         path, grid = self.chain.path, self.chain.grid
-        noise = grid.noise.to(token.device)[level.expand(token.shape)]
-        state = SimulatedLaw(path.bridge, grid).draw(token, noise, generator)
+        remaining = grid.remaining.to(token.device)[level.expand(token.shape)]
+        state = SimulatedLaw(path.bridge, grid).draw(token, remaining, generator)
         if path.second is None:
             return state
         step = path.switch_step(grid)
         assert step is not None
-        late = SimulatedLaw(path.second, grid).draw(token, noise, generator)
+        late = SimulatedLaw(path.second, grid).draw(token, remaining, generator)
         return torch.where((level.expand(token.shape) > step)[..., None], late, state)
 
 
-def draw_at_noise(
-    bridge: Bridge, grid: Grid, token: Tensor, noise: Float[Tensor, ...], generator: torch.Generator | None = None
+def draw_at_remaining(
+    bridge: Bridge, grid: Grid, token: Tensor, remaining: Float[Tensor, ...], generator: torch.Generator | None = None
 ) -> Float[Tensor, "... d"]:
     """Return states with any amount of noise still to come, Eq. (20): the last step ends on that very level."""
-    levels = grid.noise.to(token.device)
-    wanted = noise.to(levels).expand(token.shape)
+    levels = grid.remaining.to(token.device)
+    wanted = remaining.to(levels).expand(token.shape)
     level = len(levels) - 1 - torch.searchsorted(levels.flip(0).contiguous(), wanted.contiguous())
     level = level.clamp(0, grid.steps - 1)
     radius, heading = walk_pairs(bridge, grid, level, generator)

@@ -50,20 +50,20 @@ def paper_estimate(
     grid = problem.chains[0].grid
     laws = {b: build(law, b, grid, DRAWS, generator) for b in _bridges(problem)}
     deal = Deal(len(problem.token), generator)
-    switch_time = float(schedule.time(path.switch_noise)) if path.second is not None else 1.0
+    switch_time = float(schedule.time(path.switch_remaining)) if path.second is not None else 1.0
     values = []
     for part in torch.arange(evaluations).split(batch):
         row = deal.take(len(part)).to(problem.token.device)
         time = torch.rand(len(part), generator=generator, dtype=torch.float64) * (1 - cut)
         token, chain = problem.token[row], problem.chains[0]
-        noise = schedule.remaining(time)[:, None].expand(token.shape).to(token.device)
+        remaining = schedule.remaining(time)[:, None].expand(token.shape).to(token.device)
         digit = chain.split(token)
-        level = noise if chain.codec is None else noise[..., None].expand(digit.shape)
+        level = remaining if chain.codec is None else remaining[..., None].expand(digit.shape)
         state = laws[path.bridge].draw(digit, level, generator)
         if path.second is not None:
             late = (time >= switch_time).to(token.device).view(-1, *[1] * (state.ndim - 1))
             state = torch.where(late, laws[path.second].draw(digit, level, generator), state)
-        log_probs = problem.posterior(row)(state, noise.to(state))
+        log_probs = problem.posterior(row)(state, remaining.to(state))
         error = chain.gather(drift_error(chain, state, digit, level.to(state), log_probs)).double().sum(-1).cpu()
         check_finite(error, torch.full((len(part),), -1))
         values.append(error * _weight(schedule, time) * (1 - cut))

@@ -48,7 +48,7 @@ def step_terms(
     local = chain.token_steps.local_step(step[:, None], offsets)
     digit = chain.split(token)
     state = law.draw(digit, chain.spread(local, digit), generator)
-    log_probs = posterior(state, chain.grid.noise.to(state)[local])
+    log_probs = posterior(state, chain.grid.remaining.to(state)[local])
     terms = position_terms(chain, state, token, local.clamp_max(chain.grid.steps - 1), log_probs, generator)
     share = chain.token_steps.share(step[:, None], offsets)
     return torch.where(share > 0, terms, torch.zeros_like(terms)) * share
@@ -88,7 +88,7 @@ def kernel_terms(
     bridge, digit = chain.path.bridge, chain.split(token)
     coefficients = chain.coefficients(chain.spread(local, digit), state)
     if chain.kernel == "drift":  # Eq. (28): g^2 |sum_l p_l v_l - v_k|^2 / (2 s2)
-        error = drift_error(chain, state, digit, coefficients.noise, log_probs)
+        error = drift_error(chain, state, digit, coefficients.remaining, log_probs)
         return chain.gather(coefficients.gain.square() / (2 * coefficients.variance) * error)
     pull, wobble = token_step_parts(bridge, state, digit, coefficients, generator)
     # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
@@ -100,11 +100,11 @@ def kernel_terms(
 
 
 def drift_error(
-    chain: Chain, state: Tensor, digit: Int[Tensor, ...], noise: Float[Tensor, ...], log_probs: Tensor
+    chain: Chain, state: Tensor, digit: Int[Tensor, ...], remaining: Float[Tensor, ...], log_probs: Tensor
 ) -> Float[Tensor, ...]:
-    """Return `|sum_l p_l v_l - v_k|^2` on every sphere, Eq. (28) without its weight; `noise` is per sphere."""
+    """Return `|sum_l p_l v_l - v_k|^2` on every sphere, Eq. (28) without its weight; `remaining` is per sphere."""
     bridge = chain.path.bridge
-    slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
+    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
     weight = chain.marginals(log_probs.exp()) * slope
     weight = weight.scatter_add(-1, digit[..., None], -slope.gather(-1, digit[..., None]))
     return squared_length(state, weight)

@@ -233,8 +233,8 @@ def together(
     if objective.loss == "drift_error":
         values = _drift_error(method, token, moment, condition, states)
     else:
-        state, noise = method.noisy(token, moment.time, states)
-        scores = method.predict(state, noise, condition, generator)
+        state, remaining = method.noisy(token, moment.time, states)
+        scores = method.predict(state, remaining, condition, generator)
         time = method.per_symbol(moment.time).to(token.device)
         values = cross_entropy(scores.logits, token, time, scores.evidence)
     if method.proposal.adaptive:  # it waits for the losses, which others need not
@@ -254,9 +254,9 @@ def block_loss(
     """Return each sequence's loss where every chunk sees itself and the finished ones before it, Eq. (49)."""
     moment = draw_blockwise(method.config.objective, quantile, _length(method, token), generator)
     condition = _dropped(method, condition, generator)
-    state, noise = method.noisy(token, moment.time, on_device(generator, token.device))
+    state, remaining = method.noisy(token, moment.time, on_device(generator, token.device))
     block_mask = BlockMask(moment.block.to(token.device), method.finished(token))
-    scores = method.predict(state, noise, condition, generator, block_mask)
+    scores = method.predict(state, remaining, condition, generator, block_mask)
     weight = method.per_symbol(moment.weight).to(token.device)
     return (fused_cross_entropy(scores.logits, token, scores.evidence) * weight).mean(-1)
 
@@ -278,9 +278,9 @@ def _drift_error(
     level = (method.per_symbol(moment.time) * grid.steps).long().to(token.device)
     chain = method.on_grid(method.process.mixture.paths[0], grid, "drift")
     digit = method.digits(token)
-    noise = grid.noise.float().to(token.device)[level]
-    state = method.draw(digit, chain.spread(noise.expand(token.shape), digit), generator)
-    log_probs = method.predict(state, noise, condition, generator).log_probs()
+    remaining = grid.remaining.float().to(token.device)[level]
+    state = method.draw(digit, chain.spread(remaining.expand(token.shape), digit), generator)
+    log_probs = method.predict(state, remaining, condition, generator).log_probs()
     local = level.clamp_max(grid.steps - 1).expand(token.shape)
     terms = position_terms(chain, state, token, local, log_probs, generator)
     return mean_unfinished(terms * grid.steps, method.per_symbol(moment.time).to(terms))

@@ -125,35 +125,35 @@ class Rdlm:
         self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
     ) -> tuple[Float[Tensor, ...], Float[Tensor, "batch positions"]]:
         """Return states of the right law at the tokens' times, and the noise still to come."""
-        noise = self.process.clock.remaining(self.per_symbol(time)).to(token.device)
+        remaining = self.process.clock.remaining(self.per_symbol(time)).to(token.device)
         digit = self.digits(token)
-        level = noise if digit.ndim == 2 else noise[..., None]
-        return self.draw(digit, level.expand(digit.shape), generator), noise
+        level = remaining if digit.ndim == 2 else remaining[..., None]
+        return self.draw(digit, level.expand(digit.shape), generator), remaining
 
     def finished(self, token: Int[Tensor, "batch positions"]) -> Float[Tensor, ...]:
         """Return the states of finished symbols, the vertices."""
         return functional.one_hot(self.digits(token), self.process.bridge.dimension).float()
 
-    def draw(self, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return states from the law of the sequence's path at each position's noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
-        states = [self._draw_path(path, digit, noise, generator) for path in paths]
+        states = [self._draw_path(path, digit, remaining, generator) for path in paths]
         if len(states) == 1:
             return states[0]
         masked = torch.rand(len(digit), generator=generator, device=digit.device) < weights[0]
         return torch.where(masked.view(-1, *[1] * (states[0].ndim - 1)), states[0], states[1])
 
-    def _draw_path(self, path: Path, digit: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
-        state = self._law(path.bridge, digit.device).draw(digit, noise, generator)
+    def _draw_path(self, path: Path, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
+        state = self._law(path.bridge, digit.device).draw(digit, remaining, generator)
         if path.second is None:
             return state
-        late = self._law(path.second, digit.device).draw(digit, noise, generator)
-        return torch.where((noise > path.switch_noise)[..., None], state, late)
+        late = self._law(path.second, digit.device).draw(digit, remaining, generator)
+        return torch.where((remaining > path.switch_remaining)[..., None], state, late)
 
     def predict(
         self,
         state: Tensor,
-        noise: Tensor,
+        remaining: Tensor,
         condition: Tensor | None,
         generator: torch.Generator | None,
         block_mask: BlockMask | None = None,
@@ -163,9 +163,9 @@ class Rdlm:
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
                 previous = self.denoiser.previous(
-                    self.denoiser(self.network, state, noise, condition, block_mask=block_mask)
+                    self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
                 )
-        return self.denoiser.scores(self.network, state, noise, condition, previous, block_mask)
+        return self.denoiser.scores(self.network, state, remaining, condition, previous, block_mask)
 
     # -- likelihood and samples --------------------------------------------------------------------
 
@@ -229,10 +229,10 @@ class Rdlm:
         return partial(self._log_probability, condition, block_mask)
 
     def _log_probability(
-        self, condition: Tensor | None, block_mask: BlockMask | None, state: Tensor, noise: Tensor
+        self, condition: Tensor | None, block_mask: BlockMask | None, state: Tensor, remaining: Tensor
     ) -> Tensor:
         with torch.no_grad():
-            return self.denoiser(self.network, state, noise, condition, block_mask=block_mask)
+            return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
 
     def block_mask(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> BlockMask | None:
         """Return what positions see of each other on a chain, Eq. (49): everything, where it has no chunks.
@@ -281,7 +281,7 @@ class Rdlm:
 
     def chain_law(self, chain: Chain) -> ChainLaw:
         """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""
-        key = (chain.path, tuple(chain.grid.noise.tolist()))
+        key = (chain.path, tuple(chain.grid.remaining.tolist()))
         law = self._chain_laws.get(key)
         if law is None:
             law = self._chain_laws[key] = chain.law(CHAIN_PAIRS, generator_of("chain", chain.grid.steps))

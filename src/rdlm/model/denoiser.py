@@ -89,25 +89,25 @@ class Denoiser:
         self,
         network: nn.Module,
         state: Float[Tensor, ...],
-        noise: Float[Tensor, "batch positions"],
+        remaining: Float[Tensor, "batch positions"],
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
     ) -> Float[Tensor, "batch positions v"]:
-        """Return log-probabilities; `noise` may have one position where all share it."""
-        return self.scores(network, state, noise, condition, previous, block_mask).log_probs()
+        """Return log-probabilities; `remaining` may have one position where all share it."""
+        return self.scores(network, state, remaining, condition, previous, block_mask).log_probs()
 
     def scores(
         self,
         network: nn.Module,
         state: Float[Tensor, ...],
-        noise: Float[Tensor, "batch positions"],
+        remaining: Float[Tensor, "batch positions"],
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
     ) -> Scores:
         """Return what the network and the states say of each token, apart, Eq. (27)."""
-        grouped, level = self._grouped(state, noise)
+        grouped, level = self._grouped(state, remaining)
         inputs, evidence = self._inputs(grouped, level)
         time = self.schedule.time(level.clamp(0, self.schedule.total))
         if block_mask is None:
@@ -141,12 +141,12 @@ class Denoiser:
         doubled: Tensor = network(inputs, time, condition, previous, block=block, doubled=True)
         return doubled
 
-    def _grouped(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _grouped(self, state: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
         """Return states as [batch, L, m, d] and noise as [batch, L or 1]: one row per position of the network."""
         if state.ndim == 4:
-            return state, noise
+            return state, remaining
         grouped = state.unflatten(1, (-1, self.spheres))
-        return grouped, noise if noise.shape[1] == 1 else noise[:, :: self.spheres]
+        return grouped, remaining if remaining.shape[1] == 1 else remaining[:, :: self.spheres]
 
     def _inputs(self, state: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the network's input [batch, L, features] and the evidence [batch, L, m, b] where it is wanted."""

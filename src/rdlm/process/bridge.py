@@ -9,7 +9,7 @@ scaled by the clock. The same heat kernel gives the Brownian pull and the eviden
 |---|---|
 | `cosine` | `<x, e_k>`, the state's coordinate on the token |
 | `angle` | `theta_k` |
-| `noise` | `B`, the noise still to come |
+| `remaining` | `B`, the noise still to come |
 | `_half`, `_second` | `h = (n - 1) / 2` with `n = d - 1` the sphere's dimension, and `h (h - 1) / 2` |
 | `slope` (per token) | `pull / sin theta`: the drift is `slope (e_k - x_k x)` |
 """
@@ -146,34 +146,34 @@ class Bridge:
                 "split tokens into digits, or take the logarithm bridge without evidence"
             )
 
-    def _shortening(self, curve: Tensor, bend: Tensor, noise: Tensor | float) -> Tensor:
+    def _shortening(self, curve: Tensor, bend: Tensor, remaining: Tensor | float) -> Tensor:
         """Return `pull / angle` of the Brownian bridge, Eq. (26), from the cotangent's curve and bend at the angle."""
-        return 1 + noise * (self._half * curve - noise * self._second * bend)
+        return 1 + remaining * (self._half * curve - remaining * self._second * bend)
 
-    def pull(self, angle: Tensor, noise: Tensor | float) -> Tensor:
+    def pull(self, angle: Tensor, remaining: Tensor | float) -> Tensor:
         """Return the length of the pull at an angle: the angle itself, or Eq. (26) for the Brownian bridge."""
         if self.kind == "logarithm":
             return angle
-        return angle * self._shortening(special.cotangent_curve(angle), special.cotangent_bend(angle), noise)
+        return angle * self._shortening(special.cotangent_curve(angle), special.cotangent_bend(angle), remaining)
 
-    def slope(self, cosine: Tensor, noise: Tensor | float) -> Tensor:
+    def slope(self, cosine: Tensor, remaining: Tensor | float) -> Tensor:
         """Return `pull / sin(angle)` as a smooth function of the cosine, with a finite limit at 1."""
         if self.kind == "logarithm":
             return special.angle_over_sine(cosine)
         inverse, ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
-        level = inverse * noise  # Eq. (26) as `_shortening` has it, in few operations
+        level = inverse * remaining  # Eq. (26) as `_shortening` has it, in few operations
         shortening = torch.addcmul(self._half * curve, level, bend, value=-self._second).mul_(level).add_(1)
         return ratio.mul_(inverse).mul_(shortening)
 
     def log_likelihood(
-        self, state: Float[Tensor, "... d"], noise: Float[Tensor, ...] | float
+        self, state: Float[Tensor, "... d"], remaining: Float[Tensor, ...] | float
     ) -> Float[Tensor, "... v"]:
         """Return the evidence `log h(x, e_k)` for every token up to a common constant, Eq. (25).
 
         A finished position (noise 0) is evaluated at the smallest noise, which decides for its token.
         """
         cosine = state[..., : self.vocabulary]
-        level = torch.as_tensor(noise, dtype=state.dtype, device=state.device)
+        level = torch.as_tensor(remaining, dtype=state.dtype, device=state.device)
         level = level.clamp_min(special.SMALLEST_NOISE)[..., None]
         return (
             -special.squared_angle(cosine) / (2 * level)

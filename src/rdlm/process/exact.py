@@ -68,7 +68,7 @@ def pair_step(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the pair `(r, c)` after one step of the d-dimensional chain, exactly, Eq. (21)."""
-    drift = coefficients.gain * bridge.pull(radius, coefficients.noise)
+    drift = coefficients.gain * bridge.pull(radius, coefficients.remaining)
     wobble = Wobble.draw(bridge.dimension, radius, generator)
     return place_step(radius, heading, drift, coefficients.variance, wobble).pair()
 
@@ -142,9 +142,9 @@ class Levels:
     """Comparisons that the fullest range needs."""
 
     @staticmethod
-    def of(noise: Float[Tensor, " levels"]) -> Levels:
+    def of(remaining: Float[Tensor, " levels"]) -> Levels:
         """Return the levels of a grid's noise, with as few ranges as leave `FEW` comparisons, where `MOST` allow it."""
-        falling = noise.float()
+        falling = remaining.float()
         ranges = 64
         while (found := _table(falling, ranges)).rounds > FEW and ranges < MOST:
             ranges *= 2
@@ -217,11 +217,11 @@ class ExactLaw:
         return place(self.bridge, token, radius, heading, generator)
 
     def draw(
-        self, token: Int[Tensor, ...], noise: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states with any amount of noise still to come, between levels too, Eq. (20)."""
         levels = self._levels
-        wanted = torch.as_tensor(noise, device=token.device).to(self.table.dtype).clamp(0, levels.highest)
+        wanted = torch.as_tensor(remaining, device=token.device).to(self.table.dtype).clamp(0, levels.highest)
         level = levels.at(wanted)  # beyond the last one there is only the vertex
         inverse = self._inverse.index_select(0, level.flatten()).view(level.shape)
         gain = (1 - inverse.mul_(wanted)).clamp_min_(0)  # Eq. (18) for a step to the wanted noise
@@ -233,13 +233,13 @@ class ExactLaw:
 
     @cached_property
     def _levels(self) -> Levels:
-        return Levels.of(self.grid.noise)
+        return Levels.of(self.grid.remaining)
 
     @cached_property
     def _inverse(self) -> Float[Tensor, " levels"]:
         """Return the inverse of the levels' noise, 0 for the last one."""
-        noise = self.grid.noise
-        return torch.where(noise > 0, 1 / noise, 0.0).to(self.table.dtype)
+        remaining = self.grid.remaining
+        return torch.where(remaining > 0, 1 / remaining, 0.0).to(self.table.dtype)
 
     def _pairs(self, level: Tensor, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Return radius, heading, pull and part of a random pair of each level."""
@@ -272,8 +272,8 @@ def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator 
     radius = torch.full((pairs,), bridge.start.angle, dtype=torch.float64)
     heading = torch.ones(pairs, dtype=torch.float64)
     table = torch.zeros(grid.steps + 1, pairs, 4)
-    for step, (noise, gain, variance) in enumerate(grid.coefficient_table):
-        pull = bridge.pull(radius, noise)
+    for step, (remaining, gain, variance) in enumerate(grid.coefficient_table):
+        pull = bridge.pull(radius, remaining)
         table[step, :, :3] = torch.stack([radius, heading, pull], -1)
         wobble = Wobble.draw(bridge.dimension, radius, generator)
         radius, heading = place_step(radius, heading, gain * pull, variance, wobble).pair()

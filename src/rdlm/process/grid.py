@@ -16,7 +16,7 @@ from rdlm.process.schedule import Schedule
 class StepCoefficients(NamedTuple):
     """What a step of a chain needs to know: the noise before it, its gain and its variance, Eq. (18)."""
 
-    noise: Tensor
+    remaining: Tensor
     gain: Tensor
     variance: Tensor
 
@@ -32,10 +32,10 @@ class Grid:
     | `variance[m]` | `s2_m`, the variance of its noise, Eq. (18); 0 in the decode step |
     """
 
-    noise: Tensor
+    remaining: Tensor
 
     def __post_init__(self) -> None:
-        levels = self.noise
+        levels = self.remaining
         if levels.ndim != 1 or len(levels) < 2:
             raise InputError("a grid needs at least two noise levels")
         if not bool((levels[1:] < levels[:-1]).all()) or levels[-1].item() != 0:
@@ -44,31 +44,31 @@ class Grid:
     @property
     def steps(self) -> int:
         """Return the number of steps `M`, which is the number of network calls."""
-        return len(self.noise) - 1
+        return len(self.remaining) - 1
 
     @property
     def total(self) -> float:
         """Return the total noise `S`."""
-        return float(self.noise[0])
+        return float(self.remaining[0])
 
     @cached_property
     def gain(self) -> Tensor:
         """Return `g_m = 1 - B_{m+1}/B_m`, Eq. (18); 1 in the decode step."""
-        return 1 - self.noise[1:] / self.noise[:-1]
+        return 1 - self.remaining[1:] / self.remaining[:-1]
 
     @cached_property
     def variance(self) -> Tensor:
         """Return `s2_m = B_{m+1} (B_m - B_{m+1}) / B_m`, Eq. (18)."""
-        return self.noise[1:] * self.gain
+        return self.remaining[1:] * self.gain
 
     @cached_property
     def coefficient_table(self) -> Tensor:
         """Return noise, gain and variance of every step beside each other, [M, 3]."""
-        return torch.stack([self.noise[:-1], self.gain, self.variance], -1)
+        return torch.stack([self.remaining[:-1], self.gain, self.variance], -1)
 
     def to(self, device: torch.device | str) -> Grid:
         """Return the grid with its levels on `device`."""
-        return Grid(self.noise.to(device))
+        return Grid(self.remaining.to(device))
 
 
 def uniform_in_time(schedule: Schedule, steps: int) -> Grid:
@@ -77,20 +77,20 @@ def uniform_in_time(schedule: Schedule, steps: int) -> Grid:
     return Grid(schedule.remaining(torch.linspace(0, 1, steps + 1, dtype=torch.float64)))
 
 
-def uniform_in_log_noise(total: float, steps: int, last: float = 1e-3) -> Grid:
+def uniform_in_log_remaining(total: float, steps: int, last: float = 1e-3) -> Grid:
     """Return a grid of equal ratios from `S` to `last * S`, then 0; one step decodes at once."""
     _check(steps)
     levels = total * last ** torch.linspace(0, 1, steps, dtype=torch.float64)
     return Grid(torch.cat([levels, levels.new_zeros(1)]))
 
 
-def equal_information(noise: Tensor, nats: Tensor, steps: int) -> Grid:
+def equal_information(remaining: Tensor, nats: Tensor, steps: int) -> Grid:
     """Return a grid whose steps gain equally many nats each, from a measured curve, the decode step included.
 
-    `noise` falls from `S` to 0, and `nats[i]` are those gained by the time that `noise[i]` is still to come.
+    `remaining` falls from `S` to 0, and `nats[i]` are those gained by the time that `noise[i]` is still to come.
     """
     _check(steps)
-    level, gained = noise.double(), nats.double()
+    level, gained = remaining.double(), nats.double()
     if level.shape != gained.shape or level.ndim != 1 or len(level) < 2 or not bool(torch.isfinite(gained).all()):
         raise InputError("a curve of information needs as many finite nats as noise levels, and at least two of each")
     Grid(level)  # refuses levels that do not fall to 0

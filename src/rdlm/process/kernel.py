@@ -152,7 +152,7 @@ def token_step_parts(
 ) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... d"]]:
     """Return the pull `g v_k` and a draw of the noise `sqrt(s2) w` of one step to `token`, Eq. (19)."""
     cosine = state.gather(-1, token[..., None])[..., 0]
-    pull = token_direction(state, token, coefficients.gain * bridge.slope(cosine, coefficients.noise))
+    pull = token_direction(state, token, coefficients.gain * bridge.slope(cosine, coefficients.remaining))
     return pull, coefficients.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
 
@@ -176,7 +176,7 @@ def draw_mean_step(
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
     """Return a tangent step of the drift kernel, `g sum_l p_l v_l + sqrt(s2) w`, Eq. (19) with Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.noise[..., None])
+    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.remaining[..., None])
     pull = mixture_direction(state, coefficients.gain[..., None] * probability * slope)
     return pull + coefficients.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
@@ -197,7 +197,7 @@ def step_log_density_parts(
 ) -> tuple[Float[Tensor, "... v"], Float[Tensor, "... v"]]:
     """Return what `step_log_density`, Eq. (29), multiplies the step's coordinates by, and what it takes away."""
     cosine = state[..., : bridge.vocabulary]
-    pull = coefficients.gain[..., None] * bridge.slope(cosine, coefficients.noise[..., None])
+    pull = coefficients.gain[..., None] * bridge.slope(cosine, coefficients.remaining[..., None])
     weight = pull / coefficients.variance[..., None]
     return weight, weight * pull * (1 - cosine.square()) / 2
 
@@ -210,7 +210,7 @@ def mean_step_log_density(
     coefficients: StepCoefficients,
 ) -> Float[Tensor, ...]:
     """Return the drift kernel's log-density of a step up to the constant of `step_log_density`, Eq. (28)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.noise[..., None])
+    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.remaining[..., None])
     weight = coefficients.gain[..., None] * probability * slope
     along = (weight * step[..., : bridge.vocabulary]).sum(-1)
     return (along - squared_length(state, weight) / 2) / coefficients.variance

@@ -43,9 +43,9 @@ class Law(Protocol):
         """Return the bridge whose states are drawn."""
 
     def draw(
-        self, token: Int[Tensor, ...], noise: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
-        """Return one state per token; `noise` broadcasts to the tokens' shape."""
+        """Return one state per token; `remaining` broadcasts to the tokens' shape."""
 
     def to(self, device: torch.device | str) -> Law:
         """Return the law with its tables on `device`."""
@@ -110,7 +110,7 @@ def cached_normal(
 
     def make() -> Tables:
         law = precompute(bridge, grid, paths, kummer, coupling, torch.Generator().manual_seed(seed))
-        return {"noise": law.noise, "angle": law.angle, "spread": law.spread}
+        return {"remaining": law.remaining, "angle": law.angle, "spread": law.spread}
 
     parameters = _parameters("normal", bridge, grid, paths=paths, seed=seed, kummer=kummer, coupling=coupling)
     return NormalLaw(bridge, **cached(parameters, make))
@@ -189,7 +189,7 @@ def _parameters(law: str, bridge: Bridge, grid: Grid, **more: object) -> Paramet
         "torch": torch.__version__.split("+")[0],  # its random streams are part of what a seed means
         "law": law,
         "bridge": asdict(bridge),
-        "noise": grid.noise.tolist(),
+        "noise": grid.remaining.tolist(),
         **more,
     }
 

@@ -70,9 +70,9 @@ def radial_paths(bridge: Bridge, grid: Grid, paths: int, generator: torch.Genera
     radius = torch.full((paths,), bridge.start.angle, dtype=torch.float64)
     yield radius
     curvature = (bridge.dimension - 2) / 2
-    for noise, gain, variance in _steps(grid):
+    for remaining, gain, variance in _steps(grid):
         cotangent = 1 / special.positive_or_one(radius) - special.cotangent_gap(radius)
-        drift = -gain * bridge.pull(radius, noise) + variance * curvature * cotangent
+        drift = -gain * bridge.pull(radius, remaining) + variance * curvature * cotangent
         moved = radius + drift + math.sqrt(variance) * _normal(radius, generator)
         radius = (math.pi - (math.pi - moved.abs()).abs()).clamp(0, math.pi)
         yield radius
@@ -89,8 +89,8 @@ def projected_paths(
     on_end = torch.full((paths,), bridge.start.token_coordinate, dtype=torch.float64)
     on_start = torch.ones(paths, dtype=torch.float64)
     yield on_end, on_start
-    for noise, gain, variance in _steps(grid):
-        on_end, on_start = projected_step(bridge, on_end, on_start, noise, gain, variance, coupling, generator)
+    for remaining, gain, variance in _steps(grid):
+        on_end, on_start = projected_step(bridge, on_end, on_start, remaining, gain, variance, coupling, generator)
         yield on_end, on_start
 
 
@@ -98,7 +98,7 @@ def projected_step(
     bridge: Bridge,
     on_end: Tensor,
     on_start: Tensor,
-    noise: float,
+    remaining: float,
     gain: float,
     variance: float,
     coupling: Coupling = "joint",
@@ -113,7 +113,7 @@ def projected_step(
     scale = math.sqrt(variance)
     sine_end, sine_start = _sine(on_end), _sine(on_start)
     # Steps are as small as 1e-7 of the state, which is why that is float64; their own last digits do not matter.
-    slope = gain * bridge.slope(on_end.float(), noise)
+    slope = gain * bridge.slope(on_end.float(), remaining)
     length = slope * sine_end.float()
     slope = (special.sinc(length) * slope).double()
     turn = decay * torch.cos(length).double()
@@ -130,7 +130,7 @@ def projected_step(
 
 def _steps(grid: Grid) -> Iterator[tuple[float, float, float]]:
     """Yield noise still to come, gain and variance of every step."""
-    return zip(grid.noise.tolist(), grid.gain.tolist(), grid.variance.tolist(), strict=False)
+    return zip(grid.remaining.tolist(), grid.gain.tolist(), grid.variance.tolist(), strict=False)
 
 
 def _sine(cosine: Tensor) -> Tensor:
@@ -255,31 +255,31 @@ def _table(degrees: int, name: KummerName) -> tuple[npt.NDArray[np.float64], npt
 class NormalLaw:
     """Draws of `exp_mu(rho z)`, Eq. (22), with parameters between those of a table.
 
-    `noise` are the table's levels of noise still to come, rising from 0 to `S`.
+    `remaining` are the table's levels of noise still to come, rising from 0 to `S`.
     """
 
     bridge: Bridge
-    noise: Tensor
+    remaining: Tensor
     angle: Tensor
     spread: Tensor
 
-    def parameters(self, noise: Float[Tensor, ...] | float) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+    def parameters(self, remaining: Float[Tensor, ...] | float) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
         """Return `alpha` and `rho`, Eq. (23), at levels of noise still to come."""
-        angle, spread = self._at(torch.as_tensor(noise, dtype=self.noise.dtype, device=self.noise.device))
+        angle, spread = self._at(torch.as_tensor(remaining, dtype=self.remaining.dtype, device=self.remaining.device))
         return angle.sin(), spread
 
     def draw(
-        self, token: Int[Tensor, ...], noise: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states with so much noise still to come, Eq. (22); the vertex at 0, the start at `S`."""
-        level = torch.as_tensor(noise, dtype=self.noise.dtype, device=token.device).expand(token.shape)
+        level = torch.as_tensor(remaining, dtype=self.remaining.dtype, device=token.device).expand(token.shape)
         angle, spread = self._at(level)
         mean = self._mean(token, angle)
         return sphere.exponential(mean, spread.to(mean)[..., None] * sphere.tangent_normal(mean, generator))
 
-    def _at(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        knots = self.noise
-        return interpolate(noise, knots, self.angle), interpolate(noise, knots, self.spread)
+    def _at(self, remaining: Tensor) -> tuple[Tensor, Tensor]:
+        knots = self.remaining
+        return interpolate(remaining, knots, self.angle), interpolate(remaining, knots, self.spread)
 
     def _mean(self, token: Tensor, angle: Tensor) -> Tensor:
         """Return `alpha/sin(phi_0) e_k + (sqrt(1 - alpha^2) - alpha cot(phi_0)) x_0`, Eq. (22)."""
@@ -291,15 +291,15 @@ class NormalLaw:
 
     def to(self, device: torch.device | str) -> NormalLaw:
         """Return the law with its table on `device`."""
-        return NormalLaw(self.bridge, self.noise.to(device), self.angle.to(device), self.spread.to(device))
+        return NormalLaw(self.bridge, self.remaining.to(device), self.angle.to(device), self.spread.to(device))
 
 
 def refined(grid: Grid, steps: int = 2000) -> Grid:
     """Return the grid with every step cut into equal parts of its noise, `steps` or more of them in all."""
     parts = max(1, math.ceil(steps / grid.steps))
-    inside = torch.arange(parts, dtype=grid.noise.dtype) / parts
-    levels = grid.noise[:-1, None] + (grid.noise[1:] - grid.noise[:-1])[:, None] * inside  # [steps, parts]
-    return Grid(torch.cat([levels.flatten(), grid.noise[-1:]]))
+    inside = torch.arange(parts, dtype=grid.remaining.dtype) / parts
+    levels = grid.remaining[:-1, None] + (grid.remaining[1:] - grid.remaining[:-1])[:, None] * inside  # [steps, parts]
+    return Grid(torch.cat([levels.flatten(), grid.remaining[-1:]]))
 
 
 def precompute(
@@ -344,7 +344,7 @@ def from_projections(
     # Both ends are known: the start itself and the vertex itself, without spread.
     angle[0], angle[-1] = 0.0, bridge.start.angle
     spread[0], spread[-1] = 0.0, 0.0
-    return NormalLaw(bridge, grid.noise.flip(0), angle.flip(0), spread.flip(0))
+    return NormalLaw(bridge, grid.remaining.flip(0), angle.flip(0), spread.flip(0))
 
 
 def match_moments(

@@ -22,11 +22,11 @@ from rdlm.process.grid import Grid
 
 @dataclass(frozen=True)
 class Path:
-    """One bridge, or `bridge` above the noise level `switch_noise` and `second` below it, Eq. (32)."""
+    """One bridge, or `bridge` above the noise level `switch_remaining` and `second` below it, Eq. (32)."""
 
     bridge: Bridge
     second: Bridge | None = None
-    switch_noise: float = 0.0
+    switch_remaining: float = 0.0
 
     def __post_init__(self) -> None:
         if self.second is None:
@@ -37,16 +37,16 @@ class Path:
                 "the two bridges of a switching path need one vocabulary, one total noise and one kind, "
                 f"got {first} and {second}"
             )
-        if not 0 < self.switch_noise < self.bridge.total:
+        if not 0 < self.switch_remaining < self.bridge.total:
             raise InputError(
-                f"the noise at the switch must lie in (0, {self.bridge.total:g}), got {self.switch_noise:g}"
+                f"the noise at the switch must lie in (0, {self.bridge.total:g}), got {self.switch_remaining:g}"
             )
 
     def switch_step(self, grid: Grid) -> int | None:
-        """Return the step of the grid that switches: the one that passes below `switch_noise`."""
+        """Return the step of the grid that switches: the one that passes below `switch_remaining`."""
         if self.second is None:
             return None
-        return int((grid.noise > self.switch_noise).sum()) - 1
+        return int((grid.remaining > self.switch_remaining).sum()) - 1
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def uniform_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -
     return Path(Bridge(start.uniform(vocabulary), total, kind))
 
 
-def switching_path(vocabulary: int, total: float, switch_noise: float, kind: BridgeKind = "brownian") -> Path:
-    """Return the uniform path that turns into the masked one below `switch_noise`, Eq. (32)."""
+def switching_path(vocabulary: int, total: float, switch_remaining: float, kind: BridgeKind = "brownian") -> Path:
+    """Return the uniform path that turns into the masked one below `switch_remaining`, Eq. (32)."""
     first, second = uniform_path(vocabulary, total, kind), masked_path(vocabulary, total, kind)
-    return Path(first.bridge, second.bridge, switch_noise)
+    return Path(first.bridge, second.bridge, switch_remaining)
 
 
 def constant_mixture(vocabulary: int, total: float, weight: float, kind: BridgeKind = "brownian") -> Mixture:
@@ -85,24 +85,24 @@ def constant_mixture(vocabulary: int, total: float, weight: float, kind: BridgeK
     return Mixture(paths, (weight, 1 - weight))
 
 
-def log_evidence(path: Path, state: Float[Tensor, "... d"], noise: Float[Tensor, ...]) -> Float[Tensor, "... v"]:
+def log_evidence(path: Path, state: Float[Tensor, "... d"], remaining: Float[Tensor, ...]) -> Float[Tensor, "... v"]:
     """Return the log-likelihood of every token given each position's own state alone, Eq. (27).
 
     It is the same for both bridges of a switching path: only the angle to a token tells tokens apart.
     Beyond the range of the heat kernel's expansion it is refused, for the logarithm bridge, too.
     """
     path.bridge.check_evidence()
-    return path.bridge.log_likelihood(state, noise)
+    return path.bridge.log_likelihood(state, remaining)
 
 
 def joint_posterior(
-    path: Path, log_joint: Tensor, state: Float[Tensor, "batch length d"], noise: Float[Tensor, "batch length"]
+    path: Path, log_joint: Tensor, state: Float[Tensor, "batch length d"], remaining: Float[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length v"]:
     """Return `log p(token | all states)` when the joint law of the tokens is known, by Bayes' rule, Eq. (27).
 
     `log_joint` has one axis of `v` entries per position. Exact for the Brownian bridge, near for the logarithm one.
     """
-    evidence = log_evidence(path, state, noise)
+    evidence = log_evidence(path, state, remaining)
     batch, length, tokens = evidence.shape
     joint = log_joint.to(evidence)
     for position in range(length):

@@ -33,14 +33,14 @@ class SimulatedLaw:
         return SimulatedLaw(self.bridge, self.grid.to(device))
 
     def draw(
-        self, token: Int[Tensor, ...], noise: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states with so much noise still to come, Eq. (19): the last step ends on that very level.
 
         Without any noise to come the state is the token's vertex, as after the chain's decode step.
         """
-        levels = self.grid.noise.to(token.device)
-        wanted = torch.as_tensor(noise, dtype=levels.dtype, device=token.device).expand(token.shape)
+        levels = self.grid.remaining.to(token.device)
+        wanted = torch.as_tensor(remaining, dtype=levels.dtype, device=token.device).expand(token.shape)
         state = self.bridge.start.point(device=token.device).repeat(*token.shape, 1)
         for step in range(int((levels > wanted.min()).sum()) if token.numel() else 0):
             before, after = levels[step].maximum(wanted), levels[step + 1].maximum(wanted)

@@ -42,7 +42,7 @@ class Query(NamedTuple):
     """What is asked of the network for some rows."""
 
     state: Float[Tensor, "rows positions *spheres d"]
-    noise: Float[Tensor, "rows positions"]
+    remaining: Float[Tensor, "rows positions"]
     previous: Float[Tensor, "rows length f"] | None = None
     """The last answer, for networks that see it."""
     condition: Tensor | None = None
@@ -64,7 +64,7 @@ class Query(NamedTuple):
         condition = None if self.condition is None else self.condition[rows]
         block_mask = None if self.block_mask is None else self.block_mask.part(rows)
         recall = None if self.recall is None else self.recall.rows(rows)
-        return Query(self.state[rows], self.noise[rows], previous, condition, block_mask, recall)
+        return Query(self.state[rows], self.remaining[rows], previous, condition, block_mask, recall)
 
     def twice(self) -> Query:
         """Return all rows with their conditions, and all once more without."""
@@ -72,15 +72,15 @@ class Query(NamedTuple):
         absent = torch.full_like(self.condition, float("nan") if self.condition.is_floating_point() else -1)
         previous = None if self.previous is None else torch.cat([self.previous] * 2)
         both = torch.cat([self.condition, absent])
-        return Query(torch.cat([self.state] * 2), torch.cat([self.noise] * 2), previous, both, self.block_mask)
+        return Query(torch.cat([self.state] * 2), torch.cat([self.remaining] * 2), previous, both, self.block_mask)
 
     def answer(self, method: Rdlm) -> Float[Tensor, "rows positions v"]:
         """Return what the network says, asked about all rows at once."""
         with torch.no_grad():
             if self.recall is not None:
-                return self.recall.law(method, self.state, self.noise, self.condition)
+                return self.recall.law(method, self.state, self.remaining, self.condition)
             return method.denoiser(
-                method.network, self.state, self.noise, self.condition, self.previous, self.block_mask
+                method.network, self.state, self.remaining, self.condition, self.previous, self.block_mask
             )
 
     def parts(self, size: int = 1) -> list[Query]:
@@ -142,10 +142,10 @@ class Forward:
     def _chunks(self, queries: Sequence[Query]) -> list[Query]:
         """Return rows of one shape as queries of nearly equal size."""
         memory = self.method.config.model.self_condition
-        state, noise = torch.cat([one.state for one in queries]), torch.cat([one.noise for one in queries])
+        state, remaining = torch.cat([one.state for one in queries]), torch.cat([one.remaining for one in queries])
         previous = torch.cat([self._memory(one) for one in queries]) if memory else None
         given = conditions([(one.condition, len(one.state)) for one in queries])
-        whole = Query(state, noise, previous, given, joined([one.block_mask for one in queries]))
+        whole = Query(state, remaining, previous, given, joined([one.block_mask for one in queries]))
         places = torch.arange(len(state)).tensor_split(self._pieces(len(state)))
         return [whole.part(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
 
@@ -178,9 +178,9 @@ class Forward:
         if key not in self._exact:
             generator = generator_of("trial", *query.state.shape)
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
-            noise = torch.rand(query.noise.shape, generator=generator) * self.method.process.clock.total
+            remaining = torch.rand(query.remaining.shape, generator=generator) * self.method.process.clock.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
-            trial = Query(state, noise, previous, None, query.block_mask)
+            trial = Query(state, remaining, previous, None, query.block_mask)
             self._exact[key] = torch.equal(trial.answer(self.method), self._one_by_one(trial))
         return self._exact[key]
 

@@ -78,8 +78,8 @@ class Walk:
         generators = [generator for one in walks for generator in one.random.generators]
         kept = [one.memory for one in walks if one.memory is not None]
         memory = Cache(len(kept[0].keys)).take(kept) if kept else None
-        noise, invalid = Noise(generators, len(rows["step"])), sum(one.invalid for one in walks)
-        return Walk(**rows, random=noise, memory=memory, invalid=invalid)
+        remaining, invalid = Noise(generators, len(rows["step"])), sum(one.invalid for one in walks)
+        return Walk(**rows, random=remaining, memory=memory, invalid=invalid)
 
     def split(self) -> list[Walk]:
         """Return each row as a walk of its own; each must have its own generator, and codes are no longer counted."""

@@ -16,7 +16,7 @@ def tempered(
     method: Rdlm,
     law: Float[Tensor, "batch positions v"],
     state: Float[Tensor, "batch positions *spheres d"],
-    noise: Float[Tensor, "batch positions"],
+    remaining: Float[Tensor, "batch positions"],
     temperature: float,
 ) -> Float[Tensor, "batch positions v"]:
     """Return the law with what the context says divided by the temperature, and the evidence as it is, Eq. (27).
@@ -29,7 +29,7 @@ def tempered(
     denoiser = method.denoiser
     if not denoiser.config.evidence:
         return torch.log_softmax(law / temperature, -1)
-    level = noise[..., None] if denoiser.whole else noise
+    level = remaining[..., None] if denoiser.whole else remaining
     evidence = denoiser.bridge.log_likelihood(state, level)
     evidence = denoiser.codec.evidence(evidence) if denoiser.whole else evidence
     return torch.log_softmax(evidence + (law - evidence) / temperature, -1)
@@ -75,15 +75,15 @@ class Predictor:
     def __call__(
         self,
         state: Float[Tensor, "batch positions *spheres d"],
-        noise: Float[Tensor, "batch positions"],
+        remaining: Float[Tensor, "batch positions"],
         recall: Recall | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, guided where there is a condition, Eq. (45), and tempered."""
-        query = Query(state, noise, self._previous, self._given(len(state)), self.block_mask, recall)
+        query = Query(state, remaining, self._previous, self._given(len(state)), self.block_mask, recall)
         law = guided(self._ask(asked(query, self.guidance)), query, self.guidance)
         if self.method.config.model.self_condition:
             self._previous = self.method.denoiser.previous(law)
-        return tempered(self.method, law, state, noise, self.temperature)
+        return tempered(self.method, law, state, remaining, self.temperature)
 
     def _ask(self, query: Query) -> Float[Tensor, "rows positions v"]:
         if self.forward is not None:

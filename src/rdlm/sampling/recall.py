@@ -44,16 +44,16 @@ class Recall(NamedTuple):
         self,
         method: Rdlm,
         state: Float[Tensor, "batch positions *spheres d"],
-        noise: Float[Tensor, "batch positions"],
+        remaining: Float[Tensor, "batch positions"],
         condition: Tensor | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, alike for all tokens where nothing was asked, and remember what is finished."""
         symbols, places = method.symbols_per_token, method.process.codec.positions
         asked = slice(self.cache.length // places * symbols, self.end * symbols)
         block_mask = BlockMask(self.block, cache=self.cache)
-        found = method.denoiser(method.network, state[:, asked], noise[:, asked], condition, block_mask=block_mask)
+        found = method.denoiser(method.network, state[:, asked], remaining[:, asked], condition, block_mask=block_mask)
         self.cache.keep(self.front * places)
-        law = found.new_full((*noise.shape, found.shape[-1]), -math.log(found.shape[-1]))
+        law = found.new_full((*remaining.shape, found.shape[-1]), -math.log(found.shape[-1]))
         law[:, asked] = found
         return law
 
@@ -67,7 +67,7 @@ class Question(NamedTuple):
     """What a model is asked at a step of a walk."""
 
     state: Float[Tensor, "batch positions *spheres d"]
-    noise: Float[Tensor, "batch positions"]
+    remaining: Float[Tensor, "batch positions"]
     """What each position has before it."""
     recall: Recall | None = None
 

@@ -9,7 +9,7 @@ Solvers: what one step of the sampler does with the states, one plain function e
 
 | variable | symbol |
 |---|---|
-| `noise`, `after` | `B_m` and `B_{m+1}`, the noise still to come before and after the step |
+| `remaining`, `after` | `B_m` and `B_{m+1}`, the noise still to come before and after the step |
 | `spent` | `s = S - B`, the noise that a position has behind it |
 | `gain`, `variance` | `g_m` and `s2_m`, Eq. (18) |
 | `ambient` | a vector of R^d whose tangent part at the state is the step |
@@ -121,7 +121,7 @@ class Step:
     @property
     def after(self) -> Float[Tensor, "batch positions *spheres"]:
         """Return the noise that each sphere still has before it after the step."""
-        return beside(self.chain.grid.noise[self.local + 1].to(self.state.dtype), self.state)
+        return beside(self.chain.grid.remaining[self.local + 1].to(self.state.dtype), self.state)
 
     def looked_up(self, coefficient_table: Float[Tensor, "steps 3"]) -> StepCoefficients:
         """Return each sphere's own of what the steps of the grid have."""
@@ -134,7 +134,7 @@ def mixture(step: Step) -> Tensor:
     """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
     digit, coefficients = step.chain.split(step.drawn), step.coefficients
     index, scale = digit[..., None], coefficients.variance.sqrt()
-    slope = step.chain.path.bridge.slope(step.state.gather(-1, index), coefficients.noise[..., None])
+    slope = step.chain.path.bridge.slope(step.state.gather(-1, index), coefficients.remaining[..., None])
     pull = slope.mul_((coefficients.gain / scale)[..., None])  # in units of the noise, which is scaled last
     return follow(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
 
@@ -149,7 +149,7 @@ def euler(step: Step) -> Tensor:
 
     It stops `CUT` before time 1, so that a fine grid's last steps stand still.
     """
-    levels = step.chain.grid.noise
+    levels = step.chain.grid.remaining
     time = step.clock.time(levels)
     span = torch.diff(time.clamp_max(1 - CUT))
     spread = step.clock.rate(time[:-1]) * span
@@ -160,11 +160,11 @@ def _mean_step(step: Step, coefficients: StepCoefficients) -> Tensor:
     ambient, scale, bridge = step.random.normal(step.state), coefficients.variance.sqrt(), step.chain.path.bridge
     # In units of the noise, which is scaled last; nothing pulls where there is none.
     pull = coefficients.gain / scale.clamp_min(special.SMALLEST_SQUARE)
-    whole = (step.log_probs, step.state, ambient, pull[..., None], coefficients.noise[..., None])
+    whole = (step.log_probs, step.state, ambient, pull[..., None], coefficients.remaining[..., None])
     rows = [one.flatten(0, 1) for one in whole]  # [batch, positions, ...] -> [n, ...]
-    for law, state, total, share, noise in pieces(step.log_probs.shape[-1], *rows):
+    for law, state, total, share, remaining in pieces(step.log_probs.shape[-1], *rows):
         weight = step.chain.marginals(law.exp()).mul_(share)
-        slope = bridge.slope(state[..., : bridge.vocabulary], noise)
+        slope = bridge.slope(state[..., : bridge.vocabulary], remaining)
         total[..., : bridge.vocabulary].addcmul_(weight, slope)
     return follow(step.state, ambient, scale)
 
@@ -177,15 +177,15 @@ def heun(step: Step) -> Tensor:
     step, `v` and `v'` the pulls before and after it, and `T` the transport back.
     """
     chain, bridge = step.chain, step.chain.path.bridge
-    (noise, gain, variance), after = step.coefficients, step.after
+    (remaining, gain, variance), after = step.coefficients, step.after
     wobble = sphere.tangent(step.state, step.random.normal(step.state))
-    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), noise)
+    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), remaining)
     first = gain[..., None] * pull + variance.sqrt()[..., None] * wobble
     ahead = sphere.project(sphere.exponential(step.state, first))
     law = chain.marginals(step.predict(ahead, step.local + 1).exp())
     second = sphere.transport(ahead, step.state, mean_pull(bridge, ahead, law, after))
     growing = after > 0
-    span = torch.log(noise / torch.where(growing, after, noise / 2))
+    span = torch.log(remaining / torch.where(growing, after, remaining / 2))
     weight = torch.where(growing, 1 - gain / span, 0.0)[..., None]
     return sphere.project(sphere.exponential(step.state, (1 + weight) * first + weight * (second - pull)))
 
@@ -197,12 +197,12 @@ def corrector(step: Step) -> Tensor:
     """
     chain, bridge = step.chain, step.chain.path.bridge
     state = mixture(step)
-    noise = step.after.clamp_min(special.SMALLEST_NOISE)
-    spent = chain.grid.total - noise
-    length = (CORRECTION * noise * spent / chain.grid.total)[..., None]
+    remaining = step.after.clamp_min(special.SMALLEST_NOISE)
+    spent = chain.grid.total - remaining
+    length = (CORRECTION * remaining * spent / chain.grid.total)[..., None]
     probability = chain.marginals(step.predict(state, step.local + 1).exp())
     start = _start_of(chain, step.local + 1, state)
-    toward = bridge.slope(state[..., : bridge.vocabulary], noise[..., None]) * probability / noise[..., None]
+    toward = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None]) * probability / remaining[..., None]
     cosine = (state * start).sum(-1, keepdim=True)
     ambient = step.random.normal(state).mul_((length * (2 - CORRECTION)).sqrt())
     ambient.addcmul_(start, length * bridge.slope(cosine, spent[..., None]) / spent[..., None])
@@ -217,25 +217,25 @@ def deterministic(step: Step) -> Tensor:
     of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
     """
     chain, bridge, total = step.chain, step.chain.path.bridge, step.chain.grid.total
-    noise, after = step.coefficients.noise, step.after
-    at_start = noise >= total * (1 - 1e-6)
-    spent = torch.where(at_start, total / 2, total - noise)
-    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), noise)
+    remaining, after = step.coefficients.remaining, step.after
+    at_start = remaining >= total * (1 - 1e-6)
+    spent = torch.where(at_start, total / 2, total - remaining)
+    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), remaining)
     start = _start_of(chain, step.local, step.state)
     cosine = (step.state * start).sum(-1, keepdim=True)
     back = sphere.tangent(step.state, start) * bridge.slope(cosine, spent[..., None])
-    width = torch.sqrt((total - after) * after / (spent * noise))
-    to_pull = (noise - after) / total - (width - 1) * spent / total
-    to_start = -(noise - after) / total - (width - 1) * noise / total
+    width = torch.sqrt((total - after) * after / (spent * remaining))
+    to_pull = (remaining - after) / total - (width - 1) * spent / total
+    to_start = -(remaining - after) / total - (width - 1) * remaining / total
     moved = follow(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
     return torch.where(at_start[..., None], mixture(step), moved)
 
 
 def mean_pull(
-    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], noise: Float[Tensor, ...]
+    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, ...]
 ) -> Float[Tensor, "... d"]:
     """Return `sum_l p_l v_l`, the tangent vector of the mean pull, Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], noise[..., None])
+    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
     return mixture_direction(state, probability * slope)
 
 

@@ -109,7 +109,7 @@ class Walker:
     def query(self, walk: Walk) -> Question:
         """Return what the model is asked at this step: the states, and the noise that each position has before it."""
         local = self._pace.local(walk.step, walk.offsets)
-        return Question(walk.state, self._noise(local, walk.state), self.recall(walk))
+        return Question(walk.state, self._remaining(local, walk.state), self.recall(walk))
 
     def recall(self, walk: Walk) -> Recall | None:
         """Return what of the sequence the question is about, where the model remembers the rest."""
@@ -156,11 +156,11 @@ class Walker:
     def _pace(self) -> Pace:
         return Pace(self.chain, self.tireless)
 
-    def _noise(
+    def _remaining(
         self, local: Int[Tensor, "batch columns"], state: Float[Tensor, "batch positions ..."]
     ) -> Float[Tensor, "batch positions"]:
         """Return the noise that positions have before them at their own steps."""
-        level = self.chain.grid.noise[local].to(state.dtype)
+        level = self.chain.grid.remaining[local].to(state.dtype)
         return handed(level, state.device).expand(state.shape[:2])
 
     @staticmethod
@@ -171,7 +171,7 @@ class Walker:
 
     def _predict(self, walk: Walk, now: Moment) -> Predict:
         def predict(state: Tensor, local: Tensor) -> Tensor:
-            law = self._ask(Question(state, self._noise(local, state), self.recall(walk)))
+            law = self._ask(Question(state, self._remaining(local, state), self.recall(walk)))
             return self.rules.law(law, now.settled, walk.token)
 
         return predict

@@ -71,7 +71,7 @@ def _information(law: ExactLaw) -> list[float] | None:
     token = torch.zeros(LEVELS, STATES, dtype=torch.long)
     level = torch.arange(LEVELS)[:, None].expand_as(token)
     state = law.draw_at_level(token, level, torch.Generator().manual_seed(1))
-    noise = grid.noise[:-1, None].to(state).expand(token.shape)
+    noise = grid.remaining[:-1, None].to(state).expand(token.shape)
     known = torch.log_softmax(bridge.log_likelihood(state, noise), -1).double()
     entropy = -(known.exp() * known.clamp_min(-200)).sum(-1).mean(1) / math.log(2)
     most = math.log2(bridge.vocabulary)
