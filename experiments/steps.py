@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from experiments.memo import Row, Work, afresh
-from rdlm.api.generate import Generation, generate
+from rdlm.api.generate import CURVE, Generation, generate, grid_of
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.plan import GRIDS, NAME, grid_of
+from rdlm.config import GridName
 from rdlm.data.batch import Batch
 from rdlm.display.figure import canvas
 from rdlm.errors import InputError, unknown
@@ -84,7 +85,7 @@ class Steps:
 
     nfe: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
     solvers: tuple[str, ...] = tuple(SOLVERS)
-    grids: tuple[str, ...] = GRIDS
+    grids: tuple[str, ...] = get_args(GridName)
     widths: tuple[float, ...] = (0.5, 0.25, 0.0)
     orders: tuple[Order, ...] = ORDERS
     temperatures: tuple[float, ...] = (0.8, 1.0, 1.2)
@@ -101,8 +102,8 @@ class Steps:
         for name in self.solvers:
             solver_of(name)
         for name in self.grids:
-            if name not in GRIDS:
-                raise unknown("grid", name, GRIDS)
+            if name not in get_args(GridName):
+                raise unknown("grid", name, get_args(GridName))
         if not (self.nfe and self.solvers and self.grids) or min(*self.nfe, 1) < 1:
             raise InputError("the table needs solvers, grids and numbers of network calls of at least 1")
         if not all(0 <= width < 1 for width in self.widths):
@@ -128,8 +129,8 @@ class Steps:
 
 def grids_of(model: LanguageModel) -> tuple[str, ...]:
     """Return the grids that a model has: the one of equal information needs a measured curve."""
-    measured = model.folder is not None and (model.folder / NAME).is_file()
-    return tuple(name for name in GRIDS if name != "information" or measured)
+    measured = model.folder is not None and (model.folder / CURVE).is_file()
+    return tuple(name for name in get_args(GridName) if name != "information" or measured)
 
 
 def measure(

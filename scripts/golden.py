@@ -36,7 +36,19 @@ from typing import Any
 Case = Callable[[], Any]
 """A question: asked without arguments, answered by plain values that JSON can hold."""
 
-VOLATILE = {"convention", "lr", "rate", "seconds", "tokens_per_second", "id", "created", "file", "run", "weights", "html"}
+VOLATILE = {
+    "convention",
+    "lr",
+    "rate",
+    "seconds",
+    "tokens_per_second",
+    "id",
+    "created",
+    "file",
+    "run",
+    "weights",
+    "html",
+}
 """Entries of answers that change from run to run, or that name places; they are left out wherever they stand."""
 
 WORDS = (
@@ -242,7 +254,7 @@ def cases() -> dict[str, Case]:
     asked: dict[str, Case] = {}
     for name, (model, options) in SAMPLES.items():
         asked[f"sample/{name}"] = functools.partial(sampled, model, options)
-    asked["sample/wish"] = wished
+    asked["sample/wish"] = classifier_guided
     asked["score/model"] = scored
     for name, arguments in COMMANDS.items():
         asked[f"command/{name}"] = functools.partial(commanded, arguments)
@@ -292,13 +304,13 @@ def sampled(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return summary(load(model).generate(**options))
 
 
-def wished() -> dict[str, Any]:
-    """Return a sample that is pulled towards a wish: the letter e, which is token 5, wherever it can stand."""
+def classifier_guided() -> dict[str, Any]:
+    """Return a sample that is guided by a classifier that favours the letter e, token 5."""
 
     def many_e(probability: Any) -> Any:
         return probability[..., 5].sum(-1)
 
-    return summary(load(None).generate(**TOGETHER, wish=many_e, wish_scale=2.0))
+    return summary(load(None).generate(**TOGETHER, classifier=many_e, classifier_scale=2.0))
 
 
 def scored() -> list[dict[str, Any]]:

@@ -7,6 +7,9 @@ Attribute docstrings become the command line's help. `rdlm.configfile` reads and
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -397,3 +400,114 @@ class RunConfig:
     discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+SolverName = Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"]
+GridName = Literal["time", "log", "information"]
+OrderName = Literal["random", "strided", "left_to_right"]
+
+COLDEST = 0.001
+"""The lowest temperature: dividing log-probabilities by much less leaves the range of float32."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How to sample, declared once for the command line, Python and the HTTP service."""
+
+    num: int = 1
+    """Number of samples."""
+    length: int | None = None
+    """Tokens of a sample; the model's own length, or the infill's, if not given. Past the model's length, windows
+    slide along the sequence."""
+    steps: int | None = None
+    """Sampling steps (network evaluations, NFE; heun and corrector take two per step); the model's own number if not
+    given: 64, or one per block."""
+    solver: SolverName = "mixture"
+    """What a step does to the states."""
+    grid: GridName = "time"
+    """Where the steps are: uniform in time, in equal ratios of noise (log), or with equal information as evaluated."""
+    seed: int = 0
+    """Seed of the first sample; the next ones count up."""
+    prompt: str = ""
+    """Text that samples begin with."""
+    suffix: str = ""
+    """Text that samples end with."""
+    infill: str | None = None
+    """Text in which every gap character is one open token, such as "the ____ of"."""
+    gap: str = "_"
+    """The gap character."""
+    ban: str = ""
+    """Tokens that must not occur."""
+    forbid: dict[int, str] = field(default_factory=dict)
+    """Tokens that must not occur at a position; negative positions count from the end."""
+    require: dict[int, str] = field(default_factory=dict)
+    """Tokens of which one must occur at a position."""
+    regex: str | None = None
+    """Regular expression that every whole sample matches."""
+    label: str | None = None
+    """Class to sample, by its name or number."""
+    signal: tuple[float, ...] | None = None
+    """Profile to condition on, one number per token."""
+    guidance: float = 1.0
+    """Weight of the condition: 0 ignores it, 1 is the model as trained, more exaggerates it."""
+    temperature: float = 1.0
+    """Below 1, likely tokens become more likely. Applies to what the context predicts, not to the evidence."""
+    top_k: int | None = None
+    """Draw from this many of the most likely tokens."""
+    top_p: float | None = None
+    """Draw from the most likely tokens that together have this probability."""
+    greedy: bool = False
+    """Decode the most likely token in the last step instead of drawing one."""
+    window: float | None = None
+    """Fraction of the sampling time during which one position is active; 1: all positions together. The model's own if
+    not given."""
+    order: OrderName | None = None
+    """Order in which positions become active; the model's own if not given."""
+    block: int | None = None
+    """Tokens of a block; blocks are generated left to right; 0: the whole sequence is one block. If not given, the
+    model's own, unless a window or an order is given or known tokens follow open ones. With fewer steps than blocks,
+    blocks are larger, or there is one."""
+    stride: int | None = None
+    """Tokens that each window adds past the model's length; half of that length if not given."""
+    clean: bool = True
+    """Clamp known tokens to their vertices from step 0; otherwise, where all positions are synchronous, they follow
+    their own bridges, as in training."""
+    batch: int = 16
+    """Samples in one batch; it does not change them."""
+    rows: int | None = None
+    """Sequences per forward pass. If not given, on a CPU as many as leave every sample's bits unchanged, and elsewhere
+    the whole batch."""
+
+    def __post_init__(self) -> None:
+        for name in ("num", "steps", "batch", "length", "rows", "top_k"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InputError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top-p must lie in (0, 1], got {self.top_p:g}")
+        if not self.temperature >= COLDEST:
+            message = f"temperature must be at least {COLDEST:g}, got {self.temperature:g}"
+            raise InputError(f"{message}; greedy decodes the most likely tokens")
+        if self.infill is not None and (self.prompt or self.suffix):
+            raise InputError("an infill is a whole sequence: write prompt and suffix into it")
+
+    @property
+    def changes_distribution(self) -> bool:
+        """Return whether samples follow anything but the model and its condition: then no bound of the model holds."""
+        given = (self.prompt, self.suffix, self.infill, self.ban, self.forbid, self.require, self.regex)
+        truncated = self.temperature != 1 or self.top_k is not None or self.top_p is not None
+        return any(given) or truncated or self.greedy or self.guidance != 1
+
+
+def attribute_docstrings(home: type) -> dict[str, str]:
+    """Return the docstrings of a dataclass's fields, each in one line."""
+    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(home))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for statement, after in itertools.pairwise(body.body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            found[ast.unparse(statement.target)] = " ".join(str(after.value.value).split())
+    return found

@@ -1,41 +1,69 @@
 """Samples of a model: any condition, any solver, any length, and the same sample for the same seed.
 
-Sample `i` of a request with seed `s` has the seed `s + i`, and depends on nothing else: not on the batch, not on how
-many others are asked for.
+Sample `i` of a request with seed `s` has the seed `s + i`, and depends on nothing else: not on the batch, not on the
+number of samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from rdlm.api import notebook as display
+from rdlm.api import notebook
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.plan import Plan, Progress
-from rdlm.api.render import Trace
-from rdlm.api.request import Request
-from rdlm.errors import InputError
-from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.rdlm import Rdlm
-from rdlm.random import generator_of
-from rdlm.sampling.prompt import OPEN
+from rdlm.api.trace import Trace
+from rdlm.config import SamplingOptions
+from rdlm.data.tokenizer import Characters
+from rdlm.errors import DamagedFileError, InputError, unknown
+from rdlm.model.transformer import Cache, Transformer
+from rdlm.process.grid import Grid, equal_information, uniform_in_log_remaining
+from rdlm.process.kernel import Chain
+from rdlm.process.order import TokenSchedule
+from rdlm.process.path import Path as ProcessPath
+from rdlm.random import Noise, generator_of
+from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, token_codes
+from rdlm.sampling.batching import Batcher, drive
+from rdlm.sampling.constraints import Classifier, Constraints
+from rdlm.sampling.denoisers import GuidedDenoiser, Query
+from rdlm.sampling.prompt import OPEN, Prompt, Window, framed, infilled, restricted, windows
+from rdlm.sampling.sampler import Output, Sampler, StepInfo
+from rdlm.sampling.solvers import Solver, solver_of
+from rdlm.storage.files import read_json
 
-RIVALS: Final = ("num", "length", "steps", "seed", "batch")
-"""What can be asked of a method other than rdlm."""
+BASELINE_OPTIONS: Final = ("num", "length", "steps", "seed", "batch")
+"""The options of methods other than rdlm."""
 
-SHOWN = 60
-"""Characters of a sample in a line that stands for it."""
+CURVE: Final = "curve.json"
+"""The measured information beside a checkpoint: `{"noise": [S, ..., 0], "nats": [0, ..., total]}`, the nats gained by
+the time that so much noise remains."""
+
+SHOWN: Final = 60
+"""Characters of a sample in its one-line representation."""
+
+Progress = Callable[[int, int], object]
+"""Called after each step with the steps done and the steps in total."""
+
+
+class WindowStep(NamedTuple):
+    """What a callback sees after each step of a sample."""
+
+    window: Window
+    tokens: Int[Tensor, "rows length"]
+    """Tokens of the whole sequences before this window."""
+    info: StepInfo
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: its ids, their text, and the seed that makes it again."""
+    """One sample: its ids, their text, and the seed that reproduces it."""
 
     tokens: tuple[int, ...]
     text: str
@@ -45,7 +73,7 @@ class Sample:
         return f"Sample({_short(self.text)!r}, seed={self.seed})"
 
     def _repr_html_(self) -> str:
-        return display.sample(self)
+        return notebook.sample(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +81,17 @@ class Generation:
     """Samples, and how they were made."""
 
     samples: tuple[Sample, ...]
-    request: Request
+    options: SamplingOptions
     network_calls: int
-    """Network calls that a sample took, at most: steps in which nothing of it moves take none."""
+    """Network evaluations of a sample, at most: steps in which no position is active take none."""
     invalid_codes: int
-    """Codes chosen anew because their digits spelled no token."""
+    """Codes drawn again because their digits are the code of no token."""
     claims_bound: bool
-    """Whether the likelihood bound of the same steps and grid holds for these very samples."""
+    """Whether the likelihood bound of the same steps and grid holds for these samples."""
     trace: Trace | None = None
     model: LanguageModel | None = None
-    """Whose samples these are."""
     known: tuple[bool, ...] = ()
-    """Which tokens were given, such as a prompt's; empty where none could be."""
+    """Which tokens were given, such as a prompt's; empty where none can be."""
 
     def __repr__(self) -> str:
         bound = "its bound holds" if self.claims_bound else "no bound holds"
@@ -72,7 +99,7 @@ class Generation:
         return f"<Generation of {len(self.samples)}, {self.network_calls} network calls each, {bound}: {first!r}>"
 
     def _repr_html_(self) -> str:
-        return display.generation(self)
+        return notebook.generation(self)
 
     @property
     def tokens(self) -> Int[Tensor, "num length"]:
@@ -81,41 +108,366 @@ class Generation:
 
 
 def generate(
-    model: LanguageModel, request: Request | None = None, *, progress: Progress | None = None, **options: Any
+    model: LanguageModel,
+    options: SamplingOptions | None = None,
+    *,
+    classifier: Classifier | None = None,
+    classifier_scale: float = 1.0,
+    trace: bool = False,
+    progress: Progress | None = None,
+    **changes: Any,
 ) -> Generation:
-    """Return samples of the model; `options` are fields of a `Request`, such as `num=4, prompt="the "`."""
-    request = replace(request or Request(), **options)
-    with _at_rest(model.method.network):
-        if not isinstance(model.method, Rdlm):
-            return _of_rival(model, request, progress)
-        plan = Plan.of(model, request)
-        trace = Trace(model) if plan.request.trace else None
-        tokens, invalid, nfe = plan.run(progress, trace)
-    if trace is not None:
-        trace.finish(tokens[0])
-    samples = _samples(model, tokens, plan.request.seed)
-    known = tuple((plan.template.known != OPEN).tolist())
-    return Generation(samples, plan.request, int(nfe.max()), invalid, plan.claims_bound, trace, model, known)
+    """Return samples of the model; `changes` are fields of `SamplingOptions`, such as `num=4, prompt="the "`.
+
+    A `classifier` is a differentiable log-likelihood [batch] of probabilities [batch, length, v] (classifier guidance).
+    A `trace` records how the first sample takes shape.
+    """
+    options = replace(options or SamplingOptions(), **changes)
+    with _evaluation_mode(model.method.network):
+        if model.method.token_schedule is None:
+            return _baseline_samples(model, options, progress)
+        prepared = prepare(model, options, classifier, classifier_scale, trace)
+        record = Trace(model) if trace else None
+        output = prepared.run(progress, record)
+    if record is not None:
+        record.finish(output.token[0])
+    samples = _samples(model, output.token, options.seed)
+    known = tuple((prepared.prompt.known != OPEN).tolist())
+    nfe, bound = int(output.nfe.max()), prepared.claims_bound
+    return Generation(samples, prepared.options, nfe, output.invalid, bound, record, model, known)
 
 
-def _of_rival(model: LanguageModel, request: Request, progress: Progress | None) -> Generation:
-    """Return samples of another method, which knows no condition and no choice but the number of its steps."""
-    plain = Request(**{name: getattr(request, name) for name in RIVALS})
-    others = [field.name for field in fields(Request) if getattr(request, field.name) != getattr(plain, field.name)]
-    length = request.length or model.length
+def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: Progress | None) -> Generation:
+    """Return samples of a baseline, which has no conditions and no choice but the number of its steps."""
+    plain = SamplingOptions(**{name: getattr(options, name) for name in BASELINE_OPTIONS})
+    others = [one.name for one in fields(options) if getattr(options, one.name) != getattr(plain, one.name)]
+    length = options.length or model.length
     if others or length > model.length:
         raise InputError(
             f"a model of the method {model.config.method!r} samples sequences of up to {model.length} tokens, and with "
-            f"{', '.join(RIVALS)} alone; leave out {', '.join(others) or f'length {length}'}"
+            f"{', '.join(BASELINE_OPTIONS)} alone; leave out {', '.join(others) or f'length {length}'}"
         )
-    rows, steps = [], request.steps or model.nfe
-    for number in range(request.num):
-        rows.append(model.method.generate(1, length, steps, generator_of("sample", request.seed + number)))
+    rows, steps = [], options.steps or model.nfe
+    for number in range(options.num):
+        rows.append(model.method.generate(1, length, steps, generator_of("sample", options.seed + number)))
         if progress is not None:
-            progress(number + 1, request.num)
-    nfe = length if isinstance(model.method, Autoregressive) else steps
-    samples = _samples(model, torch.cat(rows), request.seed)
-    return Generation(samples, replace(request, steps=steps), nfe, 0, model.method.claims_bound, model=model)
+            progress(number + 1, options.num)
+    samples = _samples(model, torch.cat(rows), options.seed)
+    nfe = model.method.sampling_nfe(length, steps)
+    return Generation(samples, replace(options, steps=steps), nfe, 0, model.method.claims_bound, model=model)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedSampling:
+    """Sampling options checked and encoded for a model."""
+
+    model: LanguageModel
+    options: SamplingOptions
+    """The options, with the model's own token schedule and number of steps where none were given."""
+    prompt: Prompt
+    windows: tuple[Window, ...]
+    solver: Solver
+    automaton: Automaton | None
+    codes: Automaton | None
+    condition: Tensor | None
+    grid: Callable[[int], Grid]
+    classifier: Classifier | None = None
+    classifier_scale: float = 1.0
+
+    @property
+    def steps(self) -> int:
+        """The sampling steps of each window."""
+        assert self.options.steps is not None  # `prepare` sets it
+        return self.options.steps
+
+    @property
+    def claims_bound(self) -> bool:
+        """Return whether the likelihood bound of the same chain holds for these samples."""
+        plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
+        return plain and not self.options.changes_distribution and self.solver.bound is not None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.model.rdlm.network.parameters()).device
+
+    @property
+    def is_signal(self) -> bool:
+        """Return whether the condition is a number per token."""
+        return self.condition is not None and self.condition.is_floating_point()
+
+    @cached_property
+    def batcher(self) -> Batcher:
+        """What evaluates the queries of these samples."""
+        method, on_cpu = self.model.rdlm, self.device.type == "cpu"
+        # Whether rows round alike is tested without a signal, so that rows with one are evaluated one by one.
+        rows = self.options.rows or (None if on_cpu and not self.is_signal else 1 if on_cpu else self.options.batch)
+        return Batcher(method.denoiser, method.network, self.model.config.model.self_condition, rows=rows)
+
+    def run(self, progress: Progress | None = None, trace: Trace | None = None) -> Output:
+        """Return the tokens of all samples, batch by batch; a trace follows the first sample."""
+        seeds = range(self.options.seed, self.options.seed + self.options.num)
+        batches = [seeds[at : at + self.options.batch] for at in range(0, len(seeds), self.options.batch)]
+        report = _StepCount(progress, self.steps * len(self.windows) * len(batches))
+        outputs = []
+        for index, batch in enumerate(batches):
+            callback = partial(report, len(batch), None if index else trace)
+            outputs.append(drive(self.sample(batch, callback), self.batcher))
+        token, nfe = torch.cat([one.token for one in outputs]), torch.cat([one.nfe for one in outputs])
+        return Output(token, sum(one.invalid for one in outputs), nfe)
+
+    def sample(
+        self, seeds: Sequence[int], callback: Callable[[Sequence[int], WindowStep], object] | None = None
+    ) -> Generator[Query, Tensor, Output]:
+        """Sample one batch; a generator of network queries. The callback gets the places of the rows in the batch."""
+        noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
+        token = self.prompt.known.repeat(len(seeds), 1)
+        nfe, invalid = torch.zeros(len(seeds), dtype=torch.long), 0
+        for path, places in self._paths(noise):
+            watch = None if callback is None else partial(callback, places)
+            own = noise if len(places) == len(seeds) else noise.subset(places)
+            output = yield from self._sample_path(path, own, watch)
+            token[places], nfe[places] = output.token, output.nfe
+            invalid += output.invalid
+        return Output(token, invalid, nfe)
+
+    def _paths(self, noise: Noise) -> Iterator[tuple[ProcessPath, list[int]]]:
+        """Yield each path of the mixture with the rows that are drawn to follow it."""
+        mixture = self.model.rdlm.process.mixture
+        if len(mixture.paths) == 1:
+            yield mixture.paths[0], list(range(noise.batch))
+            return
+        first = noise.uniform((noise.batch,)) < mixture.weights[0]
+        for path, mask in zip(mixture.paths, (first, ~first), strict=True):
+            if bool(mask.any()):
+                yield path, mask.nonzero().flatten().tolist()
+
+    def _sample_path(
+        self, path: ProcessPath, noise: Noise, watch: Callable[[WindowStep], object] | None
+    ) -> Generator[Query, Tensor, Output]:
+        """Sample rows on one path, window after window."""
+        layout, chain = self.model.rdlm.layout, self._chain(path)
+        token = self.prompt.known.repeat(noise.batch, 1)
+        nfe, invalid = torch.zeros(noise.batch, dtype=torch.long), 0
+        for window in self.windows:
+            known = token[:, window.begin : window.end]
+            is_open = (known == OPEN).repeat_interleave(layout.symbols_per_token, dim=1)
+            sampler = self._sampler(chain, window, token, watch)
+            output = yield from sampler.sample(layout.symbols(known.clamp_min(0)).masked_fill(is_open, OPEN), noise)
+            token[:, window.begin : window.end] = layout.ids(output.token.cpu())
+            nfe, invalid = nfe + output.nfe, invalid + output.invalid
+        return Output(token, invalid, nfe)
+
+    def _chain(self, path: ProcessPath) -> Chain:
+        method, length = self.model.rdlm, min(self.prompt.length, self.model.length)
+        return method.chain(
+            path, self.steps, self.solver.bound or "mixture", schedule_of(self.options), self.grid, length
+        )
+
+    def _sampler(
+        self, chain: Chain, window: Window, token: Tensor, watch: Callable[[WindowStep], object] | None
+    ) -> Sampler:
+        """Return the sampler of one window."""
+        method, self_condition = self.model.rdlm, self.model.config.model.self_condition
+        return Sampler(
+            self._denoiser(chain, window),
+            chain,
+            self.solver,
+            method.process.schedule,
+            self._constraints(window, token),
+            method.chain_law(chain) if chain.switch >= 0 else None,
+            self.options.clean,
+            self.codes,
+            None if watch is None else lambda info: watch(WindowStep(window, token, info)),
+            self.device,
+            self._make_cache(chain),
+            self_condition,
+        )
+
+    def _denoiser(self, chain: Chain, window: Window) -> GuidedDenoiser:
+        method, condition = self.model.rdlm, self.condition
+        if condition is not None and self.is_signal:
+            positions = method.layout.positions
+            condition = condition[:, window.begin * positions : window.end * positions]
+        return GuidedDenoiser(
+            method.denoiser,
+            None if condition is None else condition.to(self.device),
+            self.options.guidance,
+            self.options.temperature,
+            method.block_mask(chain),
+            self.model.config.model.self_condition,
+        )
+
+    def _make_cache(self, chain: Chain) -> Callable[[], Cache] | None:
+        """Return what makes a KV cache; None where more than the current block has to be evaluated."""
+        network = self.model.rdlm.network
+        # A classifier and a regex need tokens ahead, guidance two evaluations, and self-conditioning whole predictions.
+        ahead = self.classifier is not None or self.options.regex is not None
+        twice = self.options.guidance != 1 or self.model.config.model.self_condition
+        if not chain.token_steps.block or ahead or twice or self.is_signal or not isinstance(network, Transformer):
+            return None
+        return network.cache
+
+    def _constraints(self, window: Window, token: Tensor) -> Constraints:
+        """Return the constraints of a window; a regular language is entered after the text before it."""
+        options, allowed, language = self.options, self.prompt.allowed, None
+        if allowed is not None:
+            allowed = allowed[window.begin : window.end].to(self.device)
+        if self.automaton is not None:
+            rest = self.prompt.choices(self.model.tokenizer.size)[window.end :]
+            entry = self.automaton.run(token[:, : window.begin])
+            language = Restriction(self.automaton, entry, self.automaton.alive(rest))
+        truncation = (options.top_k, options.top_p, options.greedy)
+        return Constraints(*truncation, allowed, language, self.classifier, self.classifier_scale)
+
+
+def prepare(
+    model: LanguageModel,
+    options: SamplingOptions,
+    classifier: Classifier | None = None,
+    classifier_scale: float = 1.0,
+    trace: bool = False,
+) -> PreparedSampling:
+    """Return the options prepared for a model; every mistake in them is found here."""
+    layout, tokenizer = model.rdlm.layout, model.tokenizer
+    prompt = _prompt(model, options)
+    options = _scheduled(model, options, prompt)
+    # A window without open tokens needs no sampling.
+    parts = windows(prompt.length, model.length, options.stride)
+    kept = tuple(part for part in parts if bool((prompt.known[part.begin : part.end] == OPEN).any()))
+    if trace and prompt.length > model.length:
+        raise InputError(f"a trace shows one window: at most {model.length} tokens, not {prompt.length}")
+    automaton = _automaton(model, options, prompt)
+    if layout.symbols_per_token > 1 and (prompt.allowed is not None or automaton is not None or classifier is not None):
+        raise InputError("conditions on tokens need a model whose head is over tokens; this one's is over digits")
+    codes = token_codes(tokenizer.size, layout.base, layout.digits) if layout.symbols_per_token > 1 else None
+    condition, grid = _condition(model, options, prompt.length), grid_of(model, options.grid)
+    solver = solver_of(options.solver)
+    return PreparedSampling(
+        model, options, prompt, kept, solver, automaton, codes, condition, grid, classifier, classifier_scale
+    )
+
+
+def schedule_of(options: SamplingOptions) -> TokenSchedule:
+    """Return the token schedule of prepared options."""
+    width = 1.0 if options.window is None else options.window
+    return TokenSchedule(width, options.order or "strided", options.block or 0)
+
+
+def _scheduled(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> SamplingOptions:
+    """Return the options with the model's own token schedule where none is given, and the steps that it takes."""
+    method, known = model.rdlm, prompt.known != OPEN
+    own, width, block = method.token_schedule, options.window, options.block
+    if block is None:  # blocks do not attend to known tokens after them
+        ahead = bool((known & ~known.cumprod(0).bool()).any())
+        block = 0 if ahead or width is not None or options.order is not None else own.block
+    order = options.order or own.order
+    options = replace(options, window=own.width if width is None else width, order=order, block=block)
+    method.check_blocks(block)
+    steps = schedule_of(options).discretize(options.steps or model.nfe, min(prompt.length, model.length))
+    return replace(options, steps=steps.nfe)
+
+
+def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:
+    tokenizer = model.tokenizer
+    if options.infill is not None:
+        known = infilled(tokenizer, options.infill, options.gap)
+        if options.length not in (None, len(known)):
+            raise InputError(f"the infill has {len(known)} tokens, but length {options.length} was asked for")
+    else:
+        known = framed(tokenizer, options.length or model.length, options.prompt, options.suffix)
+    if model.kind == "image" and len(known) != model.length:
+        raise InputError(f"an image of this model has {model.length} tokens, not {len(known)}")
+    return restricted(tokenizer, known, options.ban, options.forbid, options.require)
+
+
+def _automaton(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> Automaton | None:
+    if options.regex is None:
+        return None
+    if not isinstance(model.tokenizer, Characters):
+        raise InputError("a regex needs a model of characters")
+    automaton = compile_regex(options.regex, model.tokenizer.alphabet)
+    if not bool(automaton.alive(prompt.choices(model.tokenizer.size))[automaton.start]):
+        others = options.prompt or options.suffix or options.infill or options.ban or options.forbid or options.require
+        also = " and the other conditions" if others else ""
+        raise InputError(f"nothing of length {prompt.length} matches the regex {options.regex!r}{also}")
+    return automaton
+
+
+def _condition(model: LanguageModel, options: SamplingOptions, length: int) -> Tensor | None:
+    """Return the condition as the network takes it, for a batch of one."""
+    if options.label is not None and options.signal is not None:
+        raise InputError("a sample is conditioned on a label or on a signal, not on both")
+    if options.signal is not None:
+        if not model.about.get("signal"):
+            raise InputError("this model was trained without a signal")
+        if len(options.signal) != length:
+            raise InputError(f"the signal has {len(options.signal)} numbers, the sample {length} tokens")
+        return model.rdlm.laid_out(torch.tensor([list(options.signal)], dtype=torch.float32))
+    if options.label is None:
+        if options.guidance != 1:
+            raise InputError(f"guidance {options.guidance:g} needs a label or a signal to guide by")
+        return None
+    return torch.tensor([_class_of(model, options.label)])
+
+
+def _class_of(model: LanguageModel, label: str) -> int:
+    classes = [str(name) for name in model.about.get("classes") or ()]
+    if not classes:
+        raise InputError(f"this model was trained without classes: there is no label {label!r}")
+    if label in classes:
+        return classes.index(label)
+    if label.isdecimal() and int(label) < len(classes):
+        return int(label)
+    raise unknown("label", label, classes)
+
+
+def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
+    """Return what makes a grid of so many steps; equal information needs a measured curve beside the checkpoint."""
+    process = model.rdlm.process
+    if name == "time":
+        return process.grid
+    if name == "log":
+        return partial(uniform_in_log_remaining, process.schedule.total)
+    if name != "information":
+        raise unknown("grid", name, ("time", "log", "information"))
+    if model.folder is None or not (model.folder / CURVE).is_file():
+        raise InputError(
+            "the information grid needs a measured curve: run rdlm evaluate RUN --window 1 first, "
+            "and publish a model afterwards to have it among its files"
+        )
+    return partial(equal_information, *read_curve(model.folder / CURVE, process.schedule.total))
+
+
+def read_curve(path: Path, total: float) -> tuple[Tensor, Tensor]:
+    """Return remaining noise and cumulative nats of a curve's file, which must have the same total noise."""
+    found = read_json(path)
+    try:
+        remaining, nats = (torch.tensor(found[key], dtype=torch.float64) for key in ("noise", "nats"))
+        equal_information(remaining, nats, 1)
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
+    if abs(float(remaining[0]) - total) > 1e-6 * total:
+        raise DamagedFileError(f"{path} was measured with a total noise of {float(remaining[0]):g}, not {total:g}")
+    return remaining, nats
+
+
+class _StepCount:
+    """Counts steps over batches, windows and paths, and shows the first sample to a trace."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0.0
+        self._behind = 0
+
+    def __call__(self, batch: int, trace: Trace | None, places: Sequence[int], step: WindowStep) -> None:
+        info = step.info
+        at, nfe = int(info.after.step.min()), info.sampler.chain.nfe
+        self.done += len(places) / batch * (at - self._behind)
+        self._behind = at % nfe
+        if self.progress is not None:
+            self.progress(min(self.total, round(self.done)), self.total)
+        if trace is not None and places[int(info.rows[0])] == 0:
+            trace.record(info.before.state[0], info.log_probs[0])
 
 
 def _samples(model: LanguageModel, tokens: Int[Tensor, "num length"], seed: int) -> tuple[Sample, ...]:
@@ -129,8 +481,8 @@ def _short(text: str) -> str:
 
 
 @contextmanager
-def _at_rest(network: nn.Module) -> Iterator[None]:
-    """Have the network in evaluation mode meanwhile."""
+def _evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Put the network into evaluation mode inside the `with` block."""
     training = network.training
     network.eval()
     try:

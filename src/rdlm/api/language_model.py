@@ -25,7 +25,7 @@ from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods import METHODS
 from rdlm.methods.base import Method
-from rdlm.methods.rdlm import DEFAULT_NFE, Rdlm
+from rdlm.methods.rdlm import Rdlm
 from rdlm.storage import checkpoint
 from rdlm.storage import config_file as configfile
 from rdlm.storage import run_folder as folder
@@ -127,9 +127,8 @@ class LanguageModel:
 
     @property
     def nfe(self) -> int:
-        """Return the network calls of a sample unless another number is asked for: 64, or one for each chunk."""
-        block = self.method.window.block if isinstance(self.method, Rdlm) else 0
-        return max(DEFAULT_NFE, -(-self.length // block)) if block else DEFAULT_NFE
+        """Return the network evaluations of a sample unless a number is given: 64, or one per block."""
+        return self.method.sampling_nfe(self.length)
 
     @property
     def parameters(self) -> int:
@@ -137,7 +136,7 @@ class LanguageModel:
         return sum(parameter.numel() for parameter in self.method.network.parameters())
 
     def generate(self, **options: Any) -> Generation:
-        """Return samples; the options are the fields of `rdlm.api.request.Request`, such as num, steps, prompt."""
+        """Return samples; the options are the fields of `rdlm.config.SamplingOptions`, such as num, steps, prompt."""
         from rdlm.api.generate import generate
 
         return generate(self, **options)

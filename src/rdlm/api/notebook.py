@@ -19,8 +19,8 @@ from rdlm.storage import measurements as record
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation, Sample
     from rdlm.api.language_model import LanguageModel
-    from rdlm.api.render import Frame
     from rdlm.api.score import Score
+    from rdlm.api.trace import Frame
 
 
 BLUE, ORANGE = "58,134,214", "224,104,24"
@@ -182,7 +182,7 @@ def _film(frames: Sequence[Frame]) -> str:
 
 
 def _picture(made: Generation) -> str:
-    from rdlm.api.render import picture, png
+    from rdlm.api.output import picture, png
 
     assert made.model is not None
     content = base64.b64encode(png(picture(made.model, made.samples))).decode()

@@ -24,10 +24,8 @@ from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
-from rdlm.methods.base import Method
+from rdlm.methods.base import DEFAULT_NFE
 from rdlm.methods.bound import Estimator, check_weights
-from rdlm.methods.fisher_flow import FisherFlow
-from rdlm.methods.rdlm import DEFAULT_NFE, Rdlm
 from rdlm.random import generator_of
 
 SHORTEST = 2
@@ -106,12 +104,12 @@ class Effort:
         """Return how often one draw sends a window through the network; chunks go through it side by side."""
         if self.estimator == "steps":
             return 1
-        rdlm = isinstance(model.method, Rdlm)
-        return model.rdlm.window.discretize(self.nfe, model.length).side_by_side().nfe if rdlm else self.nfe
+        order = model.method.token_schedule
+        return self.nfe if order is None else order.discretize(self.nfe, model.length).side_by_side().nfe
 
     def cost(self, model: LanguageModel, windows: int) -> int:
         """Return how many windows go through the network; those of a mixture do so for each of its paths."""
-        paths = len(model.method.process.mixture.paths) if isinstance(model.method, Rdlm) else 1
+        paths = 1 if model.method.token_schedule is None else len(model.rdlm.process.mixture.paths)
         return windows * paths * self.draws * self.passes(model)
 
 
@@ -122,7 +120,7 @@ def effort_for(
 
     A rival has no choice: its own bound follows a path (flow) or looks at one step (the others).
     """
-    own = _own_estimator(model.method)
+    own = model.method.bound_estimator
     if own is not None and estimator not in (None, own):
         raise InputError(f"a run of the method {model.config.method!r} is scored by its {own} estimator alone")
     nfe = model.nfe if nfe is None else nfe
@@ -131,10 +129,6 @@ def effort_for(
     if chosen == "path":
         return Effort(nfe, "path", seed=seed)
     return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // windows)), seed)
-
-
-def _own_estimator(method: Method) -> Estimator | None:
-    return None if isinstance(method, Rdlm) else "path" if isinstance(method, FisherFlow) else "steps"
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +176,7 @@ def _score(model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draw
     bits = torch.cat([value.mean(0) for value in values]) / math.log(2)
     names = {i: model.tokenizer.decode([i]) for i in text.ids.unique().tolist()}
     tokens = tuple(names[i] for i in text.ids.tolist())
-    positions = tuple(bits.tolist()) if isinstance(model.method, Rdlm) else ()
+    positions = () if model.method.token_schedule is None else tuple(bits.tolist())
     return Score(sum(sums[1:], start=sums[0]), text.chars, tokens, positions, len(values))
 
 
@@ -207,7 +201,7 @@ def _draws(
     model: LanguageModel, batch: Batch, effort: Effort, generator: torch.Generator, advance: Advance
 ) -> Float[Tensor, "draws n length"]:
     """Return estimates of the tokens' shares in their rows' bounds; a rival's share is the whole, in one place."""
-    if not isinstance(model.method, Rdlm):
+    if model.method.token_schedule is None:
         found = []
         for _ in range(effort.draws):
             found.append(model.method.bound(batch, effort.nfe, generator).double().cpu()[:, None])

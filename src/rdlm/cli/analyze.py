@@ -174,7 +174,7 @@ class Analyze:
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer) if self.scorer else None
         wanted = steps.Steps(
             grids=steps.grids_of(model),
-            block=model.rdlm.window.block,
+            block=model.rdlm.token_schedule.block,
             length=model.length,
             samples=self.samples,
             seed=self.seed,

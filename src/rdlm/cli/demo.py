@@ -45,7 +45,7 @@ class Demo:
 
     def _look(self) -> None:
         import rdlm
-        from rdlm.api.render import draw
+        from rdlm.api.trace import draw
 
         made = rdlm.load(self.out).generate(num=3, steps=self.nfe, trace=True)
         assert made.trace is not None

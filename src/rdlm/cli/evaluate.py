@@ -85,12 +85,11 @@ class Evaluate:
         import rdlm
         from rdlm.evaluate.evaluate import evaluate, to_json
         from rdlm.evaluate.samples import scorer_of
-        from rdlm.methods.rdlm import Rdlm
         from rdlm.storage.measurements import fingerprint
         from rdlm.train.run import load_corpus
 
         model = rdlm.load(self.model)
-        plan = self._plan(model.method.window if isinstance(model.method, Rdlm) else TokenSchedule(), model.nfe)
+        plan = self._plan(model.method.token_schedule or TokenSchedule(), model.nfe)
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(model.config)
         with torch.no_grad(), _Bars() as bars:

@@ -13,11 +13,12 @@ from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
+from rdlm.methods.base import Baseline
 from rdlm.model.transformer import Cache
 from rdlm.random import Draw, draw_token
 
 
-class Autoregressive:
+class Autoregressive(Baseline):
     """The method: a causal network that predicts each token from those before it."""
 
     claims_bound = True
@@ -72,9 +73,6 @@ class Autoregressive:
             drawn.append(last)
         return torch.cat(drawn, dim=1)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return nothing: all that is learned is in the network."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over nothing."""
+    def sampling_nfe(self, length: int, steps: int | None = None) -> int:
+        """Return one evaluation per token, whatever the steps."""
+        return length

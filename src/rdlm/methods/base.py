@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rdlm.data.batch import Batch
+from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw
+
+BoundEstimator = Literal["steps", "path"]
+
+DEFAULT_NFE = 64
+"""Network evaluations of a sample unless another number is given."""
 
 
 class Method(Protocol):
@@ -18,22 +24,53 @@ class Method(Protocol):
     claims_bound: bool
     """Whether the mean of `bound` is an upper bound on `-log p` of what `generate` samples from."""
 
+    bound_estimator: BoundEstimator | None
+    """What `bound` evaluates: single random steps, or whole paths; None: the caller chooses an estimator."""
+
     network: nn.Module
     """The network; the trainer may replace it by a wrapper with the same call (DDP, compiled)."""
+
+    @property
+    def token_schedule(self) -> TokenSchedule | None:
+        """The token schedule of samples and bounds unless another one is given.
+
+        None: the method samples whole sequences in its own order, without prompts, constraints or guidance.
+        """
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, averaged over its tokens."""
 
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of an upper bound on `-log p` with `nfe` calls."""
+        """Return for each sequence an unbiased estimate in nats of an upper bound on `-log p` of `nfe`-step samples."""
 
     def generate(
         self, count: int, length: int, nfe: int, generator: torch.Generator | None = None
     ) -> Int[Tensor, "count length"]:
         """Return sampled token ids."""
 
+    def sampling_nfe(self, length: int, steps: int | None = None) -> int:
+        """Return the network evaluations of a sample in `steps` steps, by default the method's own number."""
+
     def state(self) -> dict[str, Tensor]:
-        """Return what was learned outside the network (for example a time proposal), for a checkpoint."""
+        """Return what is learned outside the network (for example a time proposal), for a checkpoint."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
+
+
+class Baseline:
+    """What methods share that sample whole sequences in their own order and learn nothing outside the network."""
+
+    token_schedule: TokenSchedule | None = None
+    bound_estimator: BoundEstimator | None = "steps"
+
+    def sampling_nfe(self, length: int, steps: int | None = None) -> int:
+        """Return the steps, 64 by default."""
+        return steps or DEFAULT_NFE
+
+    def state(self) -> dict[str, Tensor]:
+        """Return nothing: everything learned is in the network."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore nothing."""

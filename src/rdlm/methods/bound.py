@@ -87,7 +87,7 @@ def measure(
     check_weights(method.network)
     window = setting.window or TokenSchedule()
     if setting.nfe is None:
-        problem = method.problem(batch, FINE, window=window)
+        problem = method.problem(batch, FINE, token_schedule=window)
         return continuous(problem, evaluations, generator, advance=advance)
     problem = method.problem(batch, setting.nfe, setting.kernel, window)
     if setting.estimator == "steps":
@@ -146,7 +146,7 @@ def paper(
     check_weights(method.network)
     problem = method.problem(batch, method.config.process.levels, "drift", TokenSchedule())
     return paper_estimate(
-        _with_logarithm_bridge(problem), method.process.clock, evaluations, generator, law, advance=advance
+        _with_logarithm_bridge(problem), method.process.schedule, evaluations, generator, law, advance=advance
     )
 
 

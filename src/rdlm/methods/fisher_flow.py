@@ -31,16 +31,18 @@ from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
+from rdlm.methods.base import Baseline, BoundEstimator
 from rdlm.model.network import build
 from rdlm.process.bridge import mixture_direction
 from rdlm.process.flow import flow
 from rdlm.random import Draw
 
 
-class FisherFlow:
+class FisherFlow(Baseline):
     """The method: a network over points of the sphere and a time, and the flow that it drives."""
 
     claims_bound = False
+    bound_estimator: BoundEstimator | None = "path"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config, self.vocabulary = config, vocabulary
@@ -166,10 +168,3 @@ class FisherFlow:
             return [unit.view(1, *like.shape[1:]).expand_as(like) for unit in torch.eye(size).to(like)]
         signs = torch.randint(2, like.shape, generator=generator).to(like)
         return [2 * signs - 1]
-
-    def state(self) -> dict[str, Tensor]:
-        """Return nothing: all that is learned is in the network."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over nothing."""

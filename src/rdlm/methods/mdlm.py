@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Baseline
 from rdlm.process.order import TokenSteps
 from rdlm.random import Draw, draw_token
 
 
-class MDLM:
+class MDLM(Baseline):
     """The method: a network over visible tokens, and the schedule by which they are revealed."""
 
     claims_bound = True
@@ -104,13 +105,6 @@ class MDLM:
             token[chosen] = draw_token(law[chosen], generator)
             changed = chosen.any(-1)
         return token
-
-    def state(self) -> dict[str, Tensor]:
-        """Return nothing: all that is learned is in the network."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over nothing."""
 
 
 def reveal_probability(grid: Float[Tensor, " levels"]) -> Float[Tensor, " steps"]:

@@ -218,7 +218,7 @@ def mean_unfinished(loss: Float[Tensor, "batch length"], time: Tensor) -> Float[
     return (loss * unfinished).sum(-1) / unfinished.sum(-1).clamp_min(1)
 
 
-def together(
+def sequence_loss(
     method: Rdlm,
     token: Int[Tensor, "batch positions"],
     condition: Tensor | None,
@@ -235,7 +235,7 @@ def together(
     else:
         state, remaining = method.noisy(token, moment.time, states)
         scores = method.predict(state, remaining, condition, generator)
-        time = method.per_symbol(moment.time).to(token.device)
+        time = method.layout.per_symbol(moment.time).to(token.device)
         values = cross_entropy(scores.logits, token, time, scores.evidence)
     if method.proposal.adaptive:  # it waits for the losses, which others need not
         alone = moment.synchronous
@@ -257,12 +257,12 @@ def block_loss(
     state, remaining = method.noisy(token, moment.time, on_device(generator, token.device))
     block_mask = BlockMask(moment.block.to(token.device), method.finished(token))
     scores = method.predict(state, remaining, condition, generator, block_mask)
-    weight = method.per_symbol(moment.weight).to(token.device)
+    weight = method.layout.per_symbol(moment.weight).to(token.device)
     return (fused_cross_entropy(scores.logits, token, scores.evidence) * weight).mean(-1)
 
 
 def _length(method: Rdlm, token: Int[Tensor, "batch positions"]) -> int:
-    return token.shape[1] // method.symbols_per_token
+    return token.shape[1] // method.layout.symbols_per_token
 
 
 def _dropped(method: Rdlm, condition: Tensor | None, generator: torch.Generator) -> Tensor | None:
@@ -275,12 +275,12 @@ def _drift_error(
     """Return the drift error of the chain on the training grid, at the step of the moment's time, Eq. (37)."""
     grid = method.training_grid
     # A finished position stands at its vertex, level `steps`; its term is not counted.
-    level = (method.per_symbol(moment.time) * grid.steps).long().to(token.device)
+    level = (method.layout.per_symbol(moment.time) * grid.steps).long().to(token.device)
     chain = method.on_grid(method.process.mixture.paths[0], grid, "drift")
-    digit = method.digits(token)
+    digit = method.layout.split(token)
     remaining = grid.remaining.float().to(token.device)[level]
     state = method.draw(digit, chain.spread(remaining.expand(token.shape), digit), generator)
     log_probs = method.predict(state, remaining, condition, generator).log_probs()
     local = level.clamp_max(grid.steps - 1).expand(token.shape)
     terms = position_terms(chain, state, token, local, log_probs, generator)
-    return mean_unfinished(terms * grid.steps, method.per_symbol(moment.time).to(terms))
+    return mean_unfinished(terms * grid.steps, method.layout.per_symbol(moment.time).to(terms))

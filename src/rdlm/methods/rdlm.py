@@ -1,6 +1,6 @@
-"""The diffusion that a configuration describes: codec, clock and mixture of paths for one vocabulary.
+"""RDLM: diffusion on spheres from an uninformative start to the vertices of tokens.
 
-RDLM: diffusion on spheres from an uninformative start to the vertices of tokens.
+`Process` is the diffusion of a configuration; `Rdlm` joins it with a denoiser, a network and an objective.
 """
 
 from __future__ import annotations
@@ -14,63 +14,25 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
+from rdlm.config import Head, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
-from rdlm.methods.objective import Proposal, block_loss, together
+from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
+from rdlm.methods.objective import Proposal, block_loss, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Scores
 from rdlm.model.network import build as build_network
-from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, ChainLaw, Kernel
 from rdlm.process.law import Law, cached_law
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSchedule, TokenSteps
-from rdlm.process.path import Mixture, Path
+from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Schedule, schedule
 from rdlm.random import Draw, generator_of, on_device
-from rdlm.sampling.walk import walk
-
-
-@dataclass(frozen=True, eq=False)
-class Process:
-    """The diffusion that a configuration describes, for one vocabulary."""
-
-    config: ProcessConfig
-    codec: Codec
-    clock: Schedule
-    mixture: Mixture
-
-    @staticmethod
-    def of(config: ProcessConfig, vocabulary: int) -> Process:
-        """Return the process over `vocabulary` tokens, split into digits where the configuration says so."""
-        codec = Codec(vocabulary, config.base or vocabulary, config.layout)
-        clock = schedule(config.schedule, config.total)
-        masked = Bridge(start.masked(codec.base), config.total, config.bridge)
-        uniform = Bridge(start.uniform(codec.base), config.total, config.bridge)
-        mixture = {
-            "masked": Mixture((Path(masked),)),
-            "uniform": Mixture((Path(uniform),)),
-            "constant": Mixture((Path(masked), Path(uniform)), (config.weight, 1 - config.weight)),
-            "switch": Mixture((Path(uniform, masked, float(clock.remaining(config.switch))),)),
-        }[config.path]
-        return Process(config, codec, clock, mixture)
-
-    @property
-    def bridge(self) -> Bridge:
-        """Return a bridge of the process; pull and evidence are the same for all of them."""
-        return self.mixture.paths[0].bridge
-
-    def grid(self, steps: int) -> Grid:
-        """Return the grid of a chain of so many steps."""
-        return uniform_in_time(self.clock, steps)
-
-
-DEFAULT_NFE = 64
-"""Network calls of a sample unless another number is asked for."""
+from rdlm.sampling.sampler import sample_chain
 
 CHAIN_PAIRS = 8192
 """Draws per level in the tables of the chains that bounds are measured on."""
@@ -79,16 +41,50 @@ KEPT_LAWS = 8
 """Tables of chains kept in memory: a service may be asked for any number of steps."""
 
 
+@dataclass(frozen=True, eq=False)
+class Process:
+    """The diffusion of a configuration, for one vocabulary."""
+
+    config: ProcessConfig
+    layout: Layout
+    schedule: Schedule
+    mixture: Mixture
+
+    @staticmethod
+    def of(config: ProcessConfig, vocabulary: int, head: Head = "token") -> Process:
+        """Return the process over `vocabulary` tokens, split into digits where the configuration has a base."""
+        layout = Layout(vocabulary, config.base or vocabulary, config.layout, head)
+        clock = schedule(config.schedule, config.total)
+        common = (layout.base, config.total)
+        if config.path == "constant":
+            return Process(config, layout, clock, constant_mixture(*common, config.weight, config.bridge))
+        if config.path == "switch":
+            path = switching_path(*common, float(clock.remaining(config.switch)), config.bridge)
+        else:
+            path = (masked_path if config.path == "masked" else uniform_path)(*common, config.bridge)
+        return Process(config, layout, clock, Mixture((path,)))
+
+    @property
+    def bridge(self) -> Bridge:
+        """Return a bridge of the process; pull and evidence are the same for all of them."""
+        return self.mixture.paths[0].bridge
+
+    def grid(self, steps: int) -> Grid:
+        """Return the grid of a chain with so many steps, uniform in time."""
+        return uniform_in_time(self.schedule, steps)
+
+
 class Rdlm:
     """The method: a process, a denoiser with its network, and an objective."""
 
     claims_bound = True
+    bound_estimator: BoundEstimator | None = None
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config = config
         self.check_blocks(config.process.block or config.objective.blockwise)
-        self.process = Process.of(config.process, vocabulary)
-        self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
+        self.process = Process.of(config.process, vocabulary, config.denoiser.head)
+        self.denoiser = Denoiser(config.denoiser, self.layout, self.process.bridge, self.process.schedule)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
@@ -100,42 +96,57 @@ class Rdlm:
         """Return the method for a corpus: its vocabulary, its classes or its per-position signal."""
         return Rdlm(config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
 
+    @property
+    def layout(self) -> Layout:
+        """The layout of tokens on spheres and network positions."""
+        return self.process.layout
+
+    @property
+    def token_schedule(self) -> TokenSchedule:
+        """The token schedule of bounds and samples unless another one is given."""
+        return TokenSchedule(self.config.process.window, self.config.process.order, self.config.process.block)
+
+    def sampling_nfe(self, length: int, steps: int | None = None) -> int:
+        """Return the network evaluations of a sample, at most: the steps, by default 64, or one per block."""
+        block = self.config.process.block
+        return steps or (max(DEFAULT_NFE, -(-length // block)) if block else DEFAULT_NFE)
+
     # -- training ---------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, Eq. (36), (37) and (49), averaged over its tokens."""
         generator = draw.generator()  # on the CPU, for what is decided there; states are drawn where the tokens are
         objective = self.config.objective
-        token, condition = self.symbols(batch.ids), self._condition(batch)
+        token, condition = self.layout.symbols(batch.ids), self._condition(batch)
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
-        in_blocks = 0
+        blockwise = 0
         if objective.blockwise:
-            in_blocks = int(objective.blockwise * count + float(torch.rand((), generator=generator)))
+            blockwise = int(objective.blockwise * count + float(torch.rand((), generator=generator)))
         values = []
-        first, rest = slice(0, count - in_blocks), slice(count - in_blocks, count)
-        for rows, lesson in ((first, together), (rest, block_loss)):
+        first, rest = slice(0, count - blockwise), slice(count - blockwise, count)
+        for rows, loss in ((first, sequence_loss), (rest, block_loss)):
             if rows.stop > rows.start:
                 given = None if condition is None else condition[rows]
-                values.append(lesson(self, token[rows], given, quantile[rows], draw.step, generator))
+                values.append(loss(self, token[rows], given, quantile[rows], draw.step, generator))
         return torch.cat(values).mean()
 
     def noisy(
         self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
-    ) -> tuple[Float[Tensor, ...], Float[Tensor, "batch positions"]]:
-        """Return states of the right law at the tokens' times, and the noise still to come."""
-        remaining = self.process.clock.remaining(self.per_symbol(time)).to(token.device)
-        digit = self.digits(token)
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "batch positions"]]:
+        """Return states drawn from the law of the bridge at the tokens' times, and their remaining noise."""
+        remaining = self.process.schedule.remaining(self.layout.per_symbol(time)).to(token.device)
+        digit = self.layout.split(token)
         level = remaining if digit.ndim == 2 else remaining[..., None]
         return self.draw(digit, level.expand(digit.shape), generator), remaining
 
-    def finished(self, token: Int[Tensor, "batch positions"]) -> Float[Tensor, ...]:
+    def finished(self, token: Int[Tensor, "batch positions"]) -> Float[Tensor, "..."]:
         """Return the states of finished symbols, the vertices."""
-        return functional.one_hot(self.digits(token), self.process.bridge.dimension).float()
+        return functional.one_hot(self.layout.split(token), self.process.bridge.dimension).float()
 
     def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return states from the law of the sequence's path at each position's noise."""
+        """Return states from the law of the sequence's path at each position's remaining noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
         states = [self._draw_path(path, digit, remaining, generator) for path in paths]
         if len(states) == 1:
@@ -158,13 +169,12 @@ class Rdlm:
         generator: torch.Generator | None,
         block_mask: BlockMask | None = None,
     ) -> Scores:
-        """Return the denoiser's answer; a self-conditioned network sees its own first one half of the time."""
+        """Return the denoiser's output; a self-conditioned network is given its own first one half of the time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
-                previous = self.denoiser.previous(
-                    self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
-                )
+                first = self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
+                previous = self.denoiser.previous(first)
         return self.denoiser.scores(self.network, state, remaining, condition, previous, block_mask)
 
     # -- likelihood and samples --------------------------------------------------------------------
@@ -175,15 +185,15 @@ class Rdlm:
         nfe: int,
         generator: torch.Generator | None = None,
         kernel: Kernel = "mixture",
-        window: TokenSchedule | None = None,
+        token_schedule: TokenSchedule | None = None,
     ) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound, Eq. (28)-(32), from one random step.
 
-        The steps of a batch are spread evenly. A mixture draws one of its paths for each batch.
+        The steps of a batch are distributed evenly. A mixture draws one of its paths for each batch.
         """
         path = self._draw_a_path(generator)
-        token = self.symbols(batch.ids)
-        chain = self.chain(path, nfe, kernel, window, length=batch.ids.shape[1]).side_by_side()
+        token = self.layout.symbols(batch.ids)
+        chain = self.chain(path, nfe, kernel, token_schedule, length=batch.ids.shape[1]).side_by_side()
         comb = (torch.arange(len(token)) + torch.rand((), generator=generator)) / len(token)
         comb = comb[torch.randperm(len(token), generator=generator)]
         step = (comb * chain.nfe).long().clamp_max(chain.nfe - 1).to(token.device)
@@ -193,18 +203,21 @@ class Rdlm:
         return chain.nfe * terms.double().sum(-1)
 
     def problem(
-        self, batch: Batch, nfe: int, kernel: Kernel = "mixture", window: TokenSchedule | None = None
+        self, batch: Batch, nfe: int, kernel: Kernel = "mixture", token_schedule: TokenSchedule | None = None
     ) -> Problem:
-        """Return what a measurement of the bound asks for: symbols, the mixture's chains, the model for some rows.
+        """Return the inputs of a bound's estimators: symbols, the mixture's chains, the posterior for some rows.
 
-        Where chunks run one after the other they are measured side by side, each behind finished ones, Eq. (49).
+        Blocks that are generated one after the other are measured at once, each behind clean ones, Eq. (49).
         """
-        mixture, condition, token = self.process.mixture, self._condition(batch), self.symbols(batch.ids)
+        mixture, condition, token = self.process.mixture, self._condition(batch), self.layout.symbols(batch.ids)
         length = batch.ids.shape[1]
-        chains = tuple(self.chain(path, nfe, kernel, window, length=length).side_by_side() for path in mixture.paths)
+        chains = tuple(
+            self.chain(path, nfe, kernel, token_schedule, length=length).side_by_side() for path in mixture.paths
+        )
 
         def posterior(row: Int[Tensor, " rows"]) -> Posterior:
-            return self.posterior(None if condition is None else condition[row], self.block_mask(chains[0], token[row]))
+            given = None if condition is None else condition[row]
+            return self.posterior(given, self.block_mask(chains[0], token[row]))
 
         return Problem(token, chains, mixture.weights, posterior)
 
@@ -215,69 +228,65 @@ class Rdlm:
         nfe: int,
         generator: torch.Generator | None = None,
         kernel: Kernel = "mixture",
-        window: TokenSchedule | None = None,
+        token_schedule: TokenSchedule | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids sampled by the chain whose likelihood `bound` measures; -1 where digits spell no token."""
-        chain = self.chain(self._draw_a_path(generator), nfe, kernel, window, length=length)
+        """Return token ids sampled by the chain whose likelihood `bound` measures; -1 for the code of no token."""
+        chain = self.chain(self._draw_a_path(generator), nfe, kernel, token_schedule, length=length)
         condition = None if condition is None else self.laid_out(condition)
         posterior = self.posterior(condition, self.block_mask(chain))
-        return self.spell(walk(posterior, chain, count, length * self.symbols_per_token, generator))
+        symbols = sample_chain(posterior, chain, count, length * self.layout.symbols_per_token, generator)
+        return self.layout.ids(symbols)
 
     def posterior(self, condition: Tensor | None = None, block_mask: BlockMask | None = None) -> Posterior:
-        """Return `log p(token | states)` as the bound and the sampler want it."""
-        return partial(self._log_probability, condition, block_mask)
+        """Return `log p(token | states)` as a function of states and remaining noise."""
+        return partial(self._log_probs, condition, block_mask)
 
-    def _log_probability(
+    @torch.no_grad()
+    def _log_probs(
         self, condition: Tensor | None, block_mask: BlockMask | None, state: Tensor, remaining: Tensor
     ) -> Tensor:
-        with torch.no_grad():
-            return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
+        return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
 
     def block_mask(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> BlockMask | None:
-        """Return what positions see of each other on a chain, Eq. (49): everything, where it has no chunks.
+        """Return the attention mask of a chain's blocks, Eq. (49); None without blocks.
 
-        Given the tokens, all chunks are seen at once, each behind finished ones.
+        Given the tokens, all blocks are evaluated at once, each behind clean ones.
         """
         if not chain.token_steps.block:
             return None
         return BlockMask(chain.token_steps.block, None if token is None else self.finished(token))
+
+    # -- chains --------------------------------------------------------------------------------------
 
     def chain(
         self,
         path: Path,
         nfe: int,
         kernel: Kernel = "mixture",
-        window: TokenSchedule | None = None,
+        token_schedule: TokenSchedule | None = None,
         grid: Callable[[int], Grid] | None = None,
         length: int = 0,
     ) -> Chain:
-        """Return the chain of `nfe` network calls on a path, in other windows and on another grid where wanted.
+        """Return the chain of `nfe` network evaluations on a path, by default with the method's schedule and grid.
 
-        Chunks share the calls of a sequence of `length` tokens; where that is not given there are none.
+        Blocks share the evaluations of a sequence of `length` tokens; where that is not given there are none.
         """
-        window = window or self.window
-        self.check_blocks(window.block)
-        plain = window.width == 1 and not window.block
-        token_steps = None if plain else window.discretize(nfe, length)
-        return self.on_grid(
-            path, (grid or self.process.grid)(token_steps.steps if token_steps else nfe), kernel, token_steps
-        )
+        order = token_schedule or self.token_schedule
+        self.check_blocks(order.block)
+        synchronous = order.width == 1 and not order.block
+        steps = None if synchronous else order.discretize(nfe, length)
+        return self.on_grid(path, (grid or self.process.grid)(steps.steps if steps else nfe), kernel, steps)
 
     def check_blocks(self, block: float) -> None:
-        """Refuse chunks for a network that cannot look away from what comes after them."""
+        """Refuse blocks for a network whose attention cannot be masked."""
         if block and not (isinstance(self.config.model, TransformerConfig) and not self.config.model.causal):
-            raise InputError("chunks need a transformer that is not causal: others cannot choose what positions see")
-
-    @property
-    def window(self) -> TokenSchedule:
-        """Return the window in which positions run unless another one is asked for."""
-        return TokenSchedule(self.config.process.window, self.config.process.order, self.config.process.block)
+            raise InputError("blocks need a transformer that is not causal: other networks have no block mask")
 
     def on_grid(self, path: Path, grid: Grid, kernel: Kernel, token_steps: TokenSteps | None = None) -> Chain:
         """Return the chain on a local grid."""
-        codec = self.process.codec if self.denoiser.whole else None
-        return Chain(path, grid, kernel, token_steps, codec, self.symbols_per_token)
+        layout = self.layout if self.layout.joint else None
+        return Chain(path, grid, kernel, token_steps, layout, self.layout.symbols_per_token)
 
     def chain_law(self, chain: Chain) -> ChainLaw:
         """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""
@@ -295,56 +304,25 @@ class Rdlm:
             return mixture.paths[0]
         return mixture.paths[0 if float(torch.rand((), generator=generator)) < mixture.weights[0] else 1]
 
-    # -- tokens and digits -------------------------------------------------------------------------
-
-    @property
-    def symbols_per_token(self) -> int:
-        """Return how many positions of the process a token takes: its digits, unless they move together."""
-        return 1 if self.denoiser.whole else self.process.codec.digits
-
-    def symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch positions"]:
-        """Return what the process runs on: tokens, or all digits in a row."""
-        codec = self.process.codec
-        return ids if self.denoiser.whole or codec.digits == 1 else codec.encode(ids).flatten(1)
-
-    def spell(self, symbols: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch length"]:
-        """Return the token ids that symbols spell; -1 where digits spell no token."""
-        if self.symbols_per_token == 1:
-            return symbols
-        codec = self.process.codec
-        digits = symbols if codec.layout == "serial" else symbols.unflatten(1, (-1, codec.digits))
-        return codec.decode(digits).ids
-
-    def digits(self, token: Tensor) -> Tensor:
-        """Return the token that each sphere ends in: the symbols themselves, or the digits that share a position."""
-        return self.process.codec.encode(token) if self.denoiser.whole else token
-
-    def per_symbol(self, time: Float[Tensor, "batch length"]) -> Float[Tensor, "batch positions"]:
-        """Return times of the process's positions: the digits of a token share its time."""
-        return time if time.shape[1] == 1 else time.repeat_interleave(self.symbols_per_token, dim=1)
-
-    def _condition(self, batch: Batch) -> Tensor | None:
-        return batch.label if batch.signal is None else self.laid_out(batch.signal)
-
-    def laid_out(self, condition: Tensor) -> Tensor:
-        """Return labels as they are, and a signal [batch, length] or [batch, length, s] at the network's positions."""
-        if not condition.is_floating_point():
-            return condition
-        signal = condition if condition.ndim == 3 else condition[..., None]
-        return signal.repeat_interleave(self.process.codec.positions, dim=1)
-
     def _law(self, bridge: Bridge, device: torch.device) -> Law:
         if bridge not in self._laws:
             config = self.config.process
             self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)
         return self._laws[bridge]
 
-    # -- checkpoints -------------------------------------------------------------------------------
+    # -- conditions and checkpoints --------------------------------------------------------------------
+
+    def _condition(self, batch: Batch) -> Tensor | None:
+        return batch.label if batch.signal is None else self.laid_out(batch.signal)
+
+    def laid_out(self, condition: Tensor) -> Tensor:
+        """Return labels unchanged, and a signal [batch, length] or [batch, length, s] at the network's positions."""
+        return self.layout.per_position(condition) if condition.is_floating_point() else condition
 
     def state(self) -> dict[str, Tensor]:
-        """Return what was learned outside the network: the time proposal."""
+        """Return what is learned outside the network: the time proposal."""
         return self.proposal.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self.proposal.load_state(state)

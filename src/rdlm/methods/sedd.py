@@ -25,6 +25,7 @@ from torch.nn import functional
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Baseline
 from rdlm.methods.udlm import blurred, divergence, noisy, ratio_excess, reverse, true_log_ratio
 from rdlm.random import Draw, draw_token
 
@@ -174,7 +175,7 @@ class AnyToken:
         return reverse(sharper, state, keep)
 
 
-class SEDD:
+class SEDD(Baseline):
     """The method: a network of log-scores, a graph of jumps, and a schedule."""
 
     claims_bound = True
@@ -239,10 +240,3 @@ class SEDD:
             logits = self.log_score(state, torch.full((count,), step / nfe), condition)
             state = self.graph.step(logits, state, grid[step], grid[step + 1], generator)
         return state
-
-    def state(self) -> dict[str, Tensor]:
-        """Return nothing: all that is learned is in the network."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over nothing."""

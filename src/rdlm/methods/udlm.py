@@ -24,10 +24,11 @@ from torch.nn import functional
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Baseline
 from rdlm.random import Draw, draw_token
 
 
-class UDLM:
+class UDLM(Baseline):
     """The method: a network over noisy tokens and a time, and the schedule by which they settle."""
 
     claims_bound = True
@@ -95,13 +96,6 @@ class UDLM:
             weight = reverse(blurred(law, grid[step + 1]), state, grid[step] / grid[step + 1])
             state = draw_token(weight.log(), generator)
         return state
-
-    def state(self) -> dict[str, Tensor]:
-        """Return nothing: all that is learned is in the network."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over nothing."""
 
 
 def noisy(

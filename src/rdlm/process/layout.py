@@ -1,7 +1,14 @@
-"""Token ids and their base-b digits, Eq. (39), and what a token's law says of its digits and back, Eq. (40).
+"""How tokens lie on spheres and network positions: dimension splitting into base-b digits, Eq. (39) and Eq. (40).
 
-The digits of a token are the path to its leaf in a b-ary tree. Sums over that tree, one level at a time, cost
-O(V) in all, where a 0/1 matrix from tokens to digits would cost O(V m b).
+| unit | what it is |
+|---|---|
+| token | an id in 0 .. V - 1 |
+| digit | one of the `m` base-b digits of a token; each has a sphere of its own; m = 1 where nothing is split |
+| symbol | what the process resolves at once: a token, or one digit of it |
+| position | where the network has an input and an output: packed digits share one, serial digits have one each |
+
+The digits of a token are the path to its leaf in a b-ary tree. Sums over the tree, one level at a time, cost O(V) in
+all, where a 0/1 matrix from tokens to digits would cost O(V m b).
 """
 
 from __future__ import annotations
@@ -14,10 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdlm.config import Head
 from rdlm.errors import InputError, unknown
 
-Layout = Literal["packed", "serial"]
-LAYOUTS: tuple[Layout, ...] = ("packed", "serial")
+Placement = Literal["packed", "serial"]
+PLACEMENTS: tuple[Placement, ...] = ("packed", "serial")
 
 
 class Decoded(NamedTuple):
@@ -28,15 +36,17 @@ class Decoded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Codec:
-    """The map between `vocabulary` token ids and digits in `base`, most significant digit first, Eq. (39)."""
+class Layout:
+    """The map between `vocabulary` tokens, their digits in `base`, most significant first, and network positions."""
 
     vocabulary: int
     """V, the number of tokens."""
     base: int
     """b, the number of values of a digit; b = V is one digit, the token itself."""
-    layout: Layout = "packed"
-    """packed: the digits of a token share its position; serial: each digit is a position of its own."""
+    placement: Placement = "packed"
+    """packed: the digits of a token share its position; serial: each digit has a position of its own."""
+    head: Head = "token"
+    """token: the network's output is over whole tokens where digits share a position; digit: over each digit."""
 
     def __post_init__(self) -> None:
         if self.vocabulary < 2:
@@ -48,8 +58,8 @@ class Codec:
                 f"base {self.base} exceeds the vocabulary of {self.vocabulary} tokens: "
                 f"use base = {self.vocabulary} for one digit per token"
             )
-        if self.layout not in LAYOUTS:
-            raise unknown("layout", self.layout, LAYOUTS)
+        if self.placement not in PLACEMENTS:
+            raise unknown("layout", self.placement, PLACEMENTS)
 
     @property
     def digits(self) -> int:
@@ -62,7 +72,46 @@ class Codec:
     @property
     def positions(self) -> int:
         """Return the number of positions that one token takes."""
-        return self.digits if self.layout == "serial" else 1
+        return self.digits if self.placement == "serial" else 1
+
+    @property
+    def spheres(self) -> int:
+        """Return the number of spheres at a position of the network."""
+        return 1 if self.placement == "serial" else self.digits
+
+    @property
+    def joint(self) -> bool:
+        """Return whether the digits at a position are resolved together, as one token with several spheres."""
+        return self.head == "token" and self.spheres > 1
+
+    @property
+    def symbols_per_token(self) -> int:
+        """Return the number of symbols of a token: its digits, unless they are resolved together."""
+        return 1 if self.joint else self.digits
+
+    def symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch symbols"]:
+        """Return the symbols of tokens: the tokens themselves, or all digits in a row."""
+        return ids if self.symbols_per_token == 1 else self.encode(ids).flatten(1)
+
+    def ids(self, symbols: Int[Tensor, "batch symbols"]) -> Int[Tensor, "batch length"]:
+        """Return the token ids of symbols; -1 where digits are the code of no token."""
+        if self.symbols_per_token == 1:
+            return symbols
+        digits = symbols if self.placement == "serial" else symbols.unflatten(1, (-1, self.digits))
+        return self.decode(digits).ids
+
+    def split(self, symbol: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Return the vertex of each sphere: the symbols, or their digits [..., m] where these are joint, Eq. (39)."""
+        return self.encode(symbol) if self.joint else symbol
+
+    def per_symbol(self, value: Float[Tensor, "batch length"]) -> Float[Tensor, "batch symbols"]:
+        """Return a value of each token for each of its symbols; one column for all tokens stays one."""
+        return value if value.shape[1] == 1 else value.repeat_interleave(self.symbols_per_token, dim=1)
+
+    def per_position(self, signal: Float[Tensor, "batch length *s"]) -> Float[Tensor, "batch positions s"]:
+        """Return a signal of each token at each position of the network."""
+        signal = signal if signal.ndim == 3 else signal[..., None]
+        return signal.repeat_interleave(self.positions, dim=1)
 
     @property
     def invalid_fraction(self) -> float:
@@ -78,11 +127,11 @@ class Codec:
                 f"token ids {int(ids.min())} to {int(ids.max())} leave the range 0 to {self.vocabulary - 1}"
             )
         digits = ids[..., None] // self._powers(ids.device) % self.base
-        return digits.flatten(-2) if self.layout == "serial" else digits
+        return digits.flatten(-2) if self.placement == "serial" else digits
 
     def decode(self, digits: Int[Tensor, ...]) -> Decoded:
         """Return the ids [..., L] that the digits spell; -1, and counted, where they spell no token."""
-        if self.layout == "serial":
+        if self.placement == "serial":
             length, odd = divmod(digits.shape[-1], self.digits)
             if odd:
                 raise InputError(f"{digits.shape[-1]} digits are not whole tokens of {self.digits} digits")
@@ -129,39 +178,39 @@ class _Marginals(torch.autograd.Function):
     """Sums over the tree from the root; its adjoint is `_Evidence`, so backward is as cheap as forward."""
 
     @staticmethod
-    def forward(ctx: Any, probability: Tensor, codec: Codec) -> Tensor:
-        ctx.codec = codec
+    def forward(ctx: Any, probability: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
         laws, suffix = [], probability
-        for level in range(codec.digits):
-            leaves = codec.base ** (codec.digits - 1 - level)
+        for level in range(layout.digits):
+            leaves = layout.base ** (layout.digits - 1 - level)
             # [..., tokens] -> [..., digit, leaves below it]; the tree is incomplete on its right
             used = -(-suffix.shape[-1] // leaves)
             padded = pad(suffix, (0, used * leaves - suffix.shape[-1]))
             below = padded.reshape(*suffix.shape[:-1], used, leaves)
-            laws.append(pad(below.sum(-1), (0, codec.base - used)))
+            laws.append(pad(below.sum(-1), (0, layout.base - used)))
             suffix = below.sum(-2)
         return torch.stack(laws, dim=-2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.codec.evidence(gradients[0]), None
+        return ctx.layout.evidence(gradients[0]), None
 
 
 class _Evidence(torch.autograd.Function):
     """Sums along the paths of the tree; its adjoint is `_Marginals`."""
 
     @staticmethod
-    def forward(ctx: Any, digit: Tensor, codec: Codec) -> Tensor:
-        ctx.codec = codec
+    def forward(ctx: Any, digit: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
         # The two halves of a code first, then their sums: a last level of its own would run in rows of only b numbers.
-        half = codec.digits // 2
+        half = layout.digits // 2
         token = _sums(digit[..., half:, :])
         if half:
-            heads = _sums(digit[..., :half, :])[..., : codec._prefixes(half)]
+            heads = _sums(digit[..., :half, :])[..., : layout._prefixes(half)]
             token = (heads[..., :, None] + token[..., None, :]).flatten(-2)  # [..., prefixes, suffixes] -> tokens
-        token = token[..., : codec.vocabulary]
-        return token.clone() if codec.digits == 1 else token
+        token = token[..., : layout.vocabulary]
+        return token.clone() if layout.digits == 1 else token
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.codec.marginals(gradients[0]), None
+        return ctx.layout.marginals(gradients[0]), None

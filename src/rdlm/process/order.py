@@ -13,14 +13,15 @@ autoregression, one chunk is the family above.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from rdlm.config import OrderName
 from rdlm.errors import InputError, unknown
 
-Order = Literal["random", "strided", "left_to_right"]
+Order = OrderName
 
 
 @dataclass(frozen=True)

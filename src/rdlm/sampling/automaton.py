@@ -104,7 +104,7 @@ class Restriction:
         return token.to(log_probs.device)
 
 
-def spellings(vocabulary: int, base: int, digits: int) -> Automaton:
+def token_codes(vocabulary: int, base: int, digits: int) -> Automaton:
     """Return the automaton over digits that accepts the codes of existing tokens, Eq. (39).
 
     State `2 j` has read `j` digits that begin the last token's code, `2 j + 1` a smaller beginning.

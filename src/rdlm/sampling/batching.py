@@ -1,204 +1,172 @@
-"""Network calls shared by rows, of one request or of several, each row answered as if it had been asked alone.
+"""Batched network evaluations for one or many samplers; every row gets the bits it would get alone.
 
-Company can change the last bits of a row in two ways, and rows share a call where neither does.
+On a CPU the company of a row can change its last bits in two ways, and rows share a forward pass where neither does.
 
-- A matrix product may add up in another order when it has another number of rows. That is tried out, for every length
-  and every number of rows, the first time that it comes up: random rows together must equal, to the last bit, the same
-  rows one by one. (On the processors tried they do, except at lengths of 1 to 3.)
-- The last elements of an array that do not fill a vector register are computed by other instructions, and of all
-  functions in the network SiLU then rounds differently, for few arguments, so that a trial may miss it. Where a row of
-  its array is not a whole number of registers, rows go one by one. (With AVX2: where the length times the width of the
-  time's embedding is no multiple of 16.)
+- A matrix product may sum in another order for another number of rows. This is tested once for each length and number
+  of rows: random rows together must equal the same rows one by one, bit for bit. (On the processors tried they do,
+  except at lengths of 1 to 3.)
+- The last elements of an array that do not fill a vector register go through other instructions, and SiLU then rounds
+  differently for a few arguments, which a random test may miss. Where a row is not a whole number of registers, rows
+  are evaluated one by one. (With AVX2: where the length times the width of the time embedding is no multiple of 16.)
 
-Measured with 1.1M parameters at length 64 on one thread: 5.3 ms for one row, 26 ms for eight together, 42 one by one.
+With 1.1M parameters, length 64, one thread: 5.3 ms for one row, 26 ms for eight together, 42 ms one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Final, TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.methods.rdlm import Rdlm
-from rdlm.model.denoiser import BlockMask
+from rdlm.model.denoiser import BlockMask, Denoiser
 from rdlm.model.layers import TimeEmbedding
 from rdlm.random import generator_of
-from rdlm.sampling.recall import Recall
+from rdlm.sampling.denoisers import Query
 
-ROWS = 8
-"""Most rows of one network call: more of them are no faster each."""
+MOST_ROWS: Final = 8
+"""Rows of the largest forward pass: more are no faster per row."""
 
-REGISTERS = {"AVX2": 16, "AVX512": 32}.get(torch.backends.cpu.get_cpu_capability(), 32)
-"""Numbers that an operation on a whole array takes at a time."""
+REGISTERS: Final = {"AVX2": 16, "AVX512": 32}.get(torch.backends.cpu.get_cpu_capability(), 32)
+"""Numbers that an elementwise operation takes at a time."""
 
-
-class Query(NamedTuple):
-    """What is asked of the network for some rows."""
-
-    state: Float[Tensor, "rows positions *spheres d"]
-    remaining: Float[Tensor, "rows positions"]
-    previous: Float[Tensor, "rows length f"] | None = None
-    """The last answer, for networks that see it."""
-    condition: Tensor | None = None
-    """Classes, -1 for a row without one, or signals; none for a network that knows neither."""
-    block_mask: BlockMask | None = None
-    """What positions see of each other; none: everything."""
-    recall: Recall | None = None
-    """What is asked of a model that remembers the rest: then each row goes by itself."""
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """Return what rows must have in common to share a call: a row's shape, and what its positions see."""
-        block_mask = self.block_mask
-        return self.state.shape[1:], block_mask and (block_mask.block, block_mask.finished is None)
-
-    def part(self, rows: slice) -> Query:
-        """Return some of the rows."""
-        previous = None if self.previous is None else self.previous[rows]
-        condition = None if self.condition is None else self.condition[rows]
-        block_mask = None if self.block_mask is None else self.block_mask.part(rows)
-        recall = None if self.recall is None else self.recall.rows(rows)
-        return Query(self.state[rows], self.remaining[rows], previous, condition, block_mask, recall)
-
-    def twice(self) -> Query:
-        """Return all rows with their conditions, and all once more without."""
-        assert self.condition is not None
-        absent = torch.full_like(self.condition, float("nan") if self.condition.is_floating_point() else -1)
-        previous = None if self.previous is None else torch.cat([self.previous] * 2)
-        both = torch.cat([self.condition, absent])
-        return Query(torch.cat([self.state] * 2), torch.cat([self.remaining] * 2), previous, both, self.block_mask)
-
-    def answer(self, method: Rdlm) -> Float[Tensor, "rows positions v"]:
-        """Return what the network says, asked about all rows at once."""
-        with torch.no_grad():
-            if self.recall is not None:
-                return self.recall.law(method, self.state, self.remaining, self.condition)
-            return method.denoiser(
-                method.network, self.state, self.remaining, self.condition, self.previous, self.block_mask
-            )
-
-    def parts(self, size: int = 1) -> list[Query]:
-        """Return queries of so many rows each."""
-        return [self.part(slice(at, at + size)) for at in range(0, len(self.state), size)]
-
-    def whole(self, parts: Sequence[Query], laws: Sequence[Tensor]) -> Float[Tensor, "rows positions v"]:
-        """Return the answer from those to the parts, and remember what they do."""
-        if self.recall is not None:
-            self.recall.remember([part.recall for part in parts if part.recall is not None])
-        return laws[0] if len(laws) == 1 else torch.cat(list(laws))
+Result = TypeVar("Result")
 
 
-class Forward:
-    """`log p(token | states)` for rows of any origin, in as few network calls as their lengths allow.
+def drive(sampling: Generator[Query, Tensor, Result], batcher: Batcher) -> Result:
+    """Return the result of one sampler, whose queries are evaluated one after the other."""
+    try:
+        query = next(sampling)
+        while True:
+            query = sampling.send(batcher.evaluate(query))
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
 
-    The calls of one turn are spread over threads. Each runs its operations on one thread, so that neither the number
-    of threads nor the machine's other work changes a bit of the answer.
+
+class Batcher:
+    """Log-probabilities for the queries of any number of samplers, in few forward passes.
+
+    Passes are distributed over threads. Each pass uses one thread, so that neither their number nor the load of the
+    machine changes a bit. With `rows`, queries are split into so many rows instead, and bits may depend on the batch.
     """
 
-    def __init__(self, method: Rdlm, threads: int = 1) -> None:
-        self.method, self.threads = method, max(1, threads)
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        network: nn.Module,
+        self_condition: bool = False,
+        threads: int = 1,
+        rows: int | None = None,
+    ) -> None:
+        self.denoiser, self.network, self.self_condition = denoiser, network, self_condition
+        self.threads, self.rows = max(1, threads), rows
         self.nfe = 0
+        """Forward passes so far."""
         self._exact: dict[tuple[object, ...], bool] = {}
-        embeddings = [module for module in method.network.modules() if isinstance(module, TimeEmbedding)]
+        embeddings = [module for module in network.modules() if isinstance(module, TimeEmbedding)]
         self._widths = {layer.out_features for one in embeddings for layer in (one.inner, one.outer)}
-        self._pool = ThreadPoolExecutor(self.threads, "rdlm-forward", partial(torch.set_num_threads, 1))
+        self._pool = ThreadPoolExecutor(self.threads, "rdlm-batcher", partial(torch.set_num_threads, 1))
+
+    def evaluate(self, query: Query) -> Float[Tensor, "rows positions v"]:
+        """Return the log-probabilities of one query."""
+        if self.rows is None:
+            return self([query])[0]
+        parts = query.split(self.rows)
+        return query.join(parts, [part.evaluate(self.denoiser, self.network) for part in parts])
 
     def __call__(self, queries: Sequence[Query]) -> list[Float[Tensor, "rows positions v"]]:
-        """Return the answers to all queries; those of one shape share their calls, unless the model remembers."""
+        """Return the log-probabilities of each query; queries with equal batching keys share forward passes."""
         answers: list[Tensor] = [torch.empty(0)] * len(queries)
-        # About so few positions as are asked of a model that remembers, rows together would round apart.
-        alone = {index: query.parts() for index, query in enumerate(queries) if query.recall is not None}
-        shapes: dict[tuple[object, ...], list[int]] = {}
+        # Behind a KV cache a query covers so few positions that rows together would round differently.
+        cached = {index: query.split() for index, query in enumerate(queries) if query.prefix is not None}
+        groups: dict[tuple[object, ...], list[int]] = {}
         for index, query in enumerate(queries):
-            if index not in alone:
-                shapes.setdefault(query.shape, []).append(index)
-        nfe = [row for rows in alone.values() for row in rows]
-        nfe += [block for places in shapes.values() for block in self._chunks([queries[i] for i in places])]
-        self.nfe += len(nfe)
-        parts = iter(self._run(nfe))
-        for index, rows in alone.items():
-            answers[index] = queries[index].whole(rows, [next(parts) for _ in rows])
-        for places in shapes.values():
-            counts = [len(queries[i].state) for i in places]
-            whole = torch.cat([next(parts) for _ in range(self._pieces(sum(counts)))])
-            for place, part in zip(places, whole.split(counts), strict=True):
-                answers[place] = part
+            if index not in cached:
+                groups.setdefault(query.batching_key, []).append(index)
+        passes = [row for rows in cached.values() for row in rows]
+        passes += [one for group in groups.values() for one in self._passes([queries[i] for i in group])]
+        self.nfe += len(passes)
+        found = iter(self._run(passes))
+        for index, rows in cached.items():
+            answers[index] = queries[index].join(rows, [next(found) for _ in rows])
+        for group in groups.values():
+            counts = [len(queries[i].state) for i in group]
+            whole = torch.cat([next(found) for _ in range(self._pass_count(sum(counts)))])
+            for index, part in zip(group, whole.split(counts), strict=True):
+                answers[index] = part
         return answers
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         self._pool.shutdown()
 
-    def _pieces(self, rows: int) -> int:
-        """Return into how many calls rows of one shape are cut: one for each thread, none with more than `ROWS`."""
-        return min(rows, max(self.threads, -(-rows // ROWS)))
+    def _pass_count(self, rows: int) -> int:
+        """Return the number of forward passes for rows with one batching key: at least one per thread."""
+        return min(rows, max(self.threads, -(-rows // MOST_ROWS)))
 
-    def _chunks(self, queries: Sequence[Query]) -> list[Query]:
-        """Return rows of one shape as queries of nearly equal size."""
-        memory = self.method.config.model.self_condition
+    def _passes(self, queries: Sequence[Query]) -> list[Query]:
+        """Return queries with one batching key as forward passes of nearly equal size."""
         state, remaining = torch.cat([one.state for one in queries]), torch.cat([one.remaining for one in queries])
-        previous = torch.cat([self._memory(one) for one in queries]) if memory else None
-        given = conditions([(one.condition, len(one.state)) for one in queries])
-        whole = Query(state, remaining, previous, given, joined([one.block_mask for one in queries]))
-        places = torch.arange(len(state)).tensor_split(self._pieces(len(state)))
-        return [whole.part(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
+        previous = torch.cat([self._previous_of(one) for one in queries]) if self.self_condition else None
+        condition = _joined_conditions([(one.condition, len(one.state)) for one in queries])
+        whole = Query(state, remaining, previous, condition, _joined_masks([one.block_mask for one in queries]))
+        places = torch.arange(len(state)).tensor_split(self._pass_count(len(state)))
+        return [whole.rows(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
 
-    def _memory(self, query: Query) -> Tensor:
-        """Return the last answer, or zeros where there is none: to the network that is the same."""
+    def _previous_of(self, query: Query) -> Tensor:
+        """Return the last prediction, or zeros, which the network treats as none."""
         if query.previous is not None:
             return query.previous
-        return query.state.new_zeros(len(query.state), self._length(query), self.method.denoiser.interface().features)
+        return query.state.new_zeros(len(query.state), self._length(query), self.denoiser.interface().features)
 
     def _length(self, query: Query) -> int:
-        """Return the number of positions that the network sees."""
-        return query.state.shape[1] // (1 if query.state.ndim == 4 else self.method.denoiser.spheres)
+        """Return the number of positions of the network."""
+        return query.state.shape[1] // (1 if query.state.ndim == 4 else self.denoiser.layout.spheres)
 
-    def _run(self, blocks: Sequence[Query]) -> list[Tensor]:
-        if len(blocks) == 1 or self.threads == 1:
-            return [self._answer(block) for block in blocks]
-        return list(self._pool.map(self._answer, blocks))
+    def _run(self, passes: Sequence[Query]) -> list[Tensor]:
+        if len(passes) == 1 or self.threads == 1:
+            return [self._evaluate_pass(one) for one in passes]
+        return list(self._pool.map(self._evaluate_pass, passes))
 
-    def _answer(self, query: Query) -> Tensor:
-        rows = len(query.state)
-        if rows == 1 or self._shareable(query):
-            return query.answer(self.method)
+    def _evaluate_pass(self, query: Query) -> Tensor:
+        if len(query.state) == 1 or self._is_exact(query):
+            return query.evaluate(self.denoiser, self.network)
         return self._one_by_one(query)
 
-    def _shareable(self, query: Query) -> bool:
-        """Return whether so many rows of this shape can share a call, by a trial that is made once."""
-        key = *query.shape, len(query.state)
+    def _is_exact(self, query: Query) -> bool:
+        """Return whether so many rows of this shape can share a pass without a change of bits, tested once."""
+        key = *query.batching_key, len(query.state)
         if any(self._length(query) * width % REGISTERS for width in self._widths):
             return False
         if key not in self._exact:
             generator = generator_of("trial", *query.state.shape)
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
-            remaining = torch.rand(query.remaining.shape, generator=generator) * self.method.process.clock.total
+            remaining = torch.rand(query.remaining.shape, generator=generator) * self.denoiser.schedule.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
             trial = Query(state, remaining, previous, None, query.block_mask)
-            self._exact[key] = torch.equal(trial.answer(self.method), self._one_by_one(trial))
+            self._exact[key] = torch.equal(trial.evaluate(self.denoiser, self.network), self._one_by_one(trial))
         return self._exact[key]
 
     def _one_by_one(self, query: Query) -> Tensor:
-        rows = query.parts()
-        return query.whole(rows, [row.answer(self.method) for row in rows])
+        rows = query.split()
+        return query.join(rows, [row.evaluate(self.denoiser, self.network) for row in rows])
 
 
-def joined(parts: Sequence[BlockMask | None]) -> BlockMask | None:
-    """Return what rows of one shape see, together."""
-    first = parts[0]
+def _joined_masks(masks: Sequence[BlockMask | None]) -> BlockMask | None:
+    first = masks[0]
     if first is None or first.finished is None:
         return first
-    return BlockMask(first.block, torch.cat([one.finished for one in parts if one and one.finished is not None]))
+    return BlockMask(first.block, torch.cat([one.finished for one in masks if one and one.finished is not None]))
 
 
-def conditions(parts: Sequence[tuple[Tensor | None, int]]) -> Int[Tensor, " rows"] | None:
-    """Return the classes of so many rows each, -1 for those without; None where no row has one."""
+def _joined_conditions(parts: Sequence[tuple[Tensor | None, int]]) -> Int[Tensor, " rows"] | None:
+    """Return the classes of all rows, -1 for those without; None where no row has one."""
     if all(condition is None for condition, _ in parts):
         return None
     return torch.cat([torch.full((rows,), -1) if condition is None else condition for condition, rows in parts])

@@ -1,10 +1,7 @@
-"""Spelling: digits that are chosen one by one must in the end be the digits of an existing token.
+"""Constraints: which tokens a sample may take, and how log-probabilities change before a token is drawn.
 
-Rules: what a sample must obey, and what becomes of the model's probabilities before a token is drawn.
-
-The order is fixed, so that every combination means one thing: after the predictor's guidance and temperature come the
-tilt of a wish (classifier guidance), the tokens that are allowed, those that are settled, the regular language, and
-last top-k and top-p among what is left.
+The order is fixed, so that every combination has one meaning: after guidance and temperature come the classifier's
+gradient, the allowed tokens, known and finished tokens, the regular language, and last top-k and top-p truncation.
 """
 
 from __future__ import annotations
@@ -19,50 +16,24 @@ from torch import Tensor
 from rdlm.errors import InputError
 from rdlm.random import Noise, pick_token
 from rdlm.sampling.automaton import Automaton, Choice, Restriction
-from rdlm.sampling.pace import places
+from rdlm.sampling.solvers import indices
 
-
-def spelled(
-    codes: Automaton,
-    digit: Int[Tensor, "batch positions"],
-    decoding: Bool[Tensor, "batch positions"],
-    law: Float[Tensor, "batch positions b"],
-    point: Float[Tensor, "batch positions"],
-    choice: Choice,
-    size: int,
-) -> tuple[Int[Tensor, "batch positions"], int]:
-    """Return digits of which those that decode spell tokens, `size` of them each, and how many codes did not.
-
-    Such a code is chosen anew, digit by digit by its law among those that some token goes on with: `choice`, such as a
-    cut to the likeliest, comes after that, so that it leaves a token.
-    """
-    code = digit.unflatten(1, (-1, size)).flatten(0, 1).cpu()  # [batch, tokens * m] -> [batch * tokens, m]
-    wrong = ~codes.accepting[codes.run(code)] & decoding[:, ::size].flatten().cpu()
-    if not bool(wrong.any()):
-        return digit, 0
-    laws = law.unflatten(1, (-1, size)).flatten(0, 1).cpu()[wrong]
-    points = point.unflatten(1, (-1, size)).flatten(0, 1).cpu()[wrong]
-    entry = torch.full((len(laws),), codes.start)
-    code[wrong] = Restriction(codes, entry, codes.accepting).draw(laws, points, choice)
-    return code.reshape(digit.shape).to(digit.device), int(wrong.sum())
-
-
-Wish = Callable[[Tensor], Tensor]
-"""A differentiable score [batch] of probabilities [batch, positions, v]: the log-likelihood of what is wished for."""
+Classifier = Callable[[Tensor], Tensor]
+"""A differentiable log-likelihood [batch] of a property, given probabilities [batch, positions, v]."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rules:
-    """All that restricts or reshapes the draws of one walk."""
+class Constraints:
+    """Everything that restricts or reshapes the draws of one sampler."""
 
     top_k: int | None = None
     top_p: float | None = None
     greedy: bool = False
-    """Take the likeliest token in the last step."""
+    """Decode the most likely token in the last step."""
     allowed: Bool[Tensor, "positions v"] | None = None
     language: Restriction | None = None
-    wish: Wish | None = None
-    wish_scale: float = 1.0
+    classifier: Classifier | None = None
+    classifier_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.top_k is not None and self.top_k < 1:
@@ -70,92 +41,120 @@ class Rules:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top-p must lie in (0, 1], got {self.top_p:g}")
 
-    def law(
+    def apply(
         self,
         log_probs: Float[Tensor, "batch positions v"],
-        settled: Bool[Tensor, "batch positions"] | None = None,
+        fixed: Bool[Tensor, "batch positions"] | None = None,
         token: Int[Tensor, "batch positions"] | None = None,
     ) -> Float[Tensor, "batch positions v"]:
-        """Return the law of each position on its own; one that is settled, on the CPU, has its token for certain."""
-        law = log_probs
-        if self.wish is not None:
-            law = law + self.wish_scale * tilt(self.wish, law)
+        """Return the log-probabilities of each position on its own, one-hot where `fixed`, a mask on the CPU, is set."""
+        result = log_probs
+        if self.classifier is not None:
+            result = result + self.classifier_scale * classifier_gradient(self.classifier, result)
         if self.allowed is not None:
-            law = law.masked_fill(~self.allowed, -torch.inf)
-        if law is not log_probs:
-            law = torch.log_softmax(law, -1)
-        if settled is not None and token is not None:
-            row, place = places(settled, law)
-            law = law.clone() if law is log_probs else law
-            law[row, place] = -torch.inf  # few passes over all tokens: of the settled positions alone
-            law[row, place, token[row, place]] = 0.0
-        return law
+            result = result.masked_fill(~self.allowed, -torch.inf)
+        if result is not log_probs:
+            result = torch.log_softmax(result, -1)
+        if fixed is not None and token is not None:
+            row, place = indices(fixed, result)
+            result = result.clone() if result is log_probs else result
+            result[row, place] = -torch.inf  # at the fixed positions alone: fewer passes over all tokens
+            result[row, place, token[row, place]] = 0.0
+        return result
 
-    def marginals(self, law: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
-        """Return the law by which states move: within the language, cut to the likeliest tokens."""
-        return self.cut(law if self.language is None else self.language.marginals(law))
+    def marginals(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
+        """Return the log-probabilities by which states move: marginals within the language, truncated."""
+        return self.truncate(log_probs if self.language is None else self.language.marginals(log_probs))
 
-    def cut(self, law: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
-        """Return the law of the `top_k` likeliest tokens and of the fewest that reach the mass `top_p`."""
-        if self.top_k is not None and self.top_k < law.shape[-1]:
-            least = law.topk(self.top_k, dim=-1).values[..., -1:]
-            law = torch.log_softmax(law.masked_fill(law < least, -torch.inf), -1)
+    def truncate(self, log_probs: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+        """Return log-probabilities of the `top_k` most likely tokens and of the fewest with total mass `top_p`."""
+        if self.top_k is not None and self.top_k < log_probs.shape[-1]:
+            least = log_probs.topk(self.top_k, dim=-1).values[..., -1:]
+            log_probs = torch.log_softmax(log_probs.masked_fill(log_probs < least, -torch.inf), -1)
         if self.top_p is not None and self.top_p < 1:
-            falling, order = law.sort(dim=-1, descending=True)
+            falling, order = log_probs.sort(dim=-1, descending=True)
             mass = falling.double().exp()
             # A token stays if those before it have not reached the mass; the first one always does.
             late = mass.cumsum(-1) - mass >= self.top_p
-            law = torch.log_softmax(law.masked_fill(late.scatter(-1, order, late), -torch.inf), -1)
-        return law
+            log_probs = torch.log_softmax(log_probs.masked_fill(late.scatter(-1, order, late), -torch.inf), -1)
+        return log_probs
 
-    def subset(self, row: Int[Tensor, " rows"]) -> Rules:
-        """Return the rules for some samples of the batch."""
+    def rows(self, rows: Int[Tensor, " rows"]) -> Constraints:
+        """Return the constraints of some rows of the batch."""
         if self.language is None:
             return self
-        return replace(self, language=replace(self.language, entry=self.language.entry[row]))
+        return replace(self, language=replace(self.language, entry=self.language.entry[rows]))
 
     def draw(
         self,
-        law: Float[Tensor, "batch positions v"],
+        log_probs: Float[Tensor, "batch positions v"],
         marginals: Float[Tensor, "batch positions v"],
         random: Noise,
         wanted: Bool[Tensor, "batch columns"],
     ) -> Int[Tensor, "batch positions"]:
-        """Return a token per position where one is wanted: drawn from the marginals, or jointly from the language."""
-        point = random.uniform(law.shape[:2], law.device)  # for all, so that it does not matter where one is wanted
+        """Return tokens where they are wanted, drawn from the marginals, or jointly from the language."""
+        # One uniform number per position, wanted or not: draws do not depend on what is wanted.
+        point = random.uniform(log_probs.shape[:2], log_probs.device)
         if self.language is not None:
-            return self.language.draw(law, point, self.cut)
+            return self.language.draw(log_probs, point, self.truncate)
         if bool(wanted.all()):
             return pick_token(marginals, point)
-        drawn = torch.zeros(law.shape[:2], dtype=torch.long, device=law.device)
+        drawn = torch.zeros(log_probs.shape[:2], dtype=torch.long, device=log_probs.device)
         if bool(wanted.any()):
-            at = places(wanted, law)
+            at = indices(wanted, log_probs)
             drawn[at] = pick_token(marginals[at], point[at])
         return drawn
 
     def decide(
-        self, law: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"]
+        self, log_probs: Float[Tensor, "batch positions v"], marginals: Float[Tensor, "batch positions v"]
     ) -> Int[Tensor, "batch positions"]:
-        """Return the likeliest token per position; with a language, the likeliest after those before it."""
+        """Return the most likely token per position; within a language, the most likely after those before it."""
         if self.language is None:
             return marginals.argmax(-1)
-        point = torch.zeros(law.shape[:2], dtype=torch.float64)
-        return self.language.draw(law, point, likeliest)
+        point = torch.zeros(log_probs.shape[:2], dtype=torch.float64)
+        return self.language.draw(log_probs, point, most_likely)
 
 
-def likeliest(law: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
-    """Return the law that has the likeliest token for certain."""
-    return torch.full_like(law, -torch.inf).scatter_(-1, law.argmax(-1, keepdim=True), 0.0)
+def most_likely(log_probs: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    """Return one-hot log-probabilities of the most likely token."""
+    return torch.full_like(log_probs, -torch.inf).scatter_(-1, log_probs.argmax(-1, keepdim=True), 0.0)
 
 
-def tilt(wish: Wish, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
-    """Return the gradient of a wish by the probabilities, which added to their logarithms guides them.
+def classifier_gradient(
+    classifier: Classifier, log_probs: Float[Tensor, "batch positions v"]
+) -> Float[Tensor, "batch positions v"]:
+    """Return the gradient of a classifier with respect to the probabilities, which is added to their logarithms.
 
-    Exact for a wish that is a sum over positions: `p(k | x, y)` is in proportion to `p(k | x) p(y | k)`.
+    Exact for a sum over positions: `p(k | x, y)` is in proportion to `p(k | x) p(y | k)`.
     """
     with torch.enable_grad():
         probability = log_probs.detach().exp().requires_grad_()
-        score = wish(probability)
+        score = classifier(probability)
         if score.shape != probability.shape[:1]:
-            raise InputError(f"a wish must return one number per sample, got the shape {list(score.shape)}")
+            raise InputError(f"a classifier must return one number per sample, got the shape {list(score.shape)}")
         return torch.autograd.grad(score.sum(), probability)[0]
+
+
+def valid_digits(
+    codes: Automaton,
+    digit: Int[Tensor, "batch positions"],
+    decoding: Bool[Tensor, "batch positions"],
+    log_probs: Float[Tensor, "batch positions b"],
+    point: Float[Tensor, "batch positions"],
+    choice: Choice,
+    size: int,
+) -> tuple[Int[Tensor, "batch positions"], int]:
+    """Return digits whose decoded groups of `size` are codes of tokens, and the number of groups that were not.
+
+    Such a group is drawn again, digit by digit among those that continue the code of some token. `choice`, such as a
+    truncation, comes after that, so that it leaves a token.
+    """
+    code = digit.unflatten(1, (-1, size)).flatten(0, 1).cpu()  # [batch, tokens * m] -> [batch * tokens, m]
+    wrong = ~codes.accepting[codes.run(code)] & decoding[:, ::size].flatten().cpu()
+    if not bool(wrong.any()):
+        return digit, 0
+    log_probs = log_probs.unflatten(1, (-1, size)).flatten(0, 1).cpu()[wrong]
+    points = point.unflatten(1, (-1, size)).flatten(0, 1).cpu()[wrong]
+    entry = torch.full((len(log_probs),), codes.start)
+    code[wrong] = Restriction(codes, entry, codes.accepting).draw(log_probs, points, choice)
+    return code.reshape(digit.shape).to(digit.device), int(wrong.sum())

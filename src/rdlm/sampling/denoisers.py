@@ -1,98 +1,163 @@
-"""The model as a walk sees it: a network with condition, guidance and memory of its last prediction."""
+"""What a sampler wants from the network: queries, and the wrapper with guidance, temperature and self-conditioning.
+
+A sampler is a generator. It yields a `Query` wherever it needs the network, and is sent log-probabilities. Whoever
+drives it decides how queries are evaluated: one by one, or together with those of other samplers (`batching`).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
-from rdlm.methods.rdlm import Rdlm
-from rdlm.model.denoiser import BlockMask
-from rdlm.sampling.batching import Forward, Query
-from rdlm.sampling.recall import Recall
+from rdlm.model.denoiser import BlockMask, Denoiser
+from rdlm.model.transformer import Cache
 
 
-def tempered(
-    method: Rdlm,
-    law: Float[Tensor, "batch positions v"],
-    state: Float[Tensor, "batch positions *spheres d"],
-    remaining: Float[Tensor, "batch positions"],
-    temperature: float,
-) -> Float[Tensor, "batch positions v"]:
-    """Return the law with what the context says divided by the temperature, and the evidence as it is, Eq. (27).
+class CachedPrefix(NamedTuple):
+    """The part of a sequence that a query covers when the blocks before it are in a KV cache.
 
-    Then the samples of independent tokens have the law `p^(1/T)`. Sharpening the evidence, too, would make the
-    first noise decide. Without evidence the two cannot be told apart, and all is divided.
+    A finished block attends to itself and to finished blocks before it, so its keys and values never change.
     """
-    if temperature == 1:
-        return law
-    denoiser = method.denoiser
-    if not denoiser.config.evidence:
-        return torch.log_softmax(law / temperature, -1)
-    level = remaining[..., None] if denoiser.whole else remaining
-    evidence = denoiser.bridge.log_likelihood(state, level)
-    evidence = denoiser.codec.evidence(evidence) if denoiser.whole else evidence
-    return torch.log_softmax(evidence + (law - evidence) / temperature, -1)
+
+    cache: Cache
+    block: int
+    """Tokens of a block."""
+    finished: int
+    """Tokens of finished blocks; their keys and values are kept after this query."""
+    end: int
+    """Tokens up to which the network is evaluated."""
 
 
-def asked(query: Query, guidance: float) -> Query:
-    """Return what the network is asked: a guided law needs its answer with the conditions and without them."""
-    return query if guidance == 1 or query.condition is None else query.twice()
+class Query(NamedTuple):
+    """Network inputs of some rows."""
+
+    state: Float[Tensor, "rows positions *spheres d"]
+    remaining: Float[Tensor, "rows positions"]
+    """Remaining noise of each position."""
+    previous: Float[Tensor, "rows length f"] | None = None
+    """The last prediction, for self-conditioned networks."""
+    condition: Tensor | None = None
+    """Classes, -1 for a row without one, or signals."""
+    block_mask: BlockMask | None = None
+    prefix: CachedPrefix | None = None
+
+    @property
+    def batching_key(self) -> tuple[object, ...]:
+        """Batching key: rows with equal shape and attention mask share a forward pass."""
+        mask = self.block_mask
+        return self.state.shape[1:], mask and (mask.block, mask.finished is None)
+
+    def rows(self, rows: slice) -> Query:
+        """Return some of the rows."""
+        previous = None if self.previous is None else self.previous[rows]
+        condition = None if self.condition is None else self.condition[rows]
+        mask = None if self.block_mask is None else self.block_mask.part(rows)
+        prefix = self.prefix and self.prefix._replace(cache=self.prefix.cache.rows(rows))
+        return Query(self.state[rows], self.remaining[rows], previous, condition, mask, prefix)
+
+    def split(self, size: int = 1) -> list[Query]:
+        """Return queries of at most `size` rows."""
+        return [self.rows(slice(at, at + size)) for at in range(0, len(self.state), size)]
+
+    def join(self, parts: Sequence[Query], log_probs: Sequence[Tensor]) -> Float[Tensor, "rows positions v"]:
+        """Return the log-probabilities of the parts as one tensor, and collect what their caches keep."""
+        if self.prefix is not None:
+            self.prefix.cache.take([part.prefix.cache for part in parts if part.prefix is not None])
+        return log_probs[0] if len(log_probs) == 1 else torch.cat(list(log_probs))
+
+    def with_unconditional(self) -> Query:
+        """Return all rows with their condition, then all rows without it."""
+        assert self.condition is not None
+        absent = torch.full_like(self.condition, float("nan") if self.condition.is_floating_point() else -1)
+        previous = None if self.previous is None else torch.cat([self.previous] * 2)
+        both = torch.cat([self.condition, absent])
+        return Query(torch.cat([self.state] * 2), torch.cat([self.remaining] * 2), previous, both, self.block_mask)
+
+    @torch.no_grad()
+    def evaluate(self, denoiser: Denoiser, network: nn.Module) -> Float[Tensor, "rows positions v"]:
+        """Return the log-probabilities of all rows from one forward pass."""
+        if self.prefix is not None:
+            return self._evaluate_behind(self.prefix, denoiser, network)
+        return denoiser(network, self.state, self.remaining, self.condition, self.previous, self.block_mask)
+
+    def _evaluate_behind(self, prefix: CachedPrefix, denoiser: Denoiser, network: nn.Module) -> Tensor:
+        """Return log-probabilities of the positions behind the cache, uniform elsewhere; the cache grows."""
+        symbols, positions = denoiser.layout.symbols_per_token, denoiser.layout.positions
+        part = slice(prefix.cache.length // positions * symbols, prefix.end * symbols)
+        mask = BlockMask(prefix.block, cache=prefix.cache)
+        found = denoiser(network, self.state[:, part], self.remaining[:, part], self.condition, block_mask=mask)
+        prefix.cache.keep(prefix.finished * positions)
+        log_probs = found.new_full((*self.remaining.shape, found.shape[-1]), -math.log(found.shape[-1]))
+        log_probs[:, part] = found
+        return log_probs
 
 
-def guided(
-    answer: Float[Tensor, "rows positions v"], query: Query, guidance: float
-) -> Float[Tensor, "batch positions v"]:
-    """Return the law with the condition weighed by the guidance, Eq. (45), where it was asked for with and without."""
-    if len(answer) == len(query.state):
-        return answer
-    conditional, free = answer.chunk(2)
-    return torch.log_softmax(free + guidance * (conditional - free), -1)
+def evaluated(log_probs: Float[Tensor, "... v"]) -> Bool[Tensor, "..."]:
+    """Return which positions were evaluated: where none was, all tokens have exactly the same probability."""
+    return log_probs.amax(-1) > log_probs.amin(-1)
 
 
-class Predictor:
-    """`log p(token | states)` of a method's network.
+Denoising = Generator[Query, Tensor, Tensor]
+"""Yields queries, is sent their log-probabilities, and returns the log-probabilities to sample from."""
 
-    A matrix product's rounding depends on the number of its rows. Where `forward` asks, rows share calls so that each
-    is answered as if it had been asked alone: a sample depends on nothing but its seed, whatever else is in the batch.
-    Without it so many `rows` go at a time. A condition of one row is that of all sequences.
+
+class GuidedDenoiser:
+    """Log-probabilities of tokens with guidance, temperature and self-conditioning.
+
+    A condition with one row applies to all sequences. Self-conditioning keeps the last prediction between calls.
     """
 
     def __init__(
         self,
-        method: Rdlm,
+        denoiser: Denoiser,
         condition: Tensor | None = None,
         guidance: float = 1.0,
         temperature: float = 1.0,
-        rows: int = 1,
         block_mask: BlockMask | None = None,
-        forward: Forward | None = None,
+        self_condition: bool = False,
     ) -> None:
-        self.method, self.condition, self.guidance, self.temperature = method, condition, guidance, temperature
-        self.rows, self.block_mask, self.forward = rows, block_mask, forward
+        self.denoiser, self.condition, self.guidance, self.temperature = denoiser, condition, guidance, temperature
+        self.block_mask, self.self_condition = block_mask, self_condition
         self._previous: Tensor | None = None
 
     def __call__(
         self,
-        state: Float[Tensor, "batch positions *spheres d"],
-        remaining: Float[Tensor, "batch positions"],
-        recall: Recall | None = None,
-    ) -> Float[Tensor, "batch positions v"]:
-        """Return log-probabilities, guided where there is a condition, Eq. (45), and tempered."""
-        query = Query(state, remaining, self._previous, self._given(len(state)), self.block_mask, recall)
-        law = guided(self._ask(asked(query, self.guidance)), query, self.guidance)
-        if self.method.config.model.self_condition:
-            self._previous = self.method.denoiser.previous(law)
-        return tempered(self.method, law, state, remaining, self.temperature)
+        state: Float[Tensor, "rows positions *spheres d"],
+        remaining: Float[Tensor, "rows positions"],
+        prefix: CachedPrefix | None = None,
+    ) -> Denoising:
+        """Return guided and tempered log-probabilities; one query, or one of twice the rows where guidance is used."""
+        query = Query(state, remaining, self._previous, self._condition_of(len(state)), self.block_mask, prefix)
+        if self.guidance == 1 or query.condition is None:
+            log_probs = yield query
+        else:
+            log_probs = guide(self.guidance, *(yield query.with_unconditional()).chunk(2))
+        if self.self_condition:
+            self._previous = self.denoiser.previous(log_probs)
+        return log_probs if self.temperature == 1 else self._tempered(log_probs, state, remaining)
 
-    def _ask(self, query: Query) -> Float[Tensor, "rows positions v"]:
-        if self.forward is not None:
-            return self.forward([query])[0]
-        parts = query.parts(self.rows)
-        return query.whole(parts, [part.answer(self.method) for part in parts])
-
-    def _given(self, count: int) -> Tensor | None:
-        """Return the condition of so many sequences."""
+    def _condition_of(self, rows: int) -> Tensor | None:
         if self.condition is None or len(self.condition) > 1:
             return self.condition
-        return self.condition.expand(count, *self.condition.shape[1:])
+        return self.condition.expand(rows, *self.condition.shape[1:])
+
+    def _tempered(self, log_probs: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
+        """Return log-probabilities with the context's part divided by the temperature, the evidence as it is, Eq. (27).
+
+        For independent tokens this samples from `p^(1/T)`. Dividing the evidence as well would let the first noise
+        decide. Without evidence the two parts cannot be separated, and the sum is divided.
+        """
+        evidence = self.denoiser.evidence(state, remaining)
+        if evidence is None:
+            return torch.log_softmax(log_probs / self.temperature, -1)
+        return torch.log_softmax(evidence + (log_probs - evidence) / self.temperature, -1)
+
+
+def guide(guidance: float, conditional: Tensor, unconditional: Tensor) -> Tensor:
+    """Return log-probabilities with the condition weighted by the guidance, Eq. (45)."""
+    return torch.log_softmax(unconditional + guidance * (conditional - unconditional), -1)

@@ -1,7 +1,4 @@
-"""Block-wise generation: windows slide along a sequence that is longer than those the model was trained on.
-
-Templates: what is known of a sequence before it is sampled: given tokens, and which others are allowed where.
-"""
+"""Prompts: what is given of a sequence before it is sampled, and the windows in which a long sequence is sampled."""
 
 from __future__ import annotations
 
@@ -18,27 +15,27 @@ from rdlm.data.tokenizer import Characters, Tokenizer
 from rdlm.errors import InputError
 
 
-class Stretch(NamedTuple):
-    """A window: positions `begin` to `end`, of which those from `fresh` on are new."""
+class Window(NamedTuple):
+    """Tokens `begin` to `end` of a sequence; those from `fresh` on are new."""
 
     begin: int
     fresh: int
     end: int
 
 
-def stretches(length: int, context: int, stride: int | None = None) -> Iterator[Stretch]:
-    """Yield the windows of at most `context` positions that cover `length`; each but the first adds a block.
+def windows(length: int, context: int, stride: int | None = None) -> Iterator[Window]:
+    """Yield the windows of at most `context` tokens that cover `length`; each but the first adds `stride` tokens.
 
-    A block is half the context if not given; a long one needs fewer windows, a short one sees more of what is written.
+    The stride is half the context if not given; a long one needs fewer windows, a short one conditions on more text.
     """
     size = max(1, context // 2) if stride is None else stride
     if not 1 <= size <= context:
-        raise InputError(f"a block must have 1 to {context} tokens, the model's length, got {size}")
+        raise InputError(f"the stride must be 1 to {context} tokens, the model's length, got {size}")
     end = min(length, context)
-    yield Stretch(0, 0, end)
+    yield Window(0, 0, end)
     while end < length:
         fresh, end = end, min(length, end + size)
-        yield Stretch(max(0, end - context), fresh, end)
+        yield Window(max(0, end - context), fresh, end)
 
 
 OPEN = -1
@@ -46,7 +43,7 @@ OPEN = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
+class Prompt:
     """Known ids, `OPEN` elsewhere, and the tokens that each position may take."""
 
     known: Int[Tensor, " length"]
@@ -107,10 +104,10 @@ def infilled(tokenizer: Tokenizer, text: str, gap: str = "_") -> Int[Tensor, " n
 
 def restricted(
     tokenizer: Tokenizer, known: Int[Tensor, " length"], ban: str, forbid: Mapping[int, str], require: Mapping[int, str]
-) -> Template:
-    """Return the template in which the tokens of `ban` occur nowhere, and positions avoid or take given tokens."""
+) -> Prompt:
+    """Return the prompt in which the tokens of `ban` occur nowhere, and positions avoid or take given tokens."""
     if not (ban or forbid or require):
-        return Template(known)
+        return Prompt(known)
     length = len(known)
     allowed = torch.ones(length, tokenizer.size, dtype=torch.bool)
     allowed[:, encode(tokenizer, ban, "ban")] = False
@@ -120,11 +117,11 @@ def restricted(
         wanted = torch.zeros(tokenizer.size, dtype=torch.bool)
         wanted[encode(tokenizer, text, "require")] = True
         allowed[_place(position, length)] &= wanted
-    template = Template(known, allowed)
-    stuck = (~template.choices(tokenizer.size).any(-1)).nonzero().flatten().tolist()
+    prompt = Prompt(known, allowed)
+    stuck = (~prompt.choices(tokenizer.size).any(-1)).nonzero().flatten().tolist()
     if stuck:
         raise InputError(f"the conditions contradict each other: no token is left at position {stuck[0]}")
-    return template
+    return prompt
 
 
 def _place(position: int, length: int) -> int:

@@ -1,29 +1,23 @@
-"""Pieces: how much of a large tensor to work on at once.
-
-Intermediate results in fresh memory cost more than their arithmetic, because its pages must be found and cleared first.
-In pieces they stay where they are, in the cache.
-
-The exponential map of a whole batch of states, in as few passes over their coordinates as it takes.
-
-Solvers: what one step of the sampler does with the states, one plain function each, found in `SOLVERS`.
+"""Solvers: one step of the sampler on the states, one plain function each, listed in `SOLVERS`.
 
 | variable | symbol |
 |---|---|
-| `remaining`, `after` | `B_m` and `B_{m+1}`, the noise still to come before and after the step |
-| `spent` | `s = S - B`, the noise that a position has behind it |
+| `remaining`, `after` | `B_m` and `B_{m+1}`, the remaining noise before and after the step |
+| `spent` | `s = S - B`, the noise spent so far |
 | `gain`, `variance` | `g_m` and `s2_m`, Eq. (18) |
 | `ambient` | a vector of R^d whose tangent part at the state is the step |
 
-Every function returns the states after the step; the walk replaces those of positions that decode or rest.
+A function returns the states after the step; the sampler replaces those of positions that decode or are inactive. One
+that evaluates the network again is a generator: it yields states and local steps, and is sent log-probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rdlm.errors import unknown
@@ -33,101 +27,61 @@ from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.schedule import Schedule
 from rdlm.random import Noise
-from rdlm.sampling.pace import beside
 
-CACHED = 2**19
-"""Numbers of one tensor that a CPU works on at once."""
-
-
-def pieces(width: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield some rows of all tensors after the other: on a CPU as many of so many numbers as stay in its cache."""
-    size = max(1, CACHED // width)
-    if not tensors[0].is_cpu or len(tensors[0]) <= size:
-        yield tensors
-    else:
-        yield from zip(*(one.split(size) for one in tensors), strict=True)
-
-
-def follow(
-    state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"], scale: Float[Tensor, ...] | None = None
-) -> Float[Tensor, "... d"]:
-    """Return `exp_x` of the tangent part of `a`, Eq. (4), `a` being `ambient`, which is consumed, times `scale`.
-
-    Only sums, then `x' = (cos m - sinc m <x, a>) x + sinc m a` with `m^2 = |a|^2 - <x, a>^2` go over all coordinates.
-    The sums also say how far the result will be from the sphere by rounding, and it is scaled back on the way.
-    """
-    before, rows = state.flatten(0, -2), ambient.flatten(0, -2)  # [..., d] -> [n, d]
-    along, square, own = _sums(before, rows)
-    to_ambient, to_state = _weights(along, square, own, None if scale is None else scale.reshape(-1, 1))
-    for at, by, old, new in pieces(ambient.shape[-1], before, rows, to_state, to_ambient):
-        by.mul_(new).addcmul_(at, old)
-    return rows.view(ambient.shape)
-
-
-def _sums(before: Float[Tensor, "n d"], rows: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
-    """Return `<x, a>`, `|a|^2` and `|x|^2`, each [n, 1]."""
-    sums = [_products(at, by) for at, by in pieces(rows.shape[-1], before, rows)]
-    return sums[0] if len(sums) == 1 else tuple(map(torch.cat, zip(*sums, strict=True)))
-
-
-def _products(at: Float[Tensor, "n d"], by: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
-    square, own = (torch.linalg.vector_norm(one, dim=-1, keepdim=True).square_() for one in (by, at))
-    return (at * by).sum(-1, keepdim=True), square, own
-
-
-def _weights(along: Tensor, square: Tensor, own: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what `follow` multiplies the unscaled ambient vector and the state by."""
-    step = along if scale is None else along * scale
-    length = (square if scale is None else square * scale.square()).addcmul(step, step, value=-1)
-    length = length.clamp_min_(special.SMALLEST_SQUARE).sqrt_()
-    shrink = torch.sin(length).div_(length)
-    to_state = torch.addcmul(torch.cos(length), shrink, step, value=-1)
-    to_ambient = shrink if scale is None else shrink.mul_(scale)
-    # For |x| = 1 the result has length 1, else 1 + q^2 (|x|^2 - 1) is its square.
-    back = torch.addcmul(torch.ones_like(own), to_state.square(), own.sub(1)).rsqrt_()
-    return to_ambient * back, to_state.mul_(back)
-
-
-CUT = 1e-3
-"""How long before time 1 the paper's Euler walk stops."""
+EULER_END = 1e-3
+"""The paper's Euler scheme stops so long before time 1."""
 
 CORRECTION = 0.1
-"""Length of the corrector's step in units of the bridge's variance at its noise level."""
+"""Length of the corrector's step in units of the bridge's variance at its remaining noise."""
 
-Predict = Callable[[Tensor, Tensor], Tensor]
-"""The model's log-probabilities, conditions included, at states and each position's own level."""
+Evaluations = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
+"""Yields states and local steps to evaluate, is sent log-probabilities, returns states."""
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a CPU tensor on a device without waiting for the device."""
+    return tensor.to(device, non_blocking=True)
+
+
+def per_sphere(value: Shaped[Tensor, "batch columns"], state: Float[Tensor, "batch positions *spheres d"]) -> Tensor:
+    """Return a CPU value of each position for each of its spheres, on the device of the states."""
+    there = to_device(value, state.device)
+    return there.view(*there.shape, *[1] * (state.ndim - 3)).expand(state.shape[:-1])
+
+
+def indices(mask: Bool[Tensor, "batch columns"], like: Shaped[Tensor, "batch positions ..."]) -> tuple[Tensor, ...]:
+    """Return the indices where a CPU mask is set, on the device of `like`."""
+    return tuple(to_device(index, like.device) for index in mask.expand(like.shape[:2]).nonzero(as_tuple=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """All that a solver may look at."""
+    """The inputs of a solver."""
 
     chain: Chain
-    clock: Schedule
+    schedule: Schedule
     state: Float[Tensor, "batch positions *spheres d"]
     local: Int[Tensor, "batch columns"]
-    """Each position's own step, on the CPU; rest and decode included, where the result is not used."""
+    """Each position's own step, on the CPU."""
     log_probs: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
-    """A token per position that decodes, and that moves where the solver is `by_token`, drawn from the law."""
+    """A token drawn for each decoding position, and for each active one where the solver is `by_token`."""
     random: Noise
-    predict: Predict
 
     @property
     def coefficients(self) -> StepCoefficients:
-        """Return noise, gain and variance of each sphere's own step, Eq. (18)."""
-        return self.looked_up(self.chain.coefficient_table)
+        """Return remaining noise, gain and variance of each sphere's step, Eq. (18)."""
+        return self.row_of(self.chain.coefficient_table)
 
     @property
     def after(self) -> Float[Tensor, "batch positions *spheres"]:
-        """Return the noise that each sphere still has before it after the step."""
-        return beside(self.chain.grid.remaining[self.local + 1].to(self.state.dtype), self.state)
+        """Return the remaining noise of each sphere after the step."""
+        return per_sphere(self.chain.grid.remaining[self.local + 1].to(self.state.dtype), self.state)
 
-    def looked_up(self, coefficient_table: Float[Tensor, "steps 3"]) -> StepCoefficients:
-        """Return each sphere's own of what the steps of the grid have."""
-        return StepCoefficients(
-            *(beside(one, self.state) for one in coefficient_table[self.local].to(self.state.dtype).unbind(-1))
-        )
+    def row_of(self, table: Float[Tensor, "steps 3"]) -> StepCoefficients:
+        """Return each sphere's row of a table with one row per step of the grid."""
+        columns = table[self.local].to(self.state.dtype).unbind(-1)
+        return StepCoefficients(*(per_sphere(column, self.state) for column in columns))
 
 
 def mixture(step: Step) -> Tensor:
@@ -136,7 +90,7 @@ def mixture(step: Step) -> Tensor:
     index, scale = digit[..., None], coefficients.variance.sqrt()
     slope = step.chain.path.bridge.slope(step.state.gather(-1, index), coefficients.remaining[..., None])
     pull = slope.mul_((coefficients.gain / scale)[..., None])  # in units of the noise, which is scaled last
-    return follow(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
+    return exponential(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
 
 
 def drift(step: Step) -> Tensor:
@@ -145,53 +99,52 @@ def drift(step: Step) -> Tensor:
 
 
 def euler(step: Step) -> Tensor:
-    """Return states after an Euler step of the paper's Algorithm 2: `gamma_t dt` and `sigma_t^2 dt` of its clock.
+    """Return states after an Euler step of the paper's Algorithm 2: `gamma_t dt` and `sigma_t^2 dt` of its schedule.
 
-    It stops `CUT` before time 1, so that a fine grid's last steps stand still.
+    It stops `EULER_END` before time 1, so that the last steps of a fine grid do not move.
     """
     levels = step.chain.grid.remaining
-    time = step.clock.time(levels)
-    span = torch.diff(time.clamp_max(1 - CUT))
-    spread = step.clock.rate(time[:-1]) * span
-    return _mean_step(step, step.looked_up(torch.stack([levels[:-1], spread / levels[:-1], spread], -1)))
+    time = step.schedule.time(levels)
+    span = torch.diff(time.clamp_max(1 - EULER_END))
+    variance = step.schedule.rate(time[:-1]) * span
+    return _mean_step(step, step.row_of(torch.stack([levels[:-1], variance / levels[:-1], variance], -1)))
 
 
 def _mean_step(step: Step, coefficients: StepCoefficients) -> Tensor:
-    ambient, scale, bridge = step.random.normal(step.state), coefficients.variance.sqrt(), step.chain.path.bridge
-    # In units of the noise, which is scaled last; nothing pulls where there is none.
+    ambient, scale = step.random.normal(step.state), coefficients.variance.sqrt()
+    # In units of the noise, which is scaled last; without noise there is no pull.
     pull = coefficients.gain / scale.clamp_min(special.SMALLEST_SQUARE)
-    whole = (step.log_probs, step.state, ambient, pull[..., None], coefficients.remaining[..., None])
-    rows = [one.flatten(0, 1) for one in whole]  # [batch, positions, ...] -> [n, ...]
-    for law, state, total, share, remaining in pieces(step.log_probs.shape[-1], *rows):
-        weight = step.chain.marginals(law.exp()).mul_(share)
-        slope = bridge.slope(state[..., : bridge.vocabulary], remaining)
-        total[..., : bridge.vocabulary].addcmul_(weight, slope)
-    return follow(step.state, ambient, scale)
+    bridge, tokens = step.chain.path.bridge, step.chain.path.bridge.vocabulary
+    weight = step.chain.marginals(step.log_probs.exp()).mul_(pull[..., None])
+    slope = bridge.slope(step.state[..., :tokens], coefficients.remaining[..., None])
+    ambient[..., :tokens].addcmul_(weight, slope)
+    return exponential(step.state, ambient, scale)
 
 
-def heun(step: Step) -> Tensor:
-    """Return states after a drift step whose pull is corrected by that at its end: second order, two network calls.
+def heun(step: Step) -> Evaluations:
+    """Return states after a drift step whose pull is corrected by that at its end: second order, two evaluations.
 
-    In the clock `-log B` the mean obeys `dx = (E(x) - x)`; a step of it with `E` linear in between, in normal
-    coordinates at the state, is `a + (1 - g/h) (T v' + a - v)` with `h` the step of that clock, `a` the drift
+    In the time `-log B` the mean obeys `dx = (E(x) - x)`; a step of it with `E` linear in between, in normal
+    coordinates at the state, is `a + (1 - g/h) (T v' + a - v)` with `h` the step of that time, `a` the drift
     step, `v` and `v'` the pulls before and after it, and `T` the transport back.
     """
     chain, bridge = step.chain, step.chain.path.bridge
     (remaining, gain, variance), after = step.coefficients, step.after
-    wobble = sphere.tangent(step.state, step.random.normal(step.state))
+    noise = sphere.tangent(step.state, step.random.normal(step.state))
     pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), remaining)
-    first = gain[..., None] * pull + variance.sqrt()[..., None] * wobble
+    first = gain[..., None] * pull + variance.sqrt()[..., None] * noise
     ahead = sphere.project(sphere.exponential(step.state, first))
-    law = chain.marginals(step.predict(ahead, step.local + 1).exp())
-    second = sphere.transport(ahead, step.state, mean_pull(bridge, ahead, law, after))
+    log_probs = yield ahead, step.local + 1
+    second = mean_pull(bridge, ahead, chain.marginals(log_probs.exp()), after)
+    second = sphere.transport(ahead, step.state, second)
     growing = after > 0
     span = torch.log(remaining / torch.where(growing, after, remaining / 2))
     weight = torch.where(growing, 1 - gain / span, 0.0)[..., None]
     return sphere.project(sphere.exponential(step.state, (1 + weight) * first + weight * (second - pull)))
 
 
-def corrector(step: Step) -> Tensor:
-    """Return states after a mixture step and one Langevin step at the level where it ends: two network calls.
+def corrector(step: Step) -> Evaluations:
+    """Return states after a mixture step and one Langevin step at the noise where it ends: two evaluations.
 
     The Langevin noise is shortened so that a bridge's law on flat space is kept exactly, whatever the step's length.
     """
@@ -200,18 +153,19 @@ def corrector(step: Step) -> Tensor:
     remaining = step.after.clamp_min(special.SMALLEST_NOISE)
     spent = chain.grid.total - remaining
     length = (CORRECTION * remaining * spent / chain.grid.total)[..., None]
-    probability = chain.marginals(step.predict(state, step.local + 1).exp())
+    log_probs = yield state, step.local + 1
+    probability = chain.marginals(log_probs.exp())
     start = _start_of(chain, step.local + 1, state)
     toward = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None]) * probability / remaining[..., None]
     cosine = (state * start).sum(-1, keepdim=True)
     ambient = step.random.normal(state).mul_((length * (2 - CORRECTION)).sqrt())
     ambient.addcmul_(start, length * bridge.slope(cosine, spent[..., None]) / spent[..., None])
     ambient[..., : bridge.vocabulary] += length * toward
-    return follow(state, ambient)
+    return exponential(state, ambient)
 
 
 def deterministic(step: Step) -> Tensor:
-    """Return states after a step of the probability flow, which has the law of the walk and no noise.
+    """Return states after a step of the probability flow, which has the marginals of the diffusion and no noise.
 
     On flat space a state keeps its place relative to mean and width of its bridge; this step does so with the mean
     of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
@@ -227,12 +181,12 @@ def deterministic(step: Step) -> Tensor:
     width = torch.sqrt((total - after) * after / (spent * remaining))
     to_pull = (remaining - after) / total - (width - 1) * spent / total
     to_start = -(remaining - after) / total - (width - 1) * remaining / total
-    moved = follow(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
+    moved = exponential(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
     return torch.where(at_start[..., None], mixture(step), moved)
 
 
 def mean_pull(
-    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, ...]
+    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, "..."]
 ) -> Float[Tensor, "... d"]:
     """Return `sum_l p_l v_l`, the tangent vector of the mean pull, Eq. (11)."""
     slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
@@ -240,31 +194,52 @@ def mean_pull(
 
 
 def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -> Tensor:
-    """Return the start of the bridge that each sphere is on: the second one's from the switch on."""
+    """Return the start of each sphere's bridge: that of the second one after the switch."""
     first = chain.path.bridge.start.point(like.dtype, like.device)
     if chain.path.second is None or chain.switch < 0:
         return first.expand_as(like)
     second = chain.path.second.start.point(like.dtype, like.device)
-    return torch.where(beside(level > chain.switch, like)[..., None], second, first)
+    return torch.where(per_sphere(level > chain.switch, like)[..., None], second, first)
+
+
+def exponential(
+    state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"], scale: Float[Tensor, "..."] | None = None
+) -> Float[Tensor, "... d"]:
+    """Return `exp_x` of the tangent part of `a`, Eq. (4); `a` is `ambient`, which is overwritten, times `scale`.
+
+    In few passes: sums over the coordinates, then `x' = (cos m - sinc m <x, a>) x + sinc m a` with
+    `m^2 = |a|^2 - <x, a>^2`. The sums also give the rounding error of the norm, which is removed on the way.
+    """
+    along = (state * ambient).sum(-1)
+    square, own = (torch.linalg.vector_norm(one, dim=-1).square_() for one in (ambient, state))
+    step = along if scale is None else along * scale
+    length = (square if scale is None else square * scale.square()).addcmul(step, step, value=-1)
+    length = length.clamp_min_(special.SMALLEST_SQUARE).sqrt_()
+    shrink = torch.sin(length).div_(length)
+    to_state = torch.addcmul(torch.cos(length), shrink, step, value=-1)
+    to_ambient = shrink if scale is None else shrink.mul_(scale)
+    # For |x| = 1 the result has length 1, else 1 + q^2 (|x|^2 - 1) is its square.
+    back = torch.addcmul(torch.ones_like(own), to_state.square(), own.sub(1)).rsqrt_()
+    return ambient.mul_((to_ambient * back)[..., None]).addcmul_(state, to_state.mul_(back)[..., None])
 
 
 @dataclass(frozen=True)
 class Solver:
-    """A solver with what is known of it."""
+    """A solver and what is known about it."""
 
-    step: Callable[[Step], Tensor]
+    step: Callable[[Step], Tensor | Evaluations]
     nfe: int
-    """Network calls per step; in the last step, which decodes, there is one."""
+    """Network evaluations per step; one in the last step, which decodes."""
     bound: Kernel | None
     """Kernel of the chain whose likelihood bound holds for its samples; None: no bound is known."""
     consistent: bool
-    """Whether samples follow the model's law when the posterior is right and the grid fine."""
+    """Whether samples follow the data when the posterior is exact and the grid fine."""
     greedy: bool = False
-    """Whether the last step decodes the likeliest token in place of a drawn one."""
+    """Whether the last step decodes the most likely token in place of a drawn one."""
     by_token: bool = False
     """Whether a step needs a drawn token also where nothing is decoded."""
     by_state: bool = False
-    """Whether that is read from the state after a last move, as in the paper, not from the model."""
+    """Whether tokens are read from the state after a last move, as in the paper, not from the model."""
 
 
 SOLVERS: dict[str, Solver] = {

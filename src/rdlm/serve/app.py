@@ -135,7 +135,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         gauges = {
             "rdlm_waiting_samples": {name: engine.depth for name, engine in engines.items()},
             "rdlm_live_samples": {name: engine.live for name, engine in engines.items()},
-            "rdlm_network_calls": {name: engine.forward.nfe for name, engine in engines.items()},
+            "rdlm_network_calls": {name: engine.batcher.nfe for name, engine in engines.items()},
         }
         return PlainTextResponse(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 

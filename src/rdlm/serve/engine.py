@@ -1,10 +1,8 @@
-"""Samples on their way through the engine, alone between two steps and in groups during each of them.
+"""The engine: one thread that owns a model's network and advances all samplers, one evaluation at a time.
 
-The engine: one thread that owns a model's network and moves all samples on, one step of each at a time.
-
-Every turn it admits what waits, gathers all walks under way (of any request, step, length and setting) and the
-questions of other threads (scores), asks the network for all of them at once, and takes one step of each walk. So a
-request waits for no other one to end, and one whose client has gone costs at most the step that is being taken.
+In every turn it admits waiting samples, gathers the queries of all running samplers and of other threads (scores),
+evaluates them in as few forward passes as possible, and sends every sampler its log-probabilities. So a request never
+waits for another one to end, and one whose client has gone costs at most the current evaluation.
 """
 
 from __future__ import annotations
@@ -21,247 +19,124 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rdlm.api.generate import PreparedSampling, WindowStep
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.plan import Plan
-from rdlm.methods.rdlm import Rdlm
-from rdlm.sampling.batching import Forward, Query, conditions
-from rdlm.sampling.course import Outcome, Walk
-from rdlm.sampling.denoisers import asked, guided, tempered
-from rdlm.sampling.recall import Question, Recall
-from rdlm.sampling.walk import Walker
-from rdlm.serve import refusal as error
+from rdlm.sampling.batching import Batcher
+from rdlm.sampling.denoisers import Query
+from rdlm.serve import refusal
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.metrics import Metrics
 from rdlm.serve.refusal import Refusal
 
-Watch = Callable[[int, Tensor, Tensor, Tensor], object]
-"""Told the step, the states, the law and which positions were finished, of one sample, before each move."""
+log = logging.getLogger(__name__)
+
+Watch = Callable[[int, WindowStep], object]
+"""Called after each step with the number of its common step and what happened in it."""
 
 
 class Sample:
-    """One sample of a request: its journey, and the walk of the window that it is in."""
+    """One sample of a job: a running sampler and the query that it waits for."""
 
-    def __init__(self, plan: Plan, seed: int, job: Job, index: int = 0, watch: Watch | None = None) -> None:
-        self.plan, self.seed, self.job, self.index, self.watch = plan, seed, job, index, watch
-        ((_, self.journey),) = plan.journeys([seed])
-        self.previous: Tensor | None = None
+    def __init__(
+        self, prepared: PreparedSampling, seed: int, job: Job, index: int = 0, watch: Watch | None = None
+    ) -> None:
+        self.prepared, self.seed, self.job, self.index, self.watch = prepared, seed, job, index, watch
         self.dropped = False
+        """Whether nobody wants the rest of this sample."""
         self.nfe = 0
-        """How often the network has been asked for this sample."""
-        self._behind = 0
-        self._told = 0
-        self._enter()
+        """Network evaluations so far."""
+        self._steps_before, self._nfe_before, self._sent = 0, 0, 0
+        self._sampling = prepared.sample([seed], self._stepped)
+        self.query = next(self._sampling)
 
-    def _enter(self) -> None:
-        """Begin the walk of the next window."""
-        stretch = self.journey.window
-        assert stretch is not None
-        self.stretch, self.previous = stretch, None
-        walker = self.journey.walker(stretch, _unasked)
-        self.walk = walker.begin(self.journey.known(stretch), self.journey.noise)
+    def advance(self, log_probs: Tensor) -> bool:
+        """Send the sampler its log-probabilities; return whether the sample is finished."""
+        try:
+            self.query = self._sampling.send(log_probs)
+        except StopIteration as stop:
+            self.job.post(Finished(self.index, tuple(stop.value.token[0].tolist()), self.nfe))
+            return True
+        return False
 
-    @property
-    def step(self) -> int:
-        """Return how many common steps the sample has behind it, those included in which nothing of it moves."""
-        return self._behind + int(self.walk.step)
+    def _stepped(self, rows: Sequence[int], step: WindowStep) -> None:
+        """Report a step to those who watch and, where it is wanted, the tokens that have become final."""
+        info, nfe = step.info, step.info.sampler.chain.nfe
+        if self.watch is not None:
+            self.watch(self._steps_before + int(info.before.step), step)
+        self.nfe = self._nfe_before + int(info.after.nfe)
+        at = self._steps_before + int(info.after.step)
+        if int(info.after.step) == nfe:
+            self._steps_before, self._nfe_before = self._steps_before + nfe, self.nfe
+        if self.job.wants_progress and not (int(info.after.step) == nfe and step.window == self.prepared.windows[-1]):
+            self.job.post(Progress(self.index, at, self._newly_final(step)))
 
-    @property
-    def stops(self) -> list[int]:
-        """Return the common steps that the sample will take in its window."""
-        return self.journey.walker(self.stretch, _unasked).stops(self.walk)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Return what samples must have in common to take a step together."""
-        request, chain = self.plan.request, self.journey.chain
-        # Where all positions run together the last step draws less than the others.
-        decoding = chain.asynchronous is None and int(self.walk.step) == chain.nfe - 1
-        # An arc tangent, which heun's transport takes, rounds the last numbers of an array in another way.
-        alone = id(self) if request.solver == "heun" else None
-        return (
-            self.walk.known.shape[1],
-            self.journey.path,
-            request.steps,
-            request.solver,
-            request.grid,
-            request.window,
-            request.order,
-            request.block,
-            request.guidance,
-            request.temperature,
-            request.top_p,
-            request.greedy,
-            decoding,
-            alone,
-            self._remembered,
-        )
-
-    @property
-    def _remembered(self) -> tuple[int, ...]:
-        """Return what is asked of a model that remembers; nothing where it does not."""
-        if self.walk.memory is None:
-            return ()
-        recall = self.journey.walker(self.stretch, _unasked).recall(self.walk)
-        assert recall is not None
-        return recall.cache.length, recall.front, recall.end
-
-    def moved(self, walk: Walk, finished: Tensor) -> bool:
-        """Take over the walk after a step; return whether the sample is whole."""
-        self.nfe += int(walk.nfe - self.walk.nfe)
-        self.walk = walk
-        done = int(walk.step) == self.journey.chain.nfe
-        if done:
-            self.journey.settle(self.stretch, Outcome(walk.token, walk.invalid, walk.nfe[:, 0]))
-            done = self.journey.window is None
-            if not done:
-                self._behind += self.journey.chain.nfe
-                self._enter()
-            finished = torch.zeros_like(finished)
-        if self.job.wants_progress and not done:
-            self.job.post(Progress(self.index, self.step, self._settled(finished)))
-        if done:
-            self.job.post(Finished(self.index, tuple(self.journey.token[0].tolist()), self.nfe))
-        return done
-
-    def _settled(self, finished: Tensor) -> tuple[int, ...]:
-        """Return the tokens that have become final and have only final ones before them, since the last time."""
-        method, begin = self.plan.model.rdlm, self.stretch.begin
-        if not bool(finished.any()):
-            end, ids = self.stretch.fresh, self.journey.token[0]
-        else:
-            whole = finished[0].view(-1, method.symbols_per_token).all(-1)
-            end = begin + int(whole.long().cumprod(0).sum())
-            ids = torch.cat([self.journey.token[0, :begin], method.spell(self.walk.token.cpu())[0]])
-        fresh = ids[self._told : end].tolist()
-        self._told = max(self._told, end)
+    def _newly_final(self, step: WindowStep) -> tuple[int, ...]:
+        """Return the tokens that have become final since the last time and have only final ones before them."""
+        layout, begin, after = self.prepared.model.rdlm.layout, step.window.begin, step.info.after
+        final = step.info.sampler.finished(after)[0].view(-1, layout.symbols_per_token).all(-1)
+        end = begin + int(final.long().cumprod(0).sum())
+        ids = torch.cat([step.tokens[0, :begin], layout.ids(after.token.cpu())[0]])
+        fresh = ids[self._sent : end].tolist()
+        self._sent = max(self._sent, end)
         return tuple(fresh)
-
-
-class Group:
-    """Samples that take one step together."""
-
-    def __init__(self, samples: Sequence[Sample], ask: Callable[[Query], Tensor]) -> None:
-        self.samples, self._ask = samples, ask
-        self.walk = Walk.join([sample.walk for sample in samples])
-        known = [sample.previous for sample in samples if sample.previous is not None]
-        # Samples in their first step have no last answer: to the network that is one of zeros.
-        self.previous = (
-            None
-            if not known
-            else torch.cat(
-                [torch.zeros_like(known[0]) if sample.previous is None else sample.previous for sample in samples]
-            )
-        )
-        self._condition = conditions([(sample.plan.condition, 1) for sample in samples])
-        first = samples[0]
-        self._request = first.plan.request
-        self.walker: Walker = first.journey.walker(first.stretch, self._second_look)
-        self._seen = self.walker.query(self.walk)
-        self.query = self._question(self._seen)
-
-    @property
-    def _method(self) -> Rdlm:
-        return self.samples[0].plan.model.rdlm
-
-    def move(self, answer: Tensor) -> list[Sample]:
-        """Take the step by the network's answer, tell those who watch, and return the samples that are whole now."""
-        before = self.walk
-        watched = [sample.watch is not None for sample in self.samples]
-        finished = self.walker.finished(before) if any(watched) else None
-        self.walk, law = self.walker.advance(before, self._heard(answer, self._seen))
-        for row, sample in enumerate(self.samples):
-            if sample.watch is not None and finished is not None:
-                sample.watch(sample.step, before.state[row], law[row], finished[row])
-        after = self.walker.finished(self.walk)
-        rows = zip(self.samples, self.walk.split(), after.split(1), strict=True)
-        memory = [None] * len(self.samples) if self.previous is None else self.previous.split(1)
-        for sample, last in zip(self.samples, memory, strict=True):
-            sample.previous = last
-        return [sample for sample, walk, done in rows if sample.moved(walk, done)]
-
-    def _second_look(self, state: Tensor, noise: Tensor, recall: Recall | None = None) -> Tensor:
-        """Return the model's answer where a solver asks twice in a step."""
-        question = Question(state, noise, recall)
-        return self._heard(self._ask(self._question(question)), question)
-
-    def _question(self, question: Question) -> Query:
-        """Return what the network is asked."""
-        state, noise, recall = question
-        block_mask = self.samples[0].journey.block_mask
-        query = Query(state, noise, self.previous, self._condition, block_mask, recall)
-        return asked(query, self._request.guidance)
-
-    def _heard(self, answer: Tensor, question: Question) -> Tensor:
-        """Return the network's answer as the predictor gives it: guided, remembered and tempered."""
-        state, noise, _ = question
-        law = guided(answer, Query(state, noise), self._request.guidance)
-        if self._method.config.model.self_condition:
-            self.previous = self._method.denoiser.previous(law)
-        return tempered(self._method, law, state, noise, self._request.temperature)
-
-
-def _unasked(state: Tensor, noise: Tensor, recall: Recall | None = None) -> Tensor:
-    raise AssertionError("a walk begins without asking the model")
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class PendingQuery:
-    """What another thread asks of the network."""
+    """A query of another thread, and where its answer goes."""
 
     query: Query
     answer: Future[Tensor] = field(default_factory=Future)
 
 
 class Engine:
-    """A model at work for many requests at once."""
+    """A model that serves many requests at once."""
 
     def __init__(
         self, model: LanguageModel, metrics: Metrics, batch: int = 16, queue: int = 64, threads: int = 1
     ) -> None:
         self.model, self.metrics, self.batch, self.queue = model, metrics, batch, queue
-        self.forward = Forward(model.rdlm, threads)
+        method = model.rdlm
+        self.batcher = Batcher(method.denoiser, method.network, model.config.model.self_condition, threads)
         self._waiting: deque[Sample] = deque()
-        self._questions: list[PendingQuery] = []
+        self._pending: list[PendingQuery] = []
         self._live: list[Sample] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._pace = 0.0
-        """Seconds between two samples that become whole, averaged over the last ones; 0 before the first."""
+        self._seconds_per_sample = 0.0
+        """Moving average of the seconds between two finished samples; 0 before the first."""
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._work, name=f"rdlm-engine-{model.name}", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Return whether the thread is at work and takes requests."""
+        """Whether the thread runs and takes requests."""
         return self._thread.is_alive() and not self._closed
 
     @property
     def depth(self) -> int:
-        """Return how many samples wait."""
+        """The number of waiting samples."""
         return len(self._waiting)
 
     @property
     def live(self) -> int:
-        """Return how many samples are under way."""
+        """The number of running samples."""
         return len(self._live)
 
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a refused client should try again."""
+        return min(60, max(1, math.ceil(self._seconds_per_sample * (len(self._waiting) + 1))))
+
     def check_room(self, count: int) -> None:
-        """Refuse a request for whose samples there is no place in the queue, before any work is done for it."""
+        """Refuse a request whose samples do not fit into the queue, before any work is done for it."""
         if not self.alive:
-            raise error.closing()
+            raise refusal.closing()
         if count > self.queue:
             raise Refusal(400, f"a request may ask for at most {self.queue} samples, not {count}", "n")
         if len(self._waiting) + count > self.queue:
-            raise error.busy(self.patience)
-
-    @property
-    def patience(self) -> int:
-        """Return after how many seconds a refused client should come back."""
-        return min(60, max(1, math.ceil(self._pace * (len(self._waiting) + 1))))
+            raise refusal.busy(self.retry_after)
 
     def submit(self, samples: Sequence[Sample]) -> None:
         """Queue the samples of a request, all or none of them."""
@@ -270,24 +145,24 @@ class Engine:
             self._waiting.extend(samples)
             self._changed.notify()
 
-    def ask(self, query: Query, job: Job) -> Tensor:
-        """Return the network's answer to a question of another thread, asked together with the next step."""
+    def evaluate(self, query: Query, job: Job) -> Tensor:
+        """Return the log-probabilities of another thread's query, evaluated in the next turn."""
         job.check()
         job.begun = True
-        question = PendingQuery(query)
+        pending = PendingQuery(query)
         with self._changed:
             if not self.alive:
-                raise error.closing()
-            self._questions.append(question)
+                raise refusal.closing()
+            self._pending.append(pending)
             self._changed.notify()
-        return question.answer.result()
+        return pending.answer.result()
 
     def drain(self, seconds: float) -> None:
-        """Begin no more samples, turn away those that wait, and give those under way so many seconds."""
+        """Start no more samples, refuse the waiting ones, and give the running ones so many seconds."""
         with self._changed:
             self._closed = True
             for sample in self._waiting:
-                sample.job.fail(error.closing())
+                sample.job.fail(refusal.closing())
             self._waiting.clear()
             limit = time.monotonic() + seconds
             for sample in self._live:
@@ -295,32 +170,32 @@ class Engine:
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop the thread; what is still under way fails."""
+        """Stop the thread; running samples fail."""
         self.drain(0)
         self._thread.join(timeout=10)
-        self.forward.close()
+        self.batcher.close()
 
     def _work(self) -> None:
         torch.set_num_threads(1)
         while True:
             with self._changed:
-                while not (self._waiting or self._live or self._questions or self._closed):
+                while not (self._waiting or self._live or self._pending or self._closed):
                     self._changed.wait()
                 self._admit()
-                questions, self._questions = self._questions, []
-                if self._closed and not self._live and not questions:
+                pending, self._pending = self._pending, []
+                if self._closed and not self._live and not pending:
                     return
             try:
-                self._turn(questions)
-            except Exception as reason:  # a defect must end the requests that met it, and not the service
-                log.exception("a step failed")
+                self._turn(pending)
+            except Exception as reason:  # a defect ends the requests that met it, not the service
+                log.exception("a turn failed")
                 self._abandon(self._live, reason)
-                for question in questions:
-                    if not question.answer.done():
-                        question.answer.set_exception(reason)
+                for one in pending:
+                    if not one.answer.done():
+                        one.answer.set_exception(reason)
 
     def _admit(self) -> None:
-        """Drop what nobody wants any more, and fill the free places from the queue, first come, first served."""
+        """Drop unwanted samples, and fill free places from the queue, first come, first served."""
         self._live = [sample for sample in self._live if self._wanted(sample)]
         self._waiting = deque(sample for sample in self._waiting if self._wanted(sample))
         while self._waiting and len(self._live) < self.batch:
@@ -330,45 +205,39 @@ class Engine:
 
     def _wanted(self, sample: Sample) -> bool:
         job = sample.job
-        if not job.over and (refusal := job.late()) is not None:
-            job.fail(error.closing() if self._closed else refusal)
+        if not job.over and (late := job.late()) is not None:
+            job.fail(refusal.closing() if self._closed else late)
         elif job.over or sample.dropped:
             self.metrics.cancelled()
         return not (job.over or sample.dropped)
 
-    def _turn(self, questions: Sequence[PendingQuery]) -> None:
-        """Ask the network once for everybody, and take one step of each walk."""
-        alike: dict[tuple[object, ...], list[Sample]] = {}
-        for sample in self._live:
-            alike.setdefault(sample.key, []).append(sample)
-        groups = [Group(samples, self._alone) for samples in alike.values()]
-        queries = [group.query for group in groups] + [question.query for question in questions]
+    def _turn(self, pending: Sequence[PendingQuery]) -> None:
+        """Evaluate the queries of all samplers and threads together, and advance every sampler."""
+        live = list(self._live)
+        queries = [sample.query for sample in live] + [one.query for one in pending]
         if not queries:
             return
-        self.metrics.stepped(len(self._live), sum(len(query.state) for query in queries))
-        answers = self.forward(queries)
-        for question, answer in zip(questions, answers[len(groups) :], strict=True):
-            question.answer.set_result(answer)
-        whole: list[Sample] = []
-        for group, answer in zip(groups, answers, strict=False):
-            whole += self._move(group, answer)
-        self._live = [sample for sample in self._live if sample not in whole]
+        self.metrics.stepped(len(live), sum(len(query.state) for query in queries))
+        answers = self.batcher(queries)
+        for one, answer in zip(pending, answers[len(live) :], strict=True):
+            one.answer.set_result(answer)
+        finished = {sample for sample, answer in zip(live, answers, strict=False) if self._advance(sample, answer)}
+        self._live = [sample for sample in self._live if sample not in finished]
 
-    def _move(self, group: Group, answer: Tensor) -> list[Sample]:
+    def _advance(self, sample: Sample, log_probs: Tensor) -> bool:
+        """Advance one sampler; return whether it has ended."""
         try:
-            whole = group.move(answer)
-        except Exception as reason:  # only those who took this step have met the defect
+            finished = sample.advance(log_probs)
+        except Exception as reason:  # only this sample has met the defect
             log.exception("a step failed")
-            self._abandon(group.samples, reason)
-            return []
-        for _ in whole:
+            self._abandon([sample], reason)
+            return True
+        if finished:
             now = time.monotonic()
             gap, self._last = now - self._last, now
-            self._pace = gap if self._pace == 0 else 0.9 * self._pace + 0.1 * gap
-        return whole
-
-    def _alone(self, query: Query) -> Tensor:
-        return self.forward([query])[0]
+            average = self._seconds_per_sample
+            self._seconds_per_sample = gap if average == 0 else 0.9 * average + 0.1 * gap
+        return finished
 
     @staticmethod
     def _abandon(samples: Sequence[Sample], reason: Exception) -> None:

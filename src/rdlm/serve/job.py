@@ -1,4 +1,4 @@
-"""Tickets: what a request and the threads that work for it know of each other."""
+"""Jobs: what a request and the threads that work for it share: deadline, cancellation and events."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from rdlm.serve.refusal import Left, Refusal, late
 
 @dataclass(frozen=True)
 class Progress:
-    """A sample has taken a step; `settled` are those of its first tokens that have become final with it."""
+    """A sample has taken a step; `final` are the tokens that became final with it and have only final ones before."""
 
     index: int
     step: int
-    settled: tuple[int, ...] = ()
+    final: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A sample is whole."""
+    """A sample is finished."""
 
     index: int
     tokens: tuple[int, ...]
     nfe: int
-    """How often the network was asked for it."""
+    """Its network evaluations."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The request has come to nothing."""
+    """The request has failed."""
 
     reason: Exception
 
 
 class Job:
-    """A request under way: its deadline, whether its client is still there, and a line back to it."""
+    """A running request: its deadline, whether it is over, and the events for its client."""
 
     def __init__(self, seconds: float, wants_progress: bool = False) -> None:
         self.seconds, self.wants_progress = seconds, wants_progress

@@ -1,14 +1,8 @@
-"""Server-sent events: how the service writes a stream.
+"""OpenAI's legacy completions: request bodies as sampling options, and samples as answers or streams.
 
-The text of a sample while it settles: pieces that never change again, and the place where it stops.
-
-A sample's tokens become final in any order, so only those that have nothing open before them can be sent. For a model
-whose positions run together that is everything at once, at the end; from left to right, or window by window past the
-model's length, the text grows as it is written. The pieces always add up to the whole.
-
-Orders: what a completion's body asks for, as requests to the sampler.
-
-Completions: samples turned into OpenAI's answers, whole or as a stream.
+Tokens become final in any order. A stream sends a token once all tokens before it are final: for synchronous models
+everything at the end, from left to right, or window by window past the model's length, as it is generated. The pieces
+of a stream always add up to the whole text.
 """
 
 from __future__ import annotations
@@ -19,68 +13,67 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from rdlm.api.generate import generate
-from rdlm.api.plan import Plan
-from rdlm.api.request import Request
+from rdlm.api.generate import generate, prepare
+from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode, infilled
-from rdlm.serve import refusal as error
+from rdlm.serve import refusal
 from rdlm.serve.engine import Sample
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.refusal import Refusal, answer
-from rdlm.serve.schema import CompletionBody, Sampling
+from rdlm.serve.schema import Body, CompletionBody, sampling_of
 from rdlm.serve.served_model import ServedModel
 from rdlm.serve.service import Service, while_present
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
-"""Asks a proxy to pass events on as they come."""
+"""Tells proxies not to buffer events."""
 
 
 def data(content: object, event: str | None = None) -> bytes:
-    """Return an event; a text goes as it is, everything else as JSON, which has no line breaks of its own."""
+    """Return a server-sent event; text is sent as it is, everything else as JSON on one line."""
     body = content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
     return (f"event: {event}\n" if event else "").encode() + f"data: {body}\n\n".encode()
 
 
 def pulse() -> bytes:
-    """Return a comment, which every client passes over: it only shows that the stream lives."""
+    """Return a comment, which clients ignore: it shows that the stream is alive."""
     return b": at work\n\n"
 
 
 UNREADABLE = "\ufffd"
-"""What stands for bytes that are no character, or not yet a whole one."""
+"""The replacement for bytes that are not, or not yet, a whole character."""
 
 
 class Draft:
-    """The text of tokens `begin` to `end` of a sample, as far as it is settled."""
+    """The text of tokens `begin` to `end` of a sample, as far as it is final."""
 
     def __init__(self, tokenizer: Tokenizer, begin: int, end: int, stops: Sequence[str] = ()) -> None:
         self.tokenizer, self.begin, self.end, self.stops = tokenizer, begin, end, stops
         self.ids: list[int] = []
         self.stopped = False
-        """Whether a stop has been met: nothing that comes later matters."""
+        """Whether a stop sequence was found."""
         self._sent = ""
 
-    def add(self, settled: Sequence[int]) -> str:
-        """Return the text that has become certain with some more settled tokens."""
-        if self.stopped or not settled:
+    def add(self, final: Sequence[int]) -> str:
+        """Return the text that becomes final with these tokens."""
+        if self.stopped or not final:
             return ""
-        self.ids += settled
+        self.ids += final
         text = self.tokenizer.decode(self.ids[self.begin : self.end]).rstrip(UNREADABLE)
         cut = self._cut(text)
         if cut is not None:
             return self._send(text[:cut])
-        # What may yet turn out to be the beginning of a stop is held back.
+        # What may be the beginning of a stop sequence is held back.
         held = max((len(stop) for stop in self.stops), default=1) - 1
         return self._send(text[: max(len(text) - held, 0)])
 
     def finish(self, tokens: Sequence[int]) -> str:
-        """Return the rest of the text, now that all tokens are known."""
+        """Return the rest of the text, given all tokens."""
         if self.stopped:
             return ""
         text = self.tokenizer.decode(tokens[self.begin : self.end])
@@ -89,7 +82,7 @@ class Draft:
 
     @property
     def text(self) -> str:
-        """Return all that was returned so far."""
+        """Return the text returned so far."""
         return self._sent
 
     @property
@@ -98,7 +91,7 @@ class Draft:
         return "stop" if self.stopped else "length"
 
     def _cut(self, text: str) -> int | None:
-        """Return where the first stop begins."""
+        """Return where the first stop sequence begins."""
         found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         self.stopped = bool(found)
         return min(found, default=None)
@@ -110,97 +103,82 @@ class Draft:
 
 
 COLDEST = 0.01
-"""The temperature that 0 and all below this stand for, beside decoding the likeliest token."""
+"""Temperatures below this decode the most likely token, at this temperature."""
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
-    """One prompt, ready to be sampled: its request, and which tokens of a sample are the completion."""
+class CompletionRequest:
+    """One prompt: its sampling options, and which tokens of a sample are the completion."""
 
-    request: Request
+    options: SamplingOptions
     prompt: str
     begin: int
     end: int
-    """The completion's tokens; before them are the prompt's, after them the suffix's."""
+    """The completion's tokens are `begin` to `end`, between those of the prompt and of the suffix."""
 
 
-def sampling(host: ServedModel, body: Sampling, seed: int) -> Request:
-    """Return the settings that all requests for samples share."""
-    cold = body.temperature is not None and body.temperature < COLDEST
-    temperature = COLDEST if cold else 1.0 if body.temperature is None else body.temperature
-    top_p = None if body.top_p in (None, 1.0) else max(body.top_p or 0.0, 1e-9)
-    return Request(
-        steps=body.steps or host.steps,
-        solver=body.solver or "mixture",
-        grid=body.grid or "time",
-        seed=seed,
-        infill=body.infill,
-        gap=host.gap,
-        temperature=temperature,
-        greedy=cold,
-        top_p=top_p,
-        label=None if body.label is None else str(body.label),
-        guidance=1.0 if body.guidance is None else body.guidance,
-        window=body.window,
-        order=body.order,
-        block=body.block,
-    )
+def options_of(served: ServedModel, body: Body) -> SamplingOptions:
+    """Return the sampling options of a body; without a seed a new one is drawn."""
+    given: dict[str, Any] = {"steps": served.steps, "gap": served.gap, "seed": secrets.randbelow(1 << 31)}
+    given |= sampling_of(body)
+    if given.get("temperature", 1.0) < COLDEST:
+        given |= {"temperature": COLDEST, "greedy": True}
+    if "top_p" in given:
+        given["top_p"] = None if given["top_p"] == 1 else max(given["top_p"], 1e-9)
+    if "label" in given:
+        given["label"] = str(given["label"])
+    return SamplingOptions(**given)
 
 
-def seed_of(body: Sampling) -> int:
-    """Return the seed that was asked for, or a new one."""
-    return secrets.randbelow(1 << 31) if body.seed is None else body.seed
-
-
-def refuse_what_means_nothing(body: CompletionBody) -> None:
-    """Refuse the fields of OpenAI's that have no honest answer here."""
+def refuse_unsupported(body: CompletionBody) -> None:
+    """Refuse OpenAI's fields that have no meaning here."""
     if body.logprobs is not None:
-        words = "tokens are not drawn one after the other, so none has a log-probability given those before it; "
-        raise Refusal(400, f"logprobs: {words}POST /v1/score bounds the likelihood of a text", "logprobs")
+        reason = "tokens are not drawn one after the other, so none has a log-probability given those before it; "
+        raise Refusal(400, f"logprobs: {reason}POST /v1/score bounds the likelihood of a text", "logprobs")
     if body.best_of not in (None, body.n or 1):
         raise Refusal(400, "best_of: samples are not ranked; ask for n of them", "best_of")
     for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(body, name):
             raise Refusal(400, f"{name}: not supported; leave it out", name)
-    if body.infill is not None and (body.prompt or body.suffix or body.max_tokens or body.echo):
-        words = "an infill is a whole text: leave out prompt, suffix, max_tokens and echo"
-        raise Refusal(400, f"infill: {words}", "infill")
+    if "infill" in sampling_of(body) and (body.prompt or body.suffix or body.max_tokens or body.echo):
+        reason = "an infill is a whole text: leave out prompt, suffix, max_tokens and echo"
+        raise Refusal(400, f"infill: {reason}", "infill")
 
 
-def orders(host: ServedModel, body: CompletionBody) -> list[Order]:
-    """Return the prompts of a request, checked against the model; seeds are those of the first sample of each."""
-    settings = sampling(host, body, seed_of(body))
+def requests_of(served: ServedModel, body: CompletionBody) -> list[CompletionRequest]:
+    """Return one request per prompt, checked against the model."""
+    options = options_of(served, body)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    return [_order(host, body, settings, prompt) for prompt in prompts]
+    return [_request(served, body, options, prompt) for prompt in prompts]
 
 
-def _order(host: ServedModel, body: CompletionBody, settings: Request, prompt: str) -> Order:
-    tokenizer, room = host.model.tokenizer, host.model.length
-    if body.infill is not None:
-        return Order(settings, "", 0, len(infilled(tokenizer, body.infill, host.gap)))
+def _request(served: ServedModel, body: CompletionBody, options: SamplingOptions, prompt: str) -> CompletionRequest:
+    tokenizer, room = served.model.tokenizer, served.model.length
+    if options.infill is not None:
+        return CompletionRequest(options, "", 0, len(infilled(tokenizer, options.infill, served.gap)))
     first = len(encode(tokenizer, prompt, "prompt"))
     last = len(encode(tokenizer, body.suffix or "", "suffix"))
-    # Past the model's length windows slide along the text: a block of half that length is what comes next.
+    # Past the model's length, windows slide along the text: half that length is what the next one adds.
     count = body.max_tokens or (room - first - last if first + last < room else max(1, room // 2))
-    request = replace(settings, prompt=prompt, suffix=body.suffix or "", length=first + count + last)
-    return Order(request, prompt, first, first + count)
+    options = replace(options, prompt=prompt, suffix=body.suffix or "", length=first + count + last)
+    return CompletionRequest(options, prompt, first, first + count)
 
 
 PULSE = 0.5
-"""Seconds between signs of life in a stream that has no text to send."""
+"""Seconds between comments in a stream that has no text to send."""
 
 
 class Completion:
     """A request for completions under way: its samples, and their texts as far as they are settled."""
 
-    def __init__(self, service: Service, host: ServedModel, body: CompletionBody) -> None:
-        refuse_what_means_nothing(body)
-        self.service, self.host, self.body, self.count = service, host, body, body.n or 1
+    def __init__(self, service: Service, served: ServedModel, body: CompletionBody) -> None:
+        refuse_unsupported(body)
+        self.service, self.served, self.body, self.count = service, served, body, body.n or 1
         prompts = 1 if isinstance(body.prompt, str) else len(body.prompt)
-        if host.engine is None:
+        if served.engine is None:
             service.check_worker()
         else:
-            host.engine.check_room(prompts * self.count)
+            served.engine.check_room(prompts * self.count)
         stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
         self.stops: list[str] = stops
         self.job = Job(service.limits.deadline, wants_progress=bool(body.stream or stops))
@@ -209,7 +187,7 @@ class Completion:
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": host.name,
+            "model": served.name,
         }
 
     async def respond(self, request: HttpRequest) -> Response:
@@ -224,34 +202,34 @@ class Completion:
 
     def _prepare(self) -> None:
         """Check and plan all samples; on a thread, since a long prompt takes its time."""
-        self.orders: list[Order] = orders(self.host, self.body)
-        model = self.host.model
-        if self.host.engine is not None:
-            self.plans = [Plan.of(model, order.request) for order in self.orders]
+        self.requests: list[CompletionRequest] = requests_of(self.served, self.body)
+        model = self.served.model
+        if self.served.engine is not None:
+            self.prepared = [prepare(model, request.options) for request in self.requests]
             self.samples = [
-                Sample(plan, plan.request.seed + number, self.job, place * self.count + number)
-                for place, plan in enumerate(self.plans)
+                Sample(one, one.options.seed + number, self.job, place * self.count + number)
+                for place, one in enumerate(self.prepared)
                 for number in range(self.count)
             ]
         self.drafts = [
-            Draft(model.tokenizer, order.begin, order.end, self.stops)
-            for order in self.orders
+            Draft(model.tokenizer, request.begin, request.end, self.stops)
+            for request in self.requests
             for _ in range(self.count)
         ]
 
     def _begin(self) -> None:
-        if self.host.engine is not None:
-            self.host.engine.submit(self.samples)
+        if self.served.engine is not None:
+            self.served.engine.submit(self.samples)
             return
-        self.service.work(self.job, self._rival)
+        self.service.work(self.job, self._sample_baseline)
 
-    def _rival(self) -> None:
+    def _sample_baseline(self) -> None:
         """Sample from a method without an engine, and post each sample as it is made."""
-        for place, order in enumerate(self.orders):
+        for place, asked in enumerate(self.requests):
             for number in range(self.count):
-                request = replace(order.request, seed=order.request.seed + number, gap="_")
-                with self.host.interruptible(self.job):
-                    made = generate(self.host.model, request)
+                options = replace(asked.options, seed=asked.options.seed + number, gap="_")
+                with self.served.interruptible(self.job):
+                    made = generate(self.served.model, options)
                 finished = Finished(place * self.count + number, made.samples[0].tokens, made.network_calls)
                 self.job.post(finished)
 
@@ -263,7 +241,7 @@ class Completion:
                 if not isinstance(event, Progress | Finished) or event.index not in left:
                     continue
                 draft = self.drafts[event.index]
-                piece = draft.add(event.settled) if isinstance(event, Progress) else draft.finish(event.tokens)
+                piece = draft.add(event.final) if isinstance(event, Progress) else draft.finish(event.tokens)
                 done = draft.stopped or isinstance(event, Finished)
                 if done:
                     left.discard(event.index)
@@ -305,7 +283,7 @@ class Completion:
                 yield data({**self._about, "choices": [], "usage": self._usage()})
             yield data("[DONE]")
         except Exception as reason:
-            yield data(error.of(reason).body())
+            yield data(refusal.of(reason).body())
         finally:
             self.job.over = True
 
@@ -316,27 +294,29 @@ class Completion:
         return data({**self._about, "choices": [choice], "rdlm": self._own()})
 
     def _choice(self, index: int, text: str, reason: str | None) -> dict[str, object]:
-        seed = self.orders[index // self.count].request.seed + index % self.count
+        seed = self.requests[index // self.count].options.seed + index % self.count
         return {"text": text, "index": index, "logprobs": None, "finish_reason": reason, "seed": seed}
 
     def _echo(self, index: int) -> str:
-        return self.orders[index // self.count].prompt if self.body.echo else ""
+        return self.requests[index // self.count].prompt if self.body.echo else ""
 
     def _usage(self) -> dict[str, int]:
-        tokenizer = self.host.model.tokenizer
-        asked = sum(order.begin for order in self.orders)
+        tokenizer = self.served.model.tokenizer
+        asked = sum(request.begin for request in self.requests)
         made = sum(len(tokenizer.encode(draft.text)) for draft in self.drafts)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
     def _own(self) -> dict[str, object]:
-        request = self.orders[0].request
+        options = self.requests[0].options
         nfe = max(sample.nfe for sample in self.samples) if self.samples else None
-        bound = all(plan.claims_bound for plan in self.plans) if self.samples else self.host.model.method.claims_bound
+        bound = (
+            all(one.claims_bound for one in self.prepared) if self.samples else self.served.model.method.claims_bound
+        )
         return {
-            "seed": request.seed,
-            "steps": request.steps,
-            "solver": request.solver,
-            "grid": request.grid,
+            "seed": options.seed,
+            "steps": options.steps,
+            "solver": options.solver,
+            "grid": options.grid,
             "network_calls": nfe,
             "claims_bound": bound,
         }

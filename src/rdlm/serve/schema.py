@@ -1,13 +1,14 @@
-"""What requests may say, field by field, and how their bodies are read: strictly, within limits, never by surprise."""
+"""Request bodies: their fields and limits, and strict parsing."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from rdlm.process.order import Order
+from rdlm.config import OrderName, SamplingOptions, attribute_docstrings
+from rdlm.deprecated import ORDERS
 from rdlm.serve.refusal import Refusal
 
 LONGEST_TEXT = 32_768
@@ -26,43 +27,65 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Label = Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-SolverName = Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"]
-GridName = Literal["time", "log", "information"]
 
 
 class Body(BaseModel):
-    """A request's body: no field that is not named here, no number for a text, no NaN."""
+    """A request body: unknown fields, numbers in place of text and NaN are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = Field(None, max_length=256, description="Name of a served model; the first one if not given.")
 
 
-class Sampling(Body):
-    """What the requests for samples share."""
+Form = TypeVar("Form", bound=Body)
 
-    infill: Text | None = Field(None, description="A whole text in which each gap mark is one open token.")
-    steps: Steps | None = Field(None, description="Steps of the walk; the service's default if not given.")
-    solver: SolverName | None = Field(None, description="What a step does; mixture if not given.")
-    grid: GridName | None = Field(None, description="Where the steps are; uniform in time if not given.")
-    window: float | None = Field(
-        None, gt=0, le=1, description="Part of the walk in which one position runs; 1: all together. The model's own."
-    )
-    order: Order | None = Field(None, description="Order in which positions begin to run; the model's own.")
-    block: int | None = Field(
-        None,
-        ge=0,
-        le=MOST_TOKENS,
-        validation_alias=AliasChoices("block", "chunk"),
-        description="Tokens of a block; blocks are generated left to right; 0: one block. The model's own.",
-    )
-    label: Label | None = Field(None, description="Class to sample, by name or number, of a model that has classes.")
-    guidance: float | None = Field(
-        None, ge=0, le=MOST_GUIDANCE, description="Weight of the class: 0 ignores it, 1 as trained, more exaggerates."
-    )
-    temperature: float | None = Field(None, ge=0, le=2, description="Below 1 likely tokens become likelier; 0: greedy.")
-    top_p: float | None = Field(None, ge=0, le=1, description="Draw from the likeliest tokens with this probability.")
-    seed: Seed | None = Field(None, description="The same seed gives the same sample, whatever else is being served.")
+LIMITS: dict[str, dict[str, Any]] = {
+    "infill": {"max_length": LONGEST_TEXT},
+    "steps": {"ge": 1, "le": MOST_STEPS},
+    "solver": {},
+    "grid": {},
+    "window": {"gt": 0, "le": 1},
+    "order": {},
+    "block": {"ge": 0, "le": MOST_TOKENS, "validation_alias": AliasChoices("block", "chunk")},
+    "label": {},
+    "guidance": {"ge": 0, "le": MOST_GUIDANCE},
+    "temperature": {"ge": 0, "le": 2},
+    "top_p": {"ge": 0, "le": 1},
+    "seed": {},
+}
+"""The sampling options that a request may set, with what bounds them; type and description are the option's own."""
+
+TYPES: dict[str, Any] = {
+    "label": Label,
+    "order": Annotated[OrderName, BeforeValidator(lambda name: ORDERS.get(name, name))],
+    "seed": Seed,
+}
+"""Options whose values are wider or narrower here than in `SamplingOptions`."""
+
+
+def _sampling() -> type[Body]:
+    """Return the body fields of the sampling options, all of them optional."""
+    hints, help_of = get_type_hints(SamplingOptions), attribute_docstrings(SamplingOptions)
+    found = {
+        name: (TYPES.get(name, hints[name]) | None, Field(None, description=help_of[name], **limits))
+        for name, limits in LIMITS.items()
+    }
+    made: type[Body] = create_model("Sampling", __base__=Body, **found)  # type: ignore[call-overload]
+    return made
+
+
+def with_sampling(form: type[Form]) -> type[Form]:
+    """Return a body that takes the sampling options, too."""
+    made: type[Form] = create_model(form.__name__, __base__=(form, SAMPLING), __doc__=form.__doc__)  # type: ignore[arg-type]
+    return made
+
+
+def sampling_of(body: Body) -> dict[str, Any]:
+    """Return the sampling options that a body sets."""
+    return {name: value for name in LIMITS if (value := getattr(body, name)) is not None}
+
+
+SAMPLING = _sampling()
 
 
 class StreamOptions(BaseModel):
@@ -74,7 +97,8 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Accepted, without effect.")
 
 
-class CompletionBody(Sampling):
+@with_sampling
+class CompletionBody(Body):
     """OpenAI's legacy completion, with `suffix` for text on both sides, and this service's own fields."""
 
     prompt: Text | Texts = Field("", description="Text before the completion, or several of them.")
@@ -97,23 +121,23 @@ class ScoreBody(Body):
     """Texts whose likelihood is bounded."""
 
     input: Text | Texts = Field(description="A text, or several of them.")
-    steps: Steps | None = Field(None, description="Network calls M of the sampler that is bounded.")
+    steps: Steps | None = Field(None, description="Steps M of the sampler whose likelihood is bounded.")
 
 
-class TrajectoryBody(Sampling):
-    """A sample that is watched while it takes shape."""
+@with_sampling
+class TrajectoryBody(Body):
+    """A sample whose steps are streamed."""
 
     prompt: Text | None = Field(None, description="Text that the sample begins with.")
     length: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Tokens of the sample.")
-    position: int | None = Field(None, ge=0, description="Whose sphere to follow; the first open one if not given.")
+    position: int | None = Field(
+        None, ge=0, description="Position whose sphere is shown; the first open one if not given."
+    )
     frames: int = Field(64, ge=1, le=MOST_FRAMES, description="Most frames to send.")
 
 
-Form = TypeVar("Form", bound=Body)
-
-
 def read(raw: bytes, form: type[Form]) -> Form:
-    """Return a body's content, checked; whatever is wrong with it is a refusal that names the field."""
+    """Return a parsed body; a mistake raises a refusal that names the field."""
     try:
         content = json.loads(raw.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_few)
     except UnicodeDecodeError:

@@ -11,10 +11,9 @@ from torch import Tensor
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.score import FEWEST, Effort, Encoded, encode, score_encoded, windows
 from rdlm.likelihood import Posterior
-from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
-from rdlm.sampling.batching import Query
+from rdlm.sampling.denoisers import Query
 from rdlm.serve.engine import Engine
 from rdlm.serve.job import Job
 from rdlm.serve.refusal import answer
@@ -37,7 +36,7 @@ class Relayed(Rdlm):
         """Return `log p(token | states)` as the engine answers it; texts come without a condition."""
 
         def ask(state: Tensor, noise: Tensor) -> Tensor:
-            return self._engine.ask(Query(state, noise.expand(state.shape[:2]), block_mask=block_mask), self._job)
+            return self._engine.evaluate(Query(state, noise.expand(state.shape[:2]), block_mask=block_mask), self._job)
 
         return ask
 
@@ -52,8 +51,9 @@ def relayed(host: ServedModel, job: Job) -> LanguageModel:
 def effort_of(host: ServedModel, text: Encoded, nfe: int) -> Effort:
     """Return whole paths where they fit the budget, else as many single steps as do; of a rival, what it has."""
     count = len(windows(text.ids, host.model.length))
-    if not isinstance(host.model.method, Rdlm):
-        return Effort(nfe, "path", FEWEST) if isinstance(host.model.method, FisherFlow) else Effort(nfe, "steps", 16)
+    own = host.model.method.bound_estimator
+    if own is not None:
+        return Effort(nfe, "path", FEWEST) if own == "path" else Effort(nfe, "steps", 16)
     path = Effort(nfe)
     if path.cost(host.model, count) <= BUDGET:
         return path

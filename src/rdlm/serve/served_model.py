@@ -47,7 +47,7 @@ class ServedModel:
     @property
     def window(self) -> TokenSchedule:
         """Return the window in which positions run unless another one is asked for; a rival's refuse any other."""
-        return self.model.method.window if isinstance(self.model.method, Rdlm) else TokenSchedule()
+        return self.model.method.token_schedule or TokenSchedule()
 
     @cached_property
     def gap(self) -> str:

@@ -1,19 +1,10 @@
-"""A trace: how one sample takes shape, what the model thinks of each token and where its states are on the sphere.
-
-Traces as moving pictures: a web page that asks nothing of anybody, and a GIF where pillow is installed.
-
-A still picture of a sample while it sharpens.
-
-Samples as files: text, DNA as FASTA, images as one PNG of all of them in a grid.
-"""
+"""Traces: how one sample takes shape, as a web page, a GIF (where pillow is installed) or a still picture."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,25 +13,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.data.image import SIGNATURE
 from rdlm.display.figure import canvas
 from rdlm.errors import InputError
-from rdlm.sampling.recall import answered
+from rdlm.sampling.denoisers import evaluated
 from rdlm.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-    from rdlm.api.generate import Generation, Sample
-
-
-UNASKED = -2
-"""In place of a token of which the model has not been asked yet."""
+NOT_EVALUATED = -2
+"""In place of a token at a position that the network has not been evaluated at yet."""
 SHOWN_SPHERES = 24
 """Positions whose states are kept, evenly spread over the sample."""
 
@@ -57,27 +43,26 @@ class Frame:
 
 @dataclass(eq=False)
 class Trace:
-    """The frames of a sample; `look` records a step, `finish` tells how it ended."""
+    """The frames of a sample; `record` adds a step, `finish` the result."""
 
     model: LanguageModel
     frames: list[Frame] = field(default_factory=list)
     _seen: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
-    def look(self, state: Float[Tensor, "positions *spheres d"], log_probs: Float[Tensor, "positions v"]) -> None:
+    def record(self, state: Float[Tensor, "positions *spheres d"], log_probs: Float[Tensor, "positions v"]) -> None:
         """Record a step: states and log-probabilities of one sample."""
-        method = self.model.rdlm
+        layout = self.model.rdlm.layout
         best = log_probs.max(-1)
         # [positions] -> [length, digits]: a token of several digits is as certain as all of them together.
-        certainty = best.values.view(-1, method.symbols_per_token).sum(-1).exp()
+        certainty = best.values.view(-1, layout.symbols_per_token).sum(-1).exp()
         kept = state.flatten(0, -2)[self._shown(state.flatten(0, -2).shape[0])]
-        told = answered(log_probs).view(-1, method.symbols_per_token).any(-1).cpu()
-        ids = method.spell(best.indices[None].cpu())[0].masked_fill(~told, UNASKED)
+        told = evaluated(log_probs).view(-1, layout.symbols_per_token).any(-1).cpu()
+        ids = layout.ids(best.indices[None].cpu())[0].masked_fill(~told, NOT_EVALUATED)
         self._seen.append((ids, certainty.cpu(), kept.cpu()))
 
     def finish(self, token: Int[Tensor, " length"]) -> None:
-        """Turn what was recorded into frames, now that the end is known."""
-        codec = self.model.rdlm.process.codec
-        digit = codec.encode(token[None]).flatten()
+        """Turn the recorded steps into frames, given the final tokens."""
+        digit = self.model.rdlm.layout.encode(token[None]).flatten()
         chosen = digit[self._shown(len(digit))]
         for ids, certainty, state in self._seen:
             on_token = state.gather(-1, chosen[:, None])[:, 0]
@@ -89,7 +74,7 @@ class Trace:
         self.frames.append(Frame(self._words(token), (1.0,) * len(token), ends))
 
     def _words(self, ids: Tensor) -> tuple[str, ...]:
-        strange = {UNASKED: "", -1: "\ufffd"}  # digits may spell no token
+        strange = {NOT_EVALUATED: "", -1: "\ufffd"}  # digits may be the code of no token
         return tuple(strange[i] if i in strange else self.model.tokenizer.decode([i]) for i in ids.tolist())
 
     def _shown(self, spheres: int) -> Tensor:
@@ -256,16 +241,16 @@ def _draw_sphere(pen: ImageDraw, frame: Frame, top: int) -> None:
 
 
 SHOWN_ROWS = 16
-"""Moments of a picture, the sample itself not counted."""
+"""Steps shown in a picture, the sample itself not counted."""
 SHOWN_LETTERS = 64
 """Tokens of a row."""
 
 
 def draw(frames: Sequence[Frame], path: Path) -> None:
-    """Draw the first tokens at moments spread over the walk, darker where more certain, and the sample below."""
+    """Draw the first tokens at steps over the whole sampling, darker where more certain, and the sample below."""
     nfe = len(frames) - 1  # the last frame is the sample
-    moments = np.linspace(0, nfe - 1, min(SHOWN_ROWS, nfe)).round().astype(int).tolist()
-    rows = [(f"{m + 1}", frames[m]) for m in moments] + [("sample", frames[-1])]
+    shown = np.linspace(0, nfe - 1, min(SHOWN_ROWS, nfe)).round().astype(int).tolist()
+    rows = [(f"{m + 1}", frames[m]) for m in shown] + [("sample", frames[-1])]
     columns = min(SHOWN_LETTERS, len(frames[-1].tokens))
     with canvas(path, width=0.155 * columns + 0.8, height=0.24 * len(rows) + 0.7) as (axis,):
         shades = np.array([frame.certainty[:columns] for _, frame in rows])
@@ -277,59 +262,5 @@ def draw(frames: Sequence[Frame], path: Path) -> None:
         axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
         axis.set_xticks([])
         axis.grid(False)
-        axis.set_ylabel("network call")
-        axis.set_title("the likeliest letter of each position, darker where more certain", fontsize=8)
-
-
-FASTA_WIDTH = 70
-LONGEST_SIDE = 256
-"""Pixels at least of a grid of small images, which are enlarged by a whole factor."""
-
-
-def write_samples(model: LanguageModel, generation: Generation, path: Path) -> None:
-    """Write all samples into one file, in the form that the model's kind asks for."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: --out names a file")
-    match model.kind:
-        case "image":
-            write_atomic(path, png(picture(model, generation.samples)))
-        case "dna":
-            write_atomic(path, fasta(generation.samples))
-        case _:
-            write_atomic(path, "".join(f"{sample.text}\n" for sample in generation.samples))
-
-
-def fasta(samples: Sequence[Sample]) -> str:
-    """Return the samples in FASTA, each under its seed, in lines of 70 bases."""
-    records = []
-    for sample in samples:
-        lines = [sample.text[at : at + FASTA_WIDTH] for at in range(0, len(sample.text), FASTA_WIDTH)]
-        records.append("\n".join([f">sample seed={sample.seed} length={len(sample.text)}", *lines]))
-    return "\n".join(records) + "\n"
-
-
-def picture(model: LanguageModel, samples: Sequence[Sample]) -> NDArray[np.uint8]:
-    """Return the samples side by side [height, width, channels], a pixel between them, small ones enlarged."""
-    height, width, channels = model.about["image"]
-    levels = model.tokenizer.size
-    columns = math.ceil(math.sqrt(len(samples)))
-    rows = -(-len(samples) // columns)
-    sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), 128, np.uint8)
-    for index, sample in enumerate(samples):
-        pixels = np.array(sample.tokens).reshape(height, width, channels) * 255 // (levels - 1)
-        top, left = index // columns * (height + 1), index % columns * (width + 1)
-        sheet[top : top + height, left : left + width] = pixels
-    factor = max(1, LONGEST_SIDE // max(sheet.shape[:2]))
-    return sheet.repeat(factor, 0).repeat(factor, 1)
-
-
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a picture [height, width, 1 or 3] as an 8-bit grey or RGB PNG."""
-    height, width, channels = pixels.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
-    # Each row begins with the number of its filter: 0, none.
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    return SIGNATURE + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
+        axis.set_ylabel("step")
+        axis.set_title("most likely token at each position; darker: more certain", fontsize=8)

@@ -1,0 +1,71 @@
+"""Samples as files: text, DNA as FASTA, images as one PNG with all of them in a grid."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdlm.api.generate import Generation, Sample
+from rdlm.api.language_model import LanguageModel
+from rdlm.data.image import SIGNATURE
+from rdlm.errors import InputError
+from rdlm.storage.files import write_atomic
+
+FASTA_WIDTH = 70
+LONGEST_SIDE = 256
+"""Pixels at least of a grid of small images, which are enlarged by a whole factor."""
+
+
+def write_samples(model: LanguageModel, generation: Generation, path: Path) -> None:
+    """Write all samples into one file, in the format of the model's modality."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: --out names a file")
+    match model.kind:
+        case "image":
+            write_atomic(path, png(picture(model, generation.samples)))
+        case "dna":
+            write_atomic(path, fasta(generation.samples))
+        case _:
+            write_atomic(path, "".join(f"{sample.text}\n" for sample in generation.samples))
+
+
+def fasta(samples: Sequence[Sample]) -> str:
+    """Return the samples in FASTA, each under its seed, in lines of 70 bases."""
+    records = []
+    for sample in samples:
+        lines = [sample.text[at : at + FASTA_WIDTH] for at in range(0, len(sample.text), FASTA_WIDTH)]
+        records.append("\n".join([f">sample seed={sample.seed} length={len(sample.text)}", *lines]))
+    return "\n".join(records) + "\n"
+
+
+def picture(model: LanguageModel, samples: Sequence[Sample]) -> NDArray[np.uint8]:
+    """Return the samples side by side [height, width, channels], a pixel between them, small ones enlarged."""
+    height, width, channels = model.about["image"]
+    levels = model.tokenizer.size
+    columns = math.ceil(math.sqrt(len(samples)))
+    rows = -(-len(samples) // columns)
+    sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), 128, np.uint8)
+    for index, sample in enumerate(samples):
+        pixels = np.array(sample.tokens).reshape(height, width, channels) * 255 // (levels - 1)
+        top, left = index // columns * (height + 1), index % columns * (width + 1)
+        sheet[top : top + height, left : left + width] = pixels
+    factor = max(1, LONGEST_SIDE // max(sheet.shape[:2]))
+    return sheet.repeat(factor, 0).repeat(factor, 1)
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return a picture [height, width, 1 or 3] as an 8-bit grey or RGB PNG."""
+    height, width, channels = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
+    # Each row begins with the number of its filter: 0, none.
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
+    return SIGNATURE + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
