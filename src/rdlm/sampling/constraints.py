@@ -47,7 +47,7 @@ class Constraints:
         fixed: Bool[Tensor, "batch positions"] | None = None,
         token: Int[Tensor, "batch positions"] | None = None,
     ) -> Float[Tensor, "batch positions v"]:
-        """Return the log-probabilities of each position on its own, one-hot where `fixed`, a mask on the CPU, is set."""
+        """Return the log-probabilities of each position alone, one-hot where `fixed`, a mask on the CPU, is set."""
         result = log_probs
         if self.classifier is not None:
             result = result + self.classifier_scale * classifier_gradient(self.classifier, result)
