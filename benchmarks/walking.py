@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from rdlm.sampling.walk import Walker
 
 from benchmarks.draw import one_pass
 from benchmarks.measure import Figure, Work, alternate, at_most
@@ -18,7 +19,6 @@ from rdlm.process.order import TokenSchedule
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
-from rdlm.sampling.walk import Walker
 
 
 @dataclass(frozen=True)

@@ -183,17 +183,18 @@ def generate(walk: Walk) -> None:
 
 
 def sampler(walk: Walk) -> None:
-    """Walk one step of a sampler, between its network's third and fourth call."""
+    """Walk one step of a sampler: from the log-probabilities that it is sent to its next query."""
+    from rdlm.api.generate import SamplingOptions, prepare
 
-    def before(number: int) -> None:
-        walk.on = False
-
-    def after(number: int) -> None:
-        walk.on = number == 2
-
-    model = rdlm.load()
-    with walk.watching(), network_calls(before, after):
-        model.generate(prompt=PROMPT[1], steps=int(PROMPT[3]))
+    prepared = prepare(rdlm.load(), SamplingOptions(prompt=PROMPT[1], steps=int(PROMPT[3])))
+    sampling = prepared.sample([0])
+    query = next(sampling)
+    for number in range(3):
+        log_probs = prepared.batcher.evaluate(query)
+        with walk.watching():
+            walk.on = number == 2
+            query = sampling.send(log_probs)
+            walk.on = False
 
 
 def http(walk: Walk) -> None:

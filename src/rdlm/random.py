@@ -228,11 +228,8 @@ class Noise:
 
     def __init__(self, generators: Sequence[torch.Generator | None], batch: int) -> None:
         self.generators, self.batch = list(generators), batch
-
-    @property
-    def separate(self) -> bool:
-        """Return whether every sample has a generator of its own."""
-        return len(self.generators) == self.batch
+        self.separate = len(self.generators) == batch
+        """Whether every sample has a generator of its own."""
 
     def rows(self) -> Iterator[tuple[slice, torch.Generator | None]]:
         """Yield each generator with the samples that it serves."""
@@ -252,13 +249,10 @@ class Noise:
     def uniform(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return uniform numbers of [0, 1) in float64; the first axis is the batch."""
         drawn = torch.empty(tuple(shape), dtype=torch.float64)
-        for part, generator in self._parts(drawn):
+        parts = drawn.split(self.batch // len(self.generators))  # all at once: a third of the time of slices
+        for part, generator in zip(parts, self.generators, strict=True):
             part.uniform_(generator=generator)
         return drawn.to(device, non_blocking=True)
-
-    def _parts(self, drawn: Tensor) -> Iterator[tuple[Tensor, torch.Generator | None]]:
-        """Return the rows of each generator with it; cut all at once, which takes a third of the time."""
-        return zip(drawn.split(self.batch // len(self.generators)), self.generators, strict=True)
 
     def subset(self, chosen: Sequence[int]) -> Noise:
         """Return the noise of some of the samples, each of which has its own generator."""

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from rdlm.api.plan import grid_of
 
 import rdlm
 from rdlm import pretrained as box
-from rdlm.api.plan import grid_of
 from rdlm.cli import main as cli
 
 LIMITS = {"text8": 15_000_000, "digits": 1_000_000, "dna": 1_000_000}

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from rdlm.api.render import Frame
 
 from rdlm.api import notebook as display
 from rdlm.api.generate import Generation, generate
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.render import Frame
 from rdlm.api.score import Effort, Score
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters, Levels, Tokenizer

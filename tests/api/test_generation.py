@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from rdlm.api.plan import Plan
+from rdlm.api.request import Request
 from scipy import stats
 from torch import Tensor
 
 from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.plan import Plan
-from rdlm.api.request import Request
 from rdlm.config import DenoiserConfig, MethodName, ObjectiveConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Levels, Tokenizer
 from rdlm.errors import InputError

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rdlm.sampling.walk import Walker
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdlm
@@ -21,7 +22,6 @@ from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw, Noise, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
-from rdlm.sampling.walk import Walker
 
 SOURCE = Path(rdlm.__file__).parent
 WAITING = {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "unique_dim", "equal"}

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rdlm.api.render import Frame, Trace
 
 import rdlm
 from rdlm import pretrained as box
 from rdlm.api import render as animation
 from rdlm.api import render as output
-from rdlm.api.render import Frame, Trace
 from rdlm.cli import main as cli
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.image import decode

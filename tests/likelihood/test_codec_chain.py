@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from rdlm.sampling.walk import walk
 from scipy import stats
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from rdlm.process.layout import Layout
 from rdlm.process.order import Order, TokenSteps
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
-from rdlm.sampling.walk import walk
 
 S = Geometric().total
 V = 7

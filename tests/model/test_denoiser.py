@@ -18,7 +18,7 @@ from rdlm.process import bridge as start
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.layout import Layout, Layout
+from rdlm.process.layout import Layout
 from rdlm.process.schedule import Geometric
 
 CLOCK = Geometric()

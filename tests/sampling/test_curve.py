@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from rdlm.api.plan import read
+
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.process.grid import equal_information
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rdlm.sampling.walk import Walker
 from scipy import stats
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
 from rdlm.random import Noise, generator_of
 from rdlm.sampling.solvers import SOLVERS
-from rdlm.sampling.walk import Walker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

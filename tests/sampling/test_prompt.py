@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from rdlm.sampling.walk import Walker
 from scipy import stats
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
 from rdlm.random import Noise
 from rdlm.sampling.solvers import SOLVERS
-from rdlm.sampling.walk import Walker
 
 CLOCK = Geometric()
 S = CLOCK.total

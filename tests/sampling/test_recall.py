@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from rdlm.sampling.course import Look
+from rdlm.sampling.walk import Walker
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
@@ -15,10 +17,8 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Cache, Transformer
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Noise, generator_of
-from rdlm.sampling.course import Look
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
-from rdlm.sampling.walk import Walker
 
 LENGTH = 11
 LAYOUTS: dict[str, dict[str, Any]] = {

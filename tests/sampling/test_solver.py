@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from rdlm.sampling.walk import Walker
 from scipy import stats
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from rdlm.process.schedule import Geometric, Linear
 from rdlm.random import Noise
 from rdlm.sampling import solvers as piece
 from rdlm.sampling.solvers import SOLVERS, Step, euler, follow, mean_pull, solver_of
-from rdlm.sampling.walk import Walker
 
 CLOCK = Geometric()
 S = CLOCK.total

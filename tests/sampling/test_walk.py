@@ -7,6 +7,8 @@ from functools import partial
 
 import pytest
 import torch
+from rdlm.sampling.course import Look
+from rdlm.sampling.walk import draw_token, walk
 from scipy import stats
 from torch import Tensor
 
@@ -17,8 +19,6 @@ from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric
-from rdlm.sampling.course import Look
-from rdlm.sampling.walk import draw_token, walk
 
 S = Geometric().total
 DRAWS = 20_000

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from rdlm.api.plan import Plan
+from rdlm.api.request import Request
 from running import save
 from torch import Tensor
 
 import rdlm
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.plan import Plan
-from rdlm.api.request import Request
 from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, Sample

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rdlm.errors import InputError, unknown
@@ -214,3 +214,20 @@ def mean_step_log_density(
     weight = coefficients.gain[..., None] * probability * slope
     along = (weight * step[..., : bridge.vocabulary]).sum(-1)
     return (along - squared_length(state, weight) / 2) / coefficients.variance
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a CPU tensor on a device without waiting for the device."""
+    return tensor.to(device, non_blocking=True)
+
+
+def per_sphere(value: Shaped[Tensor, "batch columns"], state: Float[Tensor, "batch positions *spheres d"]) -> Tensor:
+    """Return a CPU value of each position for each of its spheres, on the device of the states."""
+    there = value.to(state.device, non_blocking=True)
+    return there.view(*there.shape, *[1] * (state.ndim - 3)).expand(state.shape[:-1])
+
+
+def indices(mask: Bool[Tensor, "batch columns"], like: Shaped[Tensor, "batch positions ..."]) -> tuple[Tensor, ...]:
+    """Return the indices where a CPU mask is set, on the device of `like`."""
+    found = mask.expand(like.shape[:2]).nonzero(as_tuple=True)
+    return tuple(index.to(like.device, non_blocking=True) for index in found)

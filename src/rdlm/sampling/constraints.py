@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
+from rdlm.process.kernel import indices
 from rdlm.random import Noise, pick_token
 from rdlm.sampling.automaton import Automaton, Choice, Restriction
-from rdlm.sampling.solvers import indices
 
 Classifier = Callable[[Tensor], Tensor]
 """A differentiable log-likelihood [batch] of a property, given probabilities [batch, positions, v]."""
@@ -64,7 +64,9 @@ class Constraints:
 
     def marginals(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch positions v"]:
         """Return the log-probabilities by which states move: marginals within the language, truncated."""
-        return self.truncate(log_probs if self.language is None else self.language.marginals(log_probs))
+        if self.language is not None:
+            log_probs = self.language.marginals(log_probs)
+        return log_probs if self.top_k is None and self.top_p is None else self.truncate(log_probs)
 
     def truncate(self, log_probs: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
         """Return log-probabilities of the `top_k` most likely tokens and of the fewest with total mass `top_p`."""

@@ -132,7 +132,10 @@ class GuidedDenoiser:
         prefix: CachedPrefix | None = None,
     ) -> Denoising:
         """Return guided and tempered log-probabilities; one query, or one of twice the rows where guidance is used."""
-        query = Query(state, remaining, self._previous, self._condition_of(len(state)), self.block_mask, prefix)
+        condition = self.condition
+        if condition is not None and len(condition) == 1:
+            condition = condition.expand(len(state), *condition.shape[1:])
+        query = Query(state, remaining, self._previous, condition, self.block_mask, prefix)
         if self.guidance == 1 or query.condition is None:
             log_probs = yield query
         else:
@@ -140,11 +143,6 @@ class GuidedDenoiser:
         if self.self_condition:
             self._previous = self.denoiser.previous(log_probs)
         return log_probs if self.temperature == 1 else self._tempered(log_probs, state, remaining)
-
-    def _condition_of(self, rows: int) -> Tensor | None:
-        if self.condition is None or len(self.condition) > 1:
-            return self.condition
-        return self.condition.expand(rows, *self.condition.shape[1:])
 
     def _tempered(self, log_probs: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
         """Return log-probabilities with the context's part divided by the temperature, the evidence as it is, Eq. (27).

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -30,13 +31,13 @@ from torch import Tensor
 from rdlm.geometry import special
 from rdlm.likelihood import Posterior
 from rdlm.model.transformer import Cache
-from rdlm.process.kernel import Chain, ChainLaw
+from rdlm.process.kernel import Chain, ChainLaw, indices, per_sphere, to_device
 from rdlm.process.schedule import Linear, Schedule
 from rdlm.random import Noise
 from rdlm.sampling.automaton import Automaton, Choice
 from rdlm.sampling.constraints import Constraints, most_likely, valid_digits
 from rdlm.sampling.denoisers import CachedPrefix, Denoising, Query
-from rdlm.sampling.solvers import SOLVERS, Solver, Step, indices, per_sphere, to_device
+from rdlm.sampling.solvers import SOLVERS, Solver, Step
 
 Denoise = Callable[[Tensor, Tensor, CachedPrefix | None], Denoising]
 """Log-probabilities for states, remaining noise and the cached prefix, if any: a generator of queries."""
@@ -128,11 +129,26 @@ class Sampler:
     every_step: bool = False
     """Evaluate the network also in steps in which no position is active: for self-conditioning."""
 
+    @cached_property
+    def steps(self) -> int:
+        """The steps of each position, on its local grid."""
+        return self.chain.grid.steps
+
+    @cached_property
+    def nfe(self) -> int:
+        """The common steps, those in which a position waits or is finished included."""
+        return self.chain.nfe
+
+    @cached_property
+    def greedy(self) -> bool:
+        """Whether the last step decodes the most likely token."""
+        return self.constraints.greedy or self.solver.greedy
+
     def sample(self, known: Int[Tensor, "batch positions"], random: Noise) -> Sampling:
         """Sample all rows; symbols of `known` that are not -1 are returned unchanged."""
         state, sampler, rows = self.start(known, random), self, torch.arange(len(known))
         token, nfe = state.token.clone(), state.nfe[:, 0].clone()
-        while bool((going := state.step[:, 0] < self.chain.nfe).any()):
+        while bool((going := state.step[:, 0] < self.nfe).any()):
             if random.separate and not bool(going.all()):
                 kept: list[int] = going.nonzero().flatten().tolist()
                 state, rows = state.rows(kept), rows[kept]
@@ -146,7 +162,7 @@ class Sampler:
 
     def start(self, known: Int[Tensor, "batch positions"], random: Noise) -> State:
         """Return the state before the first step: the chain's start, or vertices where known tokens are clamped."""
-        clamped = (known >= 0) & (self.clean or self.chain.nfe > self.chain.grid.steps)
+        clamped = (known >= 0) & (self.clean or self.nfe > self.steps)
         offsets = self._offsets(clamped, random)
         none = torch.zeros(len(known), 1, dtype=torch.long)
         token = to_device(known.clamp_min(0), self.device)
@@ -164,20 +180,22 @@ class Sampler:
         """
         constraints, random = self.constraints, now.random
         activity = self._activity(now)
-        log_probs = yield from self.denoise(now.state, self._remaining(activity.local, now.state), self._prefix(now))
+        prefix = None if now.cache is None else self._prefix(now, now.cache)
+        log_probs = yield from self.denoise(now.state, self._remaining(activity.local, now.state), prefix)
         log_probs = constraints.apply(log_probs, activity.fixed, now.token)
         marginals = constraints.marginals(log_probs)
         # A switch needs tokens, too.
         wanted = activity.active if self.solver.by_token or self.law is not None else activity.decoding
         drawn, invalid = constraints.draw(log_probs, marginals, random, wanted), 0
-        if not self._greedy:
-            drawn, invalid = self._valid(drawn, log_probs, activity, constraints.truncate, random)
+        if self.codes is not None and not self.greedy:
+            drawn, invalid = self._valid(self.codes, drawn, log_probs, activity, constraints.truncate, random)
         after, second = yield from self._solve(now, activity, marginals, drawn)
-        if self._greedy:
+        if self.greedy:
             drawn, invalid = self._most_likely(after, log_probs, marginals, drawn, activity, random)
         state = self._place(now.state, after, drawn, activity, random)
-        token = self._tokens(now, activity, drawn)
-        nfe = now.nfe + torch.where(now.step < self.chain.nfe, 1 + second, 0)
+        fresh = activity.active & (now.known < 0)
+        token = drawn if bool(fresh.all()) else torch.where(to_device(fresh, drawn.device), drawn, now.token)
+        nfe = now.nfe + torch.where(now.step < self.nfe, 1 + second, 0)
         step = self._next_active(now.step + 1, now.offsets)
         return replace(now, step=step, nfe=nfe, state=state, token=token, invalid=now.invalid + invalid), marginals
 
@@ -186,15 +204,14 @@ class Sampler:
     def steps_of(self, now: State) -> list[int]:
         """Return the common steps that a state of one row will take from here on."""
         found, step = [], now.step
-        while (at := int(step)) < self.chain.nfe:
+        while (at := int(step)) < self.nfe:
             found.append(at)
             step = self._next_active(step + 1, now.offsets)
         return found
 
     def finished(self, now: State) -> Bool[Tensor, "batch positions"]:
         """Return which positions have their final token."""
-        local = self.chain.token_steps.local_step(now.step, now.offsets)
-        return (local == self.chain.grid.steps) | (now.known >= 0)
+        return (now.step - now.offsets >= self.steps) | (now.known >= 0)
 
     def _offsets(self, clamped: Bool[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch columns"]:
         """Return when each position becomes active, Eq. (35): open ones share the schedule, clamped ones have ended.
@@ -223,23 +240,21 @@ class Sampler:
         """
         if self.every_step or self.chain.asynchronous is None:
             return step
-        active = step < offsets + self.chain.grid.steps
-        return torch.where(active, torch.maximum(step, offsets), self.chain.nfe).amin(1, keepdim=True)
+        unfinished = step < offsets + self.steps
+        return torch.where(unfinished, torch.maximum(step, offsets), self.nfe).amin(1, keepdim=True)
 
     def _activity(self, now: State) -> Activity:
-        local, last = self.chain.token_steps.local_step(now.step, now.offsets), self.chain.grid.steps - 1
+        local, last = (now.step - now.offsets).clamp(0, self.steps), self.steps - 1
         active = (now.step >= now.offsets) & (local <= last)
         fixed = (now.known >= 0) | (local > last)
         return Activity(local, active, active & (local == last), fixed if bool(fixed.any()) else None)
 
-    def _prefix(self, now: State) -> CachedPrefix | None:
+    def _prefix(self, now: State, cache: Cache) -> CachedPrefix:
         """Return the part of the sequence that has to be evaluated where finished blocks are cached."""
-        if now.cache is None:
-            return None
         tokens, steps = now.known.shape[1] // self.chain.group, self.chain.token_steps
         block = now.step.clamp_max(steps.nfe - 1) // steps.turns
         finished, end = int(block.min()) * steps.block, min(tokens, (int(block.max()) + 1) * steps.block)
-        return CachedPrefix(now.cache, steps.block, finished, end)
+        return CachedPrefix(cache, steps.block, finished, end)
 
     def _remaining(self, local: Int[Tensor, "batch columns"], state: Tensor) -> Float[Tensor, "batch positions"]:
         """Return the remaining noise of each position."""
@@ -255,9 +270,9 @@ class Sampler:
 
         States of positions that are inactive or decode are not used.
         """
-        chain, last = self.chain, self.chain.grid.steps - 1
+        chain, last = self.chain, self.steps - 1
         # No state has to move where all positions decode at once, or where they do nothing else.
-        decode_only = last == 0 or (chain.nfe == chain.grid.steps and bool((activity.local >= last).all()))
+        decode_only = last == 0 or (self.nfe == self.steps and bool((activity.local >= last).all()))
         if decode_only and not self.solver.by_state:
             return now.state, 0
         local = activity.local.clamp_max(last)
@@ -274,13 +289,14 @@ class Sampler:
         Inactive positions are evaluated where they are, and those that decode at the vertex of their drawn token.
         """
         at, level = next(solving)
-        steps = self.chain.grid.steps
-        if not (self.chain.nfe == steps and bool(activity.active.all())):
+        steps = self.steps
+        if not (self.nfe == steps and bool(activity.active.all())):
             vertex = vertices(now.state, self.chain.split(drawn))
             at = torch.where(per_sphere(level == steps, at)[..., None], vertex, at)
             at = torch.where(per_sphere(activity.active, at)[..., None], at, now.state)
             level = torch.where(activity.active, level, activity.local)
-        log_probs = yield from self.denoise(at, self._remaining(level, at), self._prefix(now))
+        prefix = None if now.cache is None else self._prefix(now, now.cache)
+        log_probs = yield from self.denoise(at, self._remaining(level, at), prefix)
         log_probs = self.constraints.apply(log_probs, activity.fixed, now.token)
         try:
             solving.send(self.constraints.marginals(log_probs))
@@ -309,7 +325,7 @@ class Sampler:
 
     def _switch(self, law: ChainLaw, after: Tensor, digit: Tensor, local: Tensor, random: Noise) -> Tensor:
         """Return states with those that switch drawn from the second bridge's law given their token, Eq. (32)."""
-        switching, then = local == self.chain.switch, (local + 1).clamp_max(self.chain.grid.steps)
+        switching, then = local == self.chain.switch, (local + 1).clamp_max(self.steps)
         level, where = per_sphere(then, after), per_sphere(switching, after)[..., None]
         for rows, generator in random.rows():
             # Row by row: what one draws must not depend on whether others switch now.
@@ -318,17 +334,7 @@ class Sampler:
                 after[rows] = torch.where(where[rows], fresh, after[rows])
         return after
 
-    @staticmethod
-    def _tokens(now: State, activity: Activity, drawn: Tensor) -> Int[Tensor, "batch positions"]:
-        """Return the tokens after a step: the drawn ones at active positions that are not known."""
-        fresh = activity.active & (now.known < 0)
-        return drawn if bool(fresh.all()) else torch.where(to_device(fresh, drawn.device), drawn, now.token)
-
     # -- decoding ------------------------------------------------------------------------------------
-
-    @property
-    def _greedy(self) -> bool:
-        return self.constraints.greedy or self.solver.greedy
 
     def _most_likely(
         self, after: Tensor, log_probs: Tensor, marginals: Tensor, drawn: Tensor, activity: Activity, random: Noise
@@ -340,17 +346,17 @@ class Sampler:
             best = after[..., :-1].masked_fill(impossible, -torch.inf).argmax(-1)
             log_probs = 2 * after[..., :-1].clamp_min(special.SMALLEST_NOISE).log().masked_fill(impossible, -torch.inf)
         chosen = torch.where(to_device(activity.decoding, drawn.device), best, drawn)
-        return self._valid(chosen, log_probs, activity, most_likely, random)
+        if self.codes is None:
+            return chosen, 0
+        return self._valid(self.codes, chosen, log_probs, activity, most_likely, random)
 
     def _valid(
-        self, digit: Tensor, log_probs: Tensor, activity: Activity, choice: Choice, random: Noise
+        self, codes: Automaton, digit: Tensor, log_probs: Tensor, activity: Activity, choice: Choice, random: Noise
     ) -> tuple[Int[Tensor, "batch positions"], int]:
         """Return symbols that are codes of tokens where they decode, and the number of codes drawn again."""
-        if self.codes is None:
-            return digit, 0
         point = random.uniform(digit.shape)  # always, so that later draws do not depend on it
         decoding = activity.decoding.expand(digit.shape)
-        return valid_digits(self.codes, digit, decoding, log_probs, point, choice, self.chain.group)
+        return valid_digits(codes, digit, decoding, log_probs, point, choice, self.chain.group)
 
 
 def vertices(like: Float[Tensor, "... d"], digit: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:

@@ -17,14 +17,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge, mixture_direction
 from rdlm.process.grid import StepCoefficients
-from rdlm.process.kernel import Chain, Kernel
+from rdlm.process.kernel import Chain, Kernel, per_sphere
 from rdlm.process.schedule import Schedule
 from rdlm.random import Noise
 
@@ -36,22 +36,6 @@ CORRECTION = 0.1
 
 Evaluations = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
 """Yields states and local steps to evaluate, is sent log-probabilities, returns states."""
-
-
-def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a CPU tensor on a device without waiting for the device."""
-    return tensor.to(device, non_blocking=True)
-
-
-def per_sphere(value: Shaped[Tensor, "batch columns"], state: Float[Tensor, "batch positions *spheres d"]) -> Tensor:
-    """Return a CPU value of each position for each of its spheres, on the device of the states."""
-    there = to_device(value, state.device)
-    return there.view(*there.shape, *[1] * (state.ndim - 3)).expand(state.shape[:-1])
-
-
-def indices(mask: Bool[Tensor, "batch columns"], like: Shaped[Tensor, "batch positions ..."]) -> tuple[Tensor, ...]:
-    """Return the indices where a CPU mask is set, on the device of `like`."""
-    return tuple(to_device(index, like.device) for index in mask.expand(like.shape[:2]).nonzero(as_tuple=True))
 
 
 @dataclass(frozen=True, eq=False)
