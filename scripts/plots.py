@@ -32,7 +32,7 @@ def read(name: str) -> list[Row]:
 
 
 def plain(axes: Axes, x: str, y: str, ticks: list[int] | None = None) -> None:
-    """Label the axes, remove the box, and put `ticks` on a base-2 logarithmic x axis."""
+    """Label the axes, hide the upper and right spines, and put `ticks` on a base-2 logarithmic x axis."""
     axes.set(xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
