@@ -21,7 +21,7 @@ from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, Sample
 from rdlm.serve.job import Finished, Job, Progress
-from rdlm.serve.metrics import Metrics
+from rdlm.serve.middleware import Metrics
 from rdlm.serve.refusal import Left, Refusal
 from rdlm.serve.service import Limits, Service
 

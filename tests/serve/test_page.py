@@ -254,7 +254,9 @@ def test_a_position_tells_its_alternatives(show: Callable[[str], Page]) -> None:
     page.keyboard.press("ArrowRight")
     expect(panel.get_by_role("heading")).to_have_text("Position 7")
     active = page.locator("#generate-tokens").get_attribute("aria-activedescendant")
-    expect(page.locator(f"#{active}")).to_have_attribute("aria-label", re.compile("position 7: .*probability .*; most probable: "))
+    expect(page.locator(f"#{active}")).to_have_attribute(
+        "aria-label", re.compile("position 7: .*probability .*; most probable: ")
+    )
 
 
 def test_keys_alone_walk_through_generate(show: Callable[[str], Page]) -> None:
@@ -319,7 +321,10 @@ def test_all_positions_can_be_denoised_together(show: Callable[[str], Page]) -> 
         frames = saved(page, "sphere", "JSON", json.loads)["frames"]
         return len({tuple(frame["sphere"]["state"]) for frame in frames})
 
-    words, together = page.locator("#sphere-description"), page.get_by_role("button", name="Denoise all positions together")
+    words, together = (
+        page.locator("#sphere-description"),
+        page.get_by_role("button", name="Denoise all positions together"),
+    )
     expect(words).to_contain_text("an active window of 1 of the 20 steps")
     assert places() == 2
     together.click()

@@ -31,7 +31,7 @@ from rdlm.sampling.recall import Question, Recall
 from rdlm.sampling.walk import Walker
 from rdlm.serve import refusal as error
 from rdlm.serve.job import Finished, Job, Progress
-from rdlm.serve.metrics import Metrics
+from rdlm.serve.middleware import Metrics
 from rdlm.serve.refusal import Refusal
 
 Watch = Callable[[int, Tensor, Tensor, Tensor], object]

@@ -34,8 +34,7 @@ from rdlm.serve.engine import Sample
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.refusal import Refusal, answer
 from rdlm.serve.schema import CompletionBody, Sampling
-from rdlm.serve.served_model import ServedModel
-from rdlm.serve.service import Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_present
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
 """Asks a proxy to pass events on as they come."""

@@ -1,4 +1,4 @@
-"""What the service refuses and how it says so: every error has OpenAI's shape and plain words."""
+"""HTTP errors in the format of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from starlette.responses import Response
 from rdlm.errors import InputError
 
 GONE = 499
-"""Status under which requests are counted whose client has gone."""
-
+"""Status in the metrics of requests whose client disconnected."""
 LONGEST_MESSAGE = 500
-"""Characters of a message: what the client sent may be quoted in it, but not a megabyte of it."""
+"""Characters of a message; it may quote a part of the request, but not a megabyte of it."""
 
 TYPES = {
     401: "authentication_error",
@@ -25,12 +24,12 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Kind of error by status; `invalid_request_error` for the others."""
+"""Error type by status; `invalid_request_error` for all others."""
 
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """An answer that is an error: its status, what was wrong and, where there is one, the field at fault."""
+    """An error response: status, message and, if there is one, the request field at fault."""
 
     status: int
     message: str
@@ -39,58 +38,58 @@ class Refusal(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, object]:
-        """Return the error as OpenAI's clients read it."""
+        """Return the error as OpenAI's clients expect it."""
         text = self.message if len(self.message) <= LONGEST_MESSAGE else self.message[:LONGEST_MESSAGE] + " ..."
         kind = TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": text, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """Return the error as an HTTP answer."""
+        """Return the error as an HTTP response."""
         return answer(self.body(), self.status, self.headers)
 
 
+class Left(Exception):
+    """The client has disconnected."""
+
+
 def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return JSON in ASCII, which holds any text, lone surrogates included, and never NaN, which is no JSON."""
+    """Return a JSON response in ASCII, which can hold any string (lone surrogates too); NaN is an error."""
     body = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Response(body, status, dict(headers or {}), "application/json")
 
 
 def of(error: Exception) -> Refusal:
-    """Return the refusal that an exception stands for; a defect tells the client nothing but that it is one."""
+    """Return the HTTP error for an exception; the details of an internal error are logged, not sent."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, InputError):
         return Refusal(400, str(error))
     if isinstance(error, Left):
-        return Refusal(GONE, "the client has gone")
-    return Refusal(500, "the service failed to answer; its log says why", code="internal_error")
+        return Refusal(GONE, "the client has disconnected")
+    return Refusal(500, "internal error; see the log of the service", code="internal_error")
 
 
 def busy(seconds: int) -> Refusal:
-    """Return the refusal of a request for which there is no place in the queue."""
+    """Return status 429: the queue is full."""
     message = f"too many requests are waiting; try again in {seconds} s"
     return Refusal(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
 
 
 def late(seconds: float, begun: bool) -> Refusal:
-    """Return the refusal of a request that was not finished in time: 503 while it waited, 504 while it ran."""
+    """Return the error of a request past its deadline: 504 if it was running, 503 if it was still in the queue."""
     if begun:
-        message = f"not finished within {seconds:g} s; ask for fewer steps, fewer samples or a shorter text"
+        message = f"not finished within {seconds:g} s; request fewer steps, fewer samples or a shorter text"
         return Refusal(504, message, code="deadline_exceeded")
-    message = f"the service is overloaded: the request waited for {seconds:g} s without being begun; try again later"
+    message = f"the service is overloaded: the request was in the queue for {seconds:g} s; try again later"
     return Refusal(503, message, code="overloaded", headers={"Retry-After": "5"})
 
 
 def closing() -> Refusal:
-    """Return the refusal of a service that is shutting down."""
+    """Return status 503: the service is shutting down."""
     return Refusal(503, "the service is shutting down; try again later", code="closing", headers={"Retry-After": "5"})
 
 
 def crowded() -> Refusal:
-    """Return the refusal of a request that comes over one connection too many."""
+    """Return status 503: too many open connections."""
     headers = {"Retry-After": "5", "Connection": "close"}
     return Refusal(503, "too many connections are open; try again later", code="overloaded", headers=headers)
-
-
-class Left(Exception):
-    """The client has gone: nobody is there to be answered."""

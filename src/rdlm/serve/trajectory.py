@@ -26,8 +26,7 @@ from rdlm.serve.engine import Sample
 from rdlm.serve.job import Finished, Job
 from rdlm.serve.openai import HEADERS, data, sampling, seed_of
 from rdlm.serve.schema import TrajectoryBody
-from rdlm.serve.served_model import ServedModel
-from rdlm.serve.service import Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_present
 
 SHOWN = 3
 """Alternatives of a position, and tokens of a sphere."""
