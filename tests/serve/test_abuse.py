@@ -15,7 +15,7 @@ from starlette.requests import Request
 from wire import Answer, faults
 
 from rdlm.serve import app
-from rdlm.serve.refusal import Refusal
+from rdlm.serve.http_errors import HttpError
 from rdlm.serve.schema import CompletionBody, read
 
 SAID = b'{"error":{"message":"m","type":"t","param":null,"code":null}}'
@@ -72,7 +72,7 @@ def test_malformed_hosts_and_origins_are_rejected(served: Served, header: dict[s
 @pytest.mark.parametrize("place", ["%s", '{"logit_bias": %s}', '{"stream_options": %s}'])
 def test_objects_with_many_fields_get_one_error(place: str) -> None:
     raw = place % json.dumps({str(number): "x" for number in range(50_000)})
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         read(raw.encode(), CompletionBody)
     assert caught.value.status == 400 and "50000 fields; at most 1024" in caught.value.message
 
@@ -116,6 +116,6 @@ def test_an_incomplete_body_gets_408(sent: bytes, monkeypatch: pytest.MonkeyPatc
         headers = [(b"content-type", b"application/json")]
         await app.body_of(Request({"type": "http", "method": "POST", "headers": headers}, receive), CompletionBody)
 
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         asyncio.run(asyncio.wait_for(ask(), 30))
     assert caught.value.status == 408 and "did not arrive within 0.2 s" in caught.value.message

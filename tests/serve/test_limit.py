@@ -177,7 +177,7 @@ def test_without_a_run_the_packaged_model_is_served(
     (model,) = Serve()._models()
     assert model.name == pretrained.TEXT
     service = Service([model], Limits())
-    card = service.host(None).card
+    card = service.model(None).card
     service.close()
     assert card["id"] == pretrained.TEXT and int(str(card["created"])) > 0
 

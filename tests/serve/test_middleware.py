@@ -15,8 +15,8 @@ from running import Served
 
 from rdlm.errors import InputError
 from rdlm.serve import app
+from rdlm.serve.http_errors import HttpError
 from rdlm.serve.middleware import AccessMiddleware, Metrics
-from rdlm.serve.refusal import Refusal
 from rdlm.serve.server import token_for
 
 JSON = {"Content-Type": "application/json"}
@@ -162,7 +162,7 @@ def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hmac, "compare_digest", lambda given, own: (compared.append((given, own)), real(given, own))[1])
     middleware = AccessMiddleware(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
     for given in ("", "s", "secre", "secret and more", "SECRET", "\xff"):
-        with pytest.raises(Refusal, match="a token is needed"):
+        with pytest.raises(HttpError, match="a token is needed"):
             middleware._check_access(
                 {"type": "http", "path": "/v1/x", "headers": [(b"authorization", given.encode("latin-1"))]}
             )

@@ -75,7 +75,7 @@ class Serve:
             server = Server(create(service, token), service.drain)
             freeze_objects()
             name = f"[{self.host}]" if ":" in self.host else self.host
-            self._announce(f"http://{name}:{opened.getsockname()[1]}", list(service.hosts))
+            self._announce(f"http://{name}:{opened.getsockname()[1]}", list(service.models))
             server.run(sockets=[opened])
         finally:
             service.close()

@@ -21,9 +21,9 @@ from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
 from rdlm.serve import score, trajectory
 from rdlm.serve.curves import curves
+from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of
 from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
-from rdlm.serve.refusal import Left, Refusal, answer, closing, of
 from rdlm.serve.schema import Body, CompletionBody, ScoreBody, TrajectoryBody, read
 from rdlm.serve.service import Service
 
@@ -50,8 +50,8 @@ async def body_of(request: Request, form: type[Form]) -> Form:
     """Read and validate the body of a request, within the limits on size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(415, "the body must be JSON: send the header Content-Type: application/json")
-    too_large = Refusal(413, f"the body may have at most {LARGEST_BODY} bytes")
+        raise HttpError(415, "the body must be JSON: send the header Content-Type: application/json")
+    too_large = HttpError(413, f"the body may have at most {LARGEST_BODY} bytes")
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > LARGEST_BODY:
         raise too_large
@@ -63,9 +63,9 @@ async def body_of(request: Request, form: type[Form]) -> Form:
                 if len(raw) > LARGEST_BODY:
                     raise too_large
     except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
+        raise HttpError(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
     except ClientDisconnect:
-        raise Left from None
+        raise Disconnected from None
     return await asyncio.to_thread(read, bytes(raw), form)
 
 
@@ -93,30 +93,30 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", response_class=Response)
     async def list_models() -> Response:
         """List the served models."""
-        return answer({"object": "list", "data": [served.card for served in service.hosts.values()]})
+        return answer({"object": "list", "data": [served.card for served in service.models.values()]})
 
     @app.get("/v1/models/{name:path}", response_class=Response)
     async def describe_model(name: str) -> Response:
         """Describe one served model."""
-        return answer(service.host(name).card)
+        return answer(service.model(name).card)
 
     @app.post("/v1/completions", response_class=Response, openapi_extra=_described(CompletionBody, stream=True))
     async def complete(request: Request) -> Response:
         """Complete a prompt, insert text before a suffix, or fill the gaps of a text (OpenAI's legacy completions)."""
         body = await body_of(request, CompletionBody)
-        return await Completion(service, service.host(body.model), body).respond(request)
+        return await Completion(service, service.model(body.model), body).respond(request)
 
     @app.post("/v1/score", response_class=Response, openapi_extra=_described(ScoreBody))
     async def score_texts(request: Request) -> Response:
         """Bound the likelihood of texts, with 95% intervals, in total and per position."""
         body = await body_of(request, ScoreBody)
-        return await score.score(service, service.host(body.model), body, request)
+        return await score.score(service, service.model(body.model), body, request)
 
     @app.post("/v1/trajectory", response_class=Response, openapi_extra=_described(TrajectoryBody, stream=True))
     async def stream_trajectory(request: Request) -> Response:
         """Stream the trajectory of a sample: the events start, frame (many), and done or error."""
         body = await body_of(request, TrajectoryBody)
-        return await trajectory.follow(service, service.host(body.model), body, request)
+        return await trajectory.follow(service, service.model(body.model), body, request)
 
     @app.get("/v1/process", response_class=Response)
     async def describe_process(
@@ -159,7 +159,7 @@ def _add_pages(app: FastAPI) -> None:
 
     def page_file(name: str) -> Response:
         if name not in files:
-            raise Refusal(404, "no such file")
+            raise HttpError(404, "no such file")
         content_type = CONTENT_TYPES[name.rpartition(".")[2]]
         return Response(files[name], headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
 
@@ -212,19 +212,19 @@ def _field_list(about: Mapping[str, Any]) -> str:
 
 def _handle_errors(app: FastAPI) -> None:
     async def refuse(request: Request, reason: Exception) -> Response:
-        return of(reason).response()
+        return http_error_of(reason).response()
 
-    for kind in (Refusal, InputError, Left, Exception):
+    for kind in (HttpError, InputError, Disconnected, Exception):
         app.add_exception_handler(kind, refuse)
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, reason: HTTPException) -> Response:
         words = {404: "no such path", 405: "this path does not support that method"}
         message = f"{words.get(reason.status_code, str(reason.detail))}; /docs lists the endpoints"
-        return Refusal(reason.status_code, message, headers=dict(reason.headers or {})).response()
+        return HttpError(reason.status_code, message, headers=dict(reason.headers or {})).response()
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, reason: RequestValidationError) -> Response:
         first = reason.errors()[0]
         name = str(first["loc"][-1])
-        return Refusal(400, f"{name}: {first['msg']}", name).response()
+        return HttpError(400, f"{name}: {first['msg']}", name).response()

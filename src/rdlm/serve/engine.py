@@ -29,10 +29,10 @@ from rdlm.sampling.course import Outcome, Walk
 from rdlm.sampling.denoisers import asked, guided, tempered
 from rdlm.sampling.recall import Question, Recall
 from rdlm.sampling.walk import Walker
-from rdlm.serve import refusal as error
+from rdlm.serve import http_errors as error
+from rdlm.serve.http_errors import HttpError
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.middleware import Metrics
-from rdlm.serve.refusal import Refusal
 
 Watch = Callable[[int, Tensor, Tensor, Tensor], object]
 """Told the step, the states, the law and which positions were finished, of one sample, before each move."""
@@ -254,9 +254,9 @@ class Engine:
         if not self.alive:
             raise error.closing()
         if count > self.queue:
-            raise Refusal(400, f"a request may ask for at most {self.queue} samples, not {count}", "n")
+            raise HttpError(400, f"a request may ask for at most {self.queue} samples, not {count}", "n")
         if len(self._waiting) + count > self.queue:
-            raise error.busy(self.patience)
+            raise error.queue_full(self.patience)
 
     @property
     def patience(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from rdlm.serve.refusal import Left, Refusal, late
+from rdlm.serve.http_errors import Disconnected, HttpError, late
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Job:
             self.over = True
             self.post(Failed(reason))
 
-    def late(self) -> Refusal | None:
+    def late(self) -> HttpError | None:
         """Return the refusal of a request past its deadline."""
         return late(self.seconds, self.begun) if time.monotonic() > self.deadline else None
 
     def check(self) -> None:
         """Raise an error where the work is no longer wanted; called between steps by those who do it."""
         if self.over:
-            raise Left
+            raise Disconnected
         if (refusal := self.late()) is not None:
             raise refusal
 

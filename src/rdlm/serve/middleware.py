@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rdlm.serve.refusal import GONE, Refusal, of
+from rdlm.serve.http_errors import GONE, HttpError, http_error_of
 
 log = logging.getLogger(__name__)
 
@@ -184,10 +184,10 @@ class AccessMiddleware:
             self._check_access(scope)
             await self.inner(scope, receive, send_with_headers)
         except Exception as reason:
-            if not isinstance(reason, Refusal):
+            if not isinstance(reason, HttpError):
                 log.exception("a request failed")
             if status == 0:
-                await of(reason).response()(scope, receive, send_with_headers)
+                await http_error_of(reason).response()(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
@@ -197,14 +197,14 @@ class AccessMiddleware:
         """Reject a request from another origin or without the token."""
         headers = Headers(scope=scope)
         if self._token is None and not is_loopback(_host_name(f"//{headers.get('host', '')}")):
-            raise Refusal(403, "without a token, the Host header must be a loopback name such as 127.0.0.1")
+            raise HttpError(403, "without a token, the Host header must be a loopback name such as 127.0.0.1")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
-            raise Refusal(403, "requests from other web pages are not allowed")
+            raise HttpError(403, "requests from other web pages are not allowed")
         if self._token is not None and scope["path"].startswith(PROTECTED):
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
-                raise Refusal(
+                raise HttpError(
                     401,
                     "a token is needed: send the header Authorization: Bearer TOKEN",
                     code="invalid_api_key",

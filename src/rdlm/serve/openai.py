@@ -29,12 +29,12 @@ from rdlm.api.plan import Plan
 from rdlm.api.request import Request
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode, infilled
-from rdlm.serve import refusal as error
+from rdlm.serve import http_errors as error
 from rdlm.serve.engine import Sample
+from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.job import Finished, Job, Progress
-from rdlm.serve.refusal import Refusal, answer
 from rdlm.serve.schema import CompletionBody, Sampling
-from rdlm.serve.service import ServedModel, Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_connected
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
 """Asks a proxy to pass events on as they come."""
@@ -155,15 +155,15 @@ def refuse_what_means_nothing(body: CompletionBody) -> None:
     """Refuse the fields of OpenAI's that have no honest answer here."""
     if body.logprobs is not None:
         words = "tokens are not drawn one after the other, so none has a log-probability given those before it; "
-        raise Refusal(400, f"logprobs: {words}POST /v1/score bounds the likelihood of a text", "logprobs")
+        raise HttpError(400, f"logprobs: {words}POST /v1/score bounds the likelihood of a text", "logprobs")
     if body.best_of not in (None, body.n or 1):
-        raise Refusal(400, "best_of: samples are not ranked; ask for n of them", "best_of")
+        raise HttpError(400, "best_of: samples are not ranked; ask for n of them", "best_of")
     for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(body, name):
-            raise Refusal(400, f"{name}: not supported; leave it out", name)
+            raise HttpError(400, f"{name}: not supported; leave it out", name)
     if body.infill is not None and (body.prompt or body.suffix or body.max_tokens or body.echo):
         words = "an infill is a whole text: leave out prompt, suffix, max_tokens and echo"
-        raise Refusal(400, f"infill: {words}", "infill")
+        raise HttpError(400, f"infill: {words}", "infill")
 
 
 def orders(host: ServedModel, body: CompletionBody) -> list[Order]:
@@ -217,9 +217,9 @@ class Completion:
         self._begin()
         pieces = self._pieces()
         if self.body.stream:
-            first = await while_present(request, self.job, anext(pieces))
+            first = await while_connected(request, self.job, anext(pieces))
             return StreamingResponse(self._stream(first, pieces), headers=HEADERS, media_type="text/event-stream")
-        return await while_present(request, self.job, self._whole(pieces))
+        return await while_connected(request, self.job, self._whole(pieces))
 
     def _prepare(self) -> None:
         """Check and plan all samples; on a thread, since a long prompt takes its time."""
@@ -304,7 +304,7 @@ class Completion:
                 yield data({**self._about, "choices": [], "usage": self._usage()})
             yield data("[DONE]")
         except Exception as reason:
-            yield data(error.of(reason).body())
+            yield data(error.http_error_of(reason).body())
         finally:
             self.job.over = True
 

@@ -16,10 +16,10 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.batching import Query
 from rdlm.serve.engine import Engine
+from rdlm.serve.http_errors import answer
 from rdlm.serve.job import Job
-from rdlm.serve.refusal import answer
 from rdlm.serve.schema import ScoreBody
-from rdlm.serve.service import ServedModel, Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_connected
 
 BUDGET = 4096
 """Largest number of rows through the network per text; above it, single steps are estimated in place of whole paths."""
@@ -77,5 +77,5 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
         return rows
 
     service.work(job, bounds)
-    rows = await while_present(request, job, anext(job.events()))
+    rows = await while_connected(request, job, anext(job.events()))
     return answer({"object": "score", "model": served.name, "steps": nfe, "data": rows})

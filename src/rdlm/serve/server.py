@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rdlm.errors import InputError
+from rdlm.serve.http_errors import HttpError, too_many_connections
 from rdlm.serve.middleware import is_loopback
-from rdlm.serve.refusal import Refusal, crowded
 
 TIMEOUT = 20.0
 """Seconds in which the head of a request must arrive, and in which a client must read what is sent."""
@@ -35,7 +35,7 @@ SHORTEST_TOKEN = 16
 
 async def reject(scope: Scope, receive: Receive, send: Send) -> None:
     """Respond with status 503: an ASGI application for connections above the limit."""
-    await crowded().response()(scope, receive, send)
+    await too_many_connections().response()(scope, receive, send)
 
 
 class Connection(H11Protocol):
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        response = Refusal(400, "malformed HTTP request").response()
+        response = HttpError(400, "malformed HTTP request").response()
         headers = [*response.raw_headers, (b"connection", b"close")]
         begin = h11.Response(status_code=response.status_code, headers=headers, reason=b"Bad Request")
         for event in (begin, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):

@@ -22,10 +22,10 @@ from rdlm.methods.bound import check_weights
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 from rdlm.serve.engine import Engine
+from rdlm.serve.http_errors import Disconnected, HttpError, closing, queue_full
 from rdlm.serve.job import Job, until_left
 from rdlm.serve.memory import IdleRelease
 from rdlm.serve.middleware import Metrics
-from rdlm.serve.refusal import Left, Refusal, busy, closing
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ class ServedModel:
             self.model.method.network.register_forward_pre_hook(self._check)
 
     @property
-    def walks(self) -> Engine:
+    def rdlm_engine(self) -> Engine:
         """The engine; an error for baselines, which have none."""
         if self.engine is None:
             raise InputError(f"{self.name} is a model of the method {self.model.config.method!r}; this needs 'rdlm'")
@@ -144,11 +144,11 @@ class Service:
 
     def __init__(self, models: Sequence[LanguageModel], limits: Limits) -> None:
         self.limits, self.metrics, self.closed = limits, Metrics(), False
-        self.hosts: dict[str, ServedModel] = {}
+        self.models: dict[str, ServedModel] = {}
         for model in models:
             check_weights(model.method.network)
             name = self._free_name(model.name)
-            self.hosts[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
+            self.models[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
         self._idle_release = IdleRelease(lambda: self.idle, lambda: self.metrics.requests)
@@ -159,21 +159,21 @@ class Service:
         return Engine(model, self.metrics, self.limits.batch, self.limits.queue, self.limits.threads)
 
     def _free_name(self, wanted: str) -> str:
-        names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(self.hosts) + 2)))
-        return next(name for name in names if name not in self.hosts)
+        names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(self.models) + 2)))
+        return next(name for name in names if name not in self.models)
 
-    def host(self, name: str | None) -> ServedModel:
+    def model(self, name: str | None) -> ServedModel:
         """Return the model with this name, or the first one for None."""
         if name is None:
-            return next(iter(self.hosts.values()))
-        if name not in self.hosts:
-            raise Refusal(404, str(unknown("model", name, self.hosts)), "model", "model_not_found")
-        return self.hosts[name]
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise HttpError(404, str(unknown("model", name, self.models)), "model", "model_not_found")
+        return self.models[name]
 
     @property
     def engines(self) -> dict[str, Engine]:
         """Engines by the name of their model."""
-        return {name: served.engine for name, served in self.hosts.items() if served.engine is not None}
+        return {name: served.engine for name, served in self.models.items() if served.engine is not None}
 
     @property
     def ready(self) -> bool:
@@ -190,7 +190,7 @@ class Service:
         if self.closed:
             raise closing()
         if self._jobs >= WORKERS + self.limits.queue:
-            raise busy(5)
+            raise queue_full(5)
 
     def work(self, job: Job, function: Callable[[], object]) -> None:
         """Run a function on a worker and post its result to the job; an exception fails the job."""
@@ -202,10 +202,10 @@ class Service:
                 job.check()
                 job.begun = True
                 job.post(function())
-            except Left:
+            except Disconnected:
                 self.metrics.cancelled()
             except Exception as reason:
-                if not isinstance(reason, InputError | Refusal):
+                if not isinstance(reason, InputError | HttpError):
                     log.exception("a job failed")
                 job.fail(reason)
 
@@ -229,13 +229,13 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def while_present(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
-    """Await the answer; end the job with `Left` if the client disconnects first."""
+async def while_connected(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
+    """Await the answer; end the job with `Disconnected` if the client disconnects first."""
     wanted, left = asyncio.ensure_future(answer), asyncio.ensure_future(until_left(request))
     try:
         await asyncio.wait({wanted, left}, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
-            raise Left
+            raise Disconnected
         return wanted.result()
     except BaseException:
         job.over = True

@@ -20,13 +20,13 @@ from rdlm.errors import InputError
 from rdlm.process.layout import Codec
 from rdlm.sampling.prompt import OPEN, encode
 from rdlm.sampling.recall import answered
-from rdlm.serve import refusal as error
+from rdlm.serve import http_errors as error
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Sample
 from rdlm.serve.job import Finished, Job
 from rdlm.serve.openai import HEADERS, data, sampling, seed_of
 from rdlm.serve.schema import TrajectoryBody
-from rdlm.serve.service import ServedModel, Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_connected
 
 SHOWN = 3
 """Alternatives of a position, and tokens of a sphere."""
@@ -190,7 +190,7 @@ def plan_of(host: ServedModel, body: TrajectoryBody) -> Plan:
 
 async def follow(service: Service, host: ServedModel, body: TrajectoryBody, request: Request) -> Response:
     """Return the stream of a trajectory; it begins with its first frame, so that refusals are plain answers."""
-    engine = host.walks
+    engine = host.rdlm_engine
     engine.check_room(1)
     job = Job(service.limits.deadline)
 
@@ -204,7 +204,7 @@ async def follow(service: Service, host: ServedModel, body: TrajectoryBody, requ
     film, sample = await asyncio.to_thread(prepare)
     engine.submit([sample])
     events = job.events()
-    first = await while_present(request, job, anext(events))
+    first = await while_connected(request, job, anext(events))
     stream = _stream(host, film, first, events)
     return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
 
@@ -246,6 +246,6 @@ async def _stream(host: ServedModel, film: Film, first: object, events: AsyncIte
             "done",
         )
     except Exception as reason:
-        yield data(error.of(reason).body(), "error")
+        yield data(error.http_error_of(reason).body(), "error")
     finally:
         film.job.over = True

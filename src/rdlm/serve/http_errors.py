@@ -28,7 +28,7 @@ TYPES = {
 
 
 @dataclass(eq=False)
-class Refusal(Exception):
+class HttpError(Exception):
     """An error response: status, message and, if there is one, the request field at fault."""
 
     status: int
@@ -48,7 +48,7 @@ class Refusal(Exception):
         return answer(self.body(), self.status, self.headers)
 
 
-class Left(Exception):
+class Disconnected(Exception):
     """The client has disconnected."""
 
 
@@ -58,38 +58,38 @@ def answer(content: object, status: int = 200, headers: Mapping[str, str] | None
     return Response(body, status, dict(headers or {}), "application/json")
 
 
-def of(error: Exception) -> Refusal:
+def http_error_of(error: Exception) -> HttpError:
     """Return the HTTP error for an exception; the details of an internal error are logged, not sent."""
-    if isinstance(error, Refusal):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, InputError):
-        return Refusal(400, str(error))
-    if isinstance(error, Left):
-        return Refusal(GONE, "the client has disconnected")
-    return Refusal(500, "internal error; see the log of the service", code="internal_error")
+        return HttpError(400, str(error))
+    if isinstance(error, Disconnected):
+        return HttpError(GONE, "the client has disconnected")
+    return HttpError(500, "internal error; see the log of the service", code="internal_error")
 
 
-def busy(seconds: int) -> Refusal:
+def queue_full(seconds: int) -> HttpError:
     """Return status 429: the queue is full."""
     message = f"too many requests are waiting; try again in {seconds} s"
-    return Refusal(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
+    return HttpError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
 
 
-def late(seconds: float, begun: bool) -> Refusal:
+def late(seconds: float, begun: bool) -> HttpError:
     """Return the error of a request past its deadline: 504 if it was running, 503 if it was still in the queue."""
     if begun:
         message = f"not finished within {seconds:g} s; request fewer steps, fewer samples or a shorter text"
-        return Refusal(504, message, code="deadline_exceeded")
+        return HttpError(504, message, code="deadline_exceeded")
     message = f"the service is overloaded: the request was in the queue for {seconds:g} s; try again later"
-    return Refusal(503, message, code="overloaded", headers={"Retry-After": "5"})
+    return HttpError(503, message, code="overloaded", headers={"Retry-After": "5"})
 
 
-def closing() -> Refusal:
+def closing() -> HttpError:
     """Return status 503: the service is shutting down."""
-    return Refusal(503, "the service is shutting down; try again later", code="closing", headers={"Retry-After": "5"})
+    return HttpError(503, "the service is shutting down; try again later", code="closing", headers={"Retry-After": "5"})
 
 
-def crowded() -> Refusal:
+def too_many_connections() -> HttpError:
     """Return status 503: too many open connections."""
     headers = {"Retry-After": "5", "Connection": "close"}
-    return Refusal(503, "too many connections are open; try again later", code="overloaded", headers=headers)
+    return HttpError(503, "too many connections are open; try again later", code="overloaded", headers=headers)
