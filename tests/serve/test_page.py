@@ -1,4 +1,4 @@
-"""The page in a real browser, against `rdlm serve` with small models that nobody trained."""
+"""The page in a real browser, with small untrained models served by `rdlm serve`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ QUIET += ("--disable-sync", "--no-first-run")
 VIEWS = ("generate", "sphere", "score", "compare", "process")
 STATIC = Path(__file__).parents[2] / "src" / "rdlm" / "serve" / "static"
 LARGEST = 300_000
-PATIENCE = 90_000
-"""Milliseconds after which what a test waits for is not to be expected any more, on a machine with other work."""
+TIMEOUT = 90_000
+"""Timeout in milliseconds; generous, because the machine may be busy."""
 LINKS = {
     "generate": "generate?text=the+____+of&steps=6&ran=1&at=3",
     "sphere": "sphere?text=the+____+of&steps=6&position=5&at=3",
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no Chromium at {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve small models by `rdlm serve`, and give the address."""
+    """Serve small models and return the URL."""
     place = tmp_path_factory.mktemp("runs")
     letters = Characters(f"{TEXT8_ALPHABET}</>()1")
     runs = [
@@ -58,31 +58,31 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.url
 
 
-# The browser of this file alone: its event loop would be in the way of other files' loops.
+# Module scope: the event loop of the browser would interfere with those of other test files.
 @pytest.fixture(scope="module")
 def context() -> Iterator[Any]:
-    expect.set_options(timeout=PATIENCE)
+    expect.set_options(timeout=TIMEOUT)
     with playwright.sync_playwright() as machine:
         browser = machine.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         context = browser.new_context(viewport={"width": 1100, "height": 900}, reduced_motion="reduce")
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT)
         yield context
         browser.close()
 
 
 @pytest.fixture(scope="module")
-def wrong() -> list[str]:
-    """What went wrong inside the page unseen: errors of scripts, and what the page's policy refused."""
+def page_errors() -> list[str]:
+    """Script errors and violations of the content security policy in the page."""
     return []
 
 
 @pytest.fixture
-def new(context: Any, service: str, wrong: list[str]) -> Iterator[Callable[..., Page]]:
-    """Open a page of its own at a link."""
+def new(context: Any, service: str, page_errors: list[str]) -> Iterator[Callable[..., Page]]:
+    """Open a new page at a link."""
     pages = []
 
     def opened(link: str = "", prepare: Callable[[Page], object] = lambda page: None) -> Page:
-        pages.append(open_page(context, wrong))
+        pages.append(open_page(context, page_errors))
         prepare(pages[-1])
         pages[-1].goto(f"{service}/#{link}")
         expect(pages[-1].locator("body")).to_have_attribute("data-ready", "true")
@@ -91,37 +91,37 @@ def new(context: Any, service: str, wrong: list[str]) -> Iterator[Callable[..., 
     yield opened
     for page in pages:
         page.close()
-    assert wrong == []
+    assert page_errors == []
 
 
 @pytest.fixture(scope="module")
-def shared(context: Any, service: str, wrong: list[str]) -> Page:
-    page = open_page(context, wrong)
+def shared(context: Any, service: str, page_errors: list[str]) -> Page:
+    page = open_page(context, page_errors)
     page.goto(service)
     expect(page.locator("body")).to_have_attribute("data-ready", "true")
     return page
 
 
 @pytest.fixture
-def show(shared: Page, wrong: list[str]) -> Iterator[Callable[[str], Page]]:
-    """Lead the page that most tests share to a link, which puts its forms back."""
+def show(shared: Page, page_errors: list[str]) -> Iterator[Callable[[str], Page]]:
+    """Open a link in the shared page; this resets its forms."""
 
-    def led(link: str) -> Page:
+    def opened(link: str) -> Page:
         shared.evaluate(FOLLOW, f"{link}&test={uuid.uuid4()}")
         return shared
 
-    yield led
+    yield opened
     shared.unroute_all()
-    assert wrong == []
+    assert page_errors == []
 
 
 FOLLOW = "link => new Promise(done => { addEventListener('hashchange', done, {once: true}); location.hash = link; })"
 
 
-def open_page(context: Any, wrong: list[str]) -> Page:
+def open_page(context: Any, page_errors: list[str]) -> Page:
     page = context.new_page()
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda told: wrong.append(told.text) if "Security Policy" in told.text else None)
+    page.on("pageerror", lambda error: page_errors.append(str(error)))
+    page.on("console", lambda told: page_errors.append(told.text) if "Security Policy" in told.text else None)
     return page
 
 
@@ -133,7 +133,7 @@ def tokens(page: Page, name: str = "generate-tokens") -> str:
     return "".join(page.locator(f"#{name} > span").all_text_contents()).replace("\u00a0", " ")
 
 
-def test_gaps_are_filled_and_watched(show: Callable[[str], Page]) -> None:
+def test_gaps_are_filled_step_by_step(show: Callable[[str], Page]) -> None:
     page = show("generate?steps=6")
     page.get_by_label("Prompt; each").fill("the ____ of")
     page.keyboard.press("Enter")
@@ -145,7 +145,7 @@ def test_gaps_are_filled_and_watched(show: Callable[[str], Page]) -> None:
     assert page.get_by_role("slider", name="Time").evaluate("slider => slider.value === slider.max")
 
 
-def test_time_goes_back_and_forth(show: Callable[[str], Page]) -> None:
+def test_the_player_moves_through_time(show: Callable[[str], Page]) -> None:
     page = show(LINKS["generate"])
     finished(page)
     slider, clock = page.get_by_role("slider", name="Time"), page.locator("#generate-player .time")
@@ -158,24 +158,24 @@ def test_time_goes_back_and_forth(show: Callable[[str], Page]) -> None:
     page.keyboard.press("End")
     expect(clock).to_have_text("step 6 of 6, time 1.00")
     assert page.locator("#generate-tokens > span").nth(5).evaluate("cell => cell.style.backgroundColor") != certainty
-    page.evaluate(FACES)
+    page.evaluate(LABELS)
     page.get_by_role("button", name="Play").click()
-    page.wait_for_function("() => faces.length === 2")
-    assert page.evaluate("faces") == ["Pause", "Play"]
+    page.wait_for_function("() => labels.length === 2")
+    assert page.evaluate("labels") == ["Pause", "Play"]
     expect(clock).to_have_text("step 6 of 6, time 1.00")
     assert len(last) == len(tokens(page))
 
 
-# Writes down what the player's button says from now on.
-FACES = """() => {
-  window.faces = [];
+# Records the labels of the player's button.
+LABELS = """() => {
+  window.labels = [];
   const button = document.querySelector("#generate-player button");
-  new MutationObserver(() => faces.push(button.textContent)).observe(button, { childList: true });
+  new MutationObserver(() => labels.push(button.textContent)).observe(button, { childList: true });
 }"""
 
 
-# Lets a trajectory's beginning through, and holds its frames back until `release` is called: pulled for the second
-# time, the stream knows that its first part has been read.
+# Passes the start of a trajectory and holds back its frames until `release` is called: the second pull of the stream
+# shows that its first part has been read.
 HOLD = """() => {
   const fetched = window.fetch;
   window.fetch = async (path, options) => {
@@ -196,8 +196,8 @@ HOLD = """() => {
 
 
 @pytest.mark.parametrize("view", ["generate", "sphere", "compare"])
-def test_what_is_shown_can_be_pointed_at_until_the_next_is_there(new: Callable[..., Page], view: str) -> None:
-    """A new trajectory has begun, and its first frame is not there: under the pointer is still the last one."""
+def test_the_previous_frame_can_be_inspected_until_the_next_arrives(new: Callable[..., Page], view: str) -> None:
+    """A new trajectory has started, but its first frame has not arrived: the previous one is still shown."""
     page = new(LINKS[view])
     finished(page)
     name = "compare-left-tokens" if view == "compare" else f"{view}-tokens"
@@ -213,12 +213,12 @@ def test_what_is_shown_can_be_pointed_at_until_the_next_is_there(new: Callable[.
     page.keyboard.press("ArrowRight")
     expect(cells.nth(6)).to_have_attribute("aria-label", re.compile("position 7: "))
     assert tokens(page, name) == text
-    if view != "compare":  # whose other side is held back, too
+    if view != "compare":  # its other side is held back as well
         page.evaluate("release()")
         finished(page)
 
 
-# The player's time passes only when `tick` is called, which is there while it plays.
+# The player advances only when `tick` is called.
 TICK = """
 window.setInterval = (tick) => { window.tick = tick; return 1; };
 window.clearInterval = () => { window.tick = () => null; };
@@ -226,7 +226,7 @@ window.clearInterval = () => { window.tick = () => null; };
 
 
 @pytest.mark.parametrize("view", ["generate", "sphere", "compare"])
-def test_what_plays_stops_when_the_reader_turns_away(new: Callable[..., Page], view: str) -> None:
+def test_playing_stops_when_another_link_is_opened(new: Callable[..., Page], view: str) -> None:
     def prepare(page: Page) -> None:
         page.emulate_media(reduced_motion="no-preference")
         page.add_init_script(TICK)
@@ -238,10 +238,10 @@ def test_what_plays_stops_when_the_reader_turns_away(new: Callable[..., Page], v
     expect(player.get_by_role("slider")).to_have_value("1")
     expect(player.get_by_role("button")).to_have_text("Pause")
     page.evaluate(FOLLOW, f"{view}?text=b")
-    page.evaluate("tick()")  # nothing is left of what it showed
+    page.evaluate("tick()")  # must not raise an error
 
 
-def test_a_position_tells_its_alternatives(show: Callable[[str], Page]) -> None:
+def test_alternatives_of_a_position_are_shown(show: Callable[[str], Page]) -> None:
     page = show(LINKS["generate"])
     finished(page)
     page.locator("#generate-tokens > span").nth(5).hover()
@@ -259,7 +259,7 @@ def test_a_position_tells_its_alternatives(show: Callable[[str], Page]) -> None:
     )
 
 
-def test_keys_alone_walk_through_generate(show: Callable[[str], Page]) -> None:
+def test_generate_works_with_the_keyboard_alone(show: Callable[[str], Page]) -> None:
     page = show("generate?steps=4")
     page.locator("#tab-generate").focus()
     seen = []
@@ -343,7 +343,7 @@ def test_all_positions_can_be_denoised_together(show: Callable[[str], Page]) -> 
     expect(together).to_be_hidden()
 
 
-def test_a_text_is_measured(show: Callable[[str], Page]) -> None:
+def test_a_text_is_scored(show: Callable[[str], Page]) -> None:
     page = show("score?steps=4")
     page.get_by_label("Text to score").fill("the history of")
     page.keyboard.press("Control+Enter")
@@ -398,7 +398,7 @@ def test_two_samplers_share_a_time_axis(show: Callable[[str], Page]) -> None:
     expect(page.locator("#compare-status")).to_contain_text(told)
 
 
-def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
+def test_process_curves_follow_the_sliders(show: Callable[[str], Page]) -> None:
     page = show("process?noise=-1.425")
     radial = page.locator("#process-radial")
     expect(radial).to_have_attribute("aria-label", re.compile("goes from 1.57 to 0"))
@@ -412,7 +412,7 @@ def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
     expect(page).to_have_url(re.compile("noise=1"))
 
 
-def test_mistakes_stand_beside_their_field(show: Callable[[str], Page]) -> None:
+def test_errors_are_shown_next_to_their_field(show: Callable[[str], Page]) -> None:
     page = show("generate?text=ab__")
     page.locator("summary").click()
     steps = page.locator("#generate-form [name=steps]")
@@ -429,7 +429,7 @@ def test_mistakes_stand_beside_their_field(show: Callable[[str], Page]) -> None:
     assert steps.get_attribute("aria-invalid") is None
 
 
-def test_a_lost_connection_is_told_and_found_again(show: Callable[[str], Page]) -> None:
+def test_a_lost_connection_is_reported_and_restored(show: Callable[[str], Page]) -> None:
     page = show("generate?text=ab__&steps=3")
     page.route("**/v1/trajectory", lambda route: route.abort())
     page.route("**/healthz", lambda route: route.abort())
@@ -465,7 +465,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 @pytest.mark.parametrize("view", ["generate", "sphere", "score", "compare"])
 def test_a_link_with_a_script_shows_it_as_text(new: Callable[..., Page], view: str) -> None:
-    """In every view that shows a text, also where it cannot be read: the refusal quotes it."""
+    """In every view that shows text, also in error messages that quote it."""
     told: list[str] = []
     watch = lambda page: page.on("dialog", lambda dialog: (told.append(dialog.message), dialog.dismiss()))  # noqa: E731
     for text in (f"{HOSTILE}__", "<script>alert(1)</script>\u2603__"):
@@ -477,15 +477,15 @@ def test_a_link_with_a_script_shows_it_as_text(new: Callable[..., Page], view: s
 
 
 def test_a_token_is_asked_for_once(new: Callable[..., Page]) -> None:
-    refusal = {"error": {"message": "This service needs a token.", "type": "authentication_error"}}
+    error = {"error": {"message": "This service needs a token.", "type": "authentication_error"}}
 
-    def guard(route: Any) -> None:
+    def check_token(route: Any) -> None:
         if route.request.headers.get("authorization") == "Bearer secret":
             route.continue_()
         else:
-            route.fulfill(status=401, json=refusal)
+            route.fulfill(status=401, json=error)
 
-    page = new("generate?steps=3", lambda page: (page.route("**/v1/**", guard), page.add_init_script(TYPED)))
+    page = new("generate?steps=3", lambda page: (page.route("**/v1/**", check_token), page.add_init_script(TYPED)))
     assert page.evaluate("sessionStorage.getItem('rdlm-token')") == "secret"
     assert page.evaluate("asked") == 1
     page.locator("#generate-go").click()
@@ -493,7 +493,7 @@ def test_a_token_is_asked_for_once(new: Callable[..., Page]) -> None:
     assert page.evaluate("asked") == 1
 
 
-# Answers the dialog as soon as it opens.
+# Enters the token as soon as the dialog opens.
 TYPED = """
 window.asked = 0;
 addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
@@ -506,7 +506,7 @@ addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
 """
 
 
-def test_a_link_shows_what_its_sender_saw(show: Callable[[str], Page], new: Callable[..., Page]) -> None:
+def test_a_link_reproduces_the_page(show: Callable[[str], Page], new: Callable[..., Page]) -> None:
     page = show("generate?text=ab____&steps=5&seed=7")
     page.locator("#generate-go").click()
     finished(page)
@@ -521,7 +521,7 @@ def test_a_link_shows_what_its_sender_saw(show: Callable[[str], Page], new: Call
     assert other.locator("#generate-form [name=seed]").input_value() == "7"
 
 
-def test_only_the_own_origin_is_asked_and_little_is_sent(new: Callable[..., Page], service: str) -> None:
+def test_the_page_loads_only_its_own_small_files(new: Callable[..., Page], service: str) -> None:
     asked: list[str] = []
     page = new(LINKS["generate"], lambda page: page.on("request", lambda request: asked.append(request.url)))
     finished(page)
@@ -531,7 +531,7 @@ def test_only_the_own_origin_is_asked_and_little_is_sent(new: Callable[..., Page
     assert sum(path.stat().st_size for path in STATIC.iterdir()) < LARGEST
 
 
-def test_a_newer_wish_cancels_the_older(show: Callable[[str], Page]) -> None:
+def test_a_new_request_cancels_the_previous_one(show: Callable[[str], Page]) -> None:
     page = show("process?dimension=3")
     page.locator("#process-form [name=dimension]").focus()
     with page.expect_request(lambda request: "dimension=50258" in request.url) as asked:
@@ -578,7 +578,7 @@ def picture(content: bytes) -> Image.Image:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_become_files(show: Callable[[str], Page], view: str) -> None:
+def test_views_are_exported(show: Callable[[str], Page], view: str) -> None:
     page = show(LINKS[view])
     finished(page)
     drawn = saved(page, view, "PNG", picture)
@@ -602,9 +602,9 @@ ENCODE = """async ([frames, width]) => {
 }"""
 
 
-# One colour; few; a full palette of noise, which fills the dictionary many times over; and too many colours.
+# One colour, few colours, a full palette of noise (fills the dictionary many times), and too many colours.
 @pytest.mark.parametrize(("colours", "side"), [(1, 5), (2, 9), (3, 64), (256, 150), (4000, 64)])
-def test_gifs_are_read_by_others(shared: Page, colours: int, side: int) -> None:
+def test_gifs_are_valid(shared: Page, colours: int, side: int) -> None:
     random = np.random.default_rng(0)
     table = random.integers(0, 256, (colours, 3), dtype=np.uint8)
     frames = table[random.integers(0, colours, (2, side, side))]
@@ -626,7 +626,7 @@ def test_dna_has_four_colours(show: Callable[[str], Page]) -> None:
     assert {base for base, _ in shown} <= set("ACGT")
 
 
-def test_images_grow_sharp(show: Callable[[str], Page]) -> None:
+def test_images_are_shown_step_by_step(show: Callable[[str], Page]) -> None:
     page = show("generate?model=image&steps=3&ran=1&at=0")
     finished(page)
     canvas = page.locator("#generate-image")

@@ -52,7 +52,7 @@ export class Compare {
         field(side, "Model", "model", make("select")),
         field(side, "Steps", "steps", numeric({ min: 1, max: 1024, value: side === "left" ? "" : 8 })),
         field(side, "Temperature", "temperature", numeric({ min: 0, max: 2, step: 0.05, value: 1 })),
-        field(side, "Solver", "solver", make("select")), field(side, "Grid", "grid", make("select")),
+        field(side, "Solver", "solver", make("select")), field(side, "Time grid", "grid", make("select")),
         field(side, "Active window", "window", numeric({ min: 0, max: 1, step: 0.05 }), HELP.window),
         field(side, "Block size", "block", numeric({ min: 0, max: 4096 }), HELP.block)));
     }
