@@ -16,7 +16,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.network import build
 from rdlm.presets import ONE_BY_ONE
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.random import Draw
 
 LETTERS, PIECES = 27, 30522
@@ -71,14 +71,14 @@ def training_step(subject: Rdlm, ids: Tensor) -> Callable[[], None]:
 
 
 def network_on_ids(
-    config: TransformerConfig, vocabulary: int, ids: Tensor, codec: Codec | None = None
+    config: TransformerConfig, vocabulary: int, ids: Tensor, layout: Layout | None = None
 ) -> Callable[[], None]:
     """Return a work that masked diffusion needs too: the network on ids, partly masked, a time per sequence.
 
     It tells tokens, or with a codec their digits.
     """
-    network = _network(config, vocabulary + 1, vocabulary if codec is None else codec.base * codec.digits)
-    labels = ids if codec is None else codec.encode(ids)
+    network = _network(config, vocabulary + 1, vocabulary if layout is None else layout.base * layout.digits)
+    labels = ids if layout is None else layout.encode(ids)
 
     def work() -> None:
         time = torch.rand(len(ids))

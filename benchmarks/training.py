@@ -68,8 +68,8 @@ def packed(quick: bool) -> list[Figure]:
     figures = []
     for head in get_args(Head):
         subject = method(RunConfig(process=SPLIT, denoiser=DenoiserConfig(head=head), model=network), PIECES)
-        codec = subject.process.codec if head == "digit" else None
-        works = {"packed": training_step(subject, ids), "ids": network_on_ids(network, PIECES, ids, codec)}
+        layout = subject.process.layout if head == "digit" else None
+        works = {"packed": training_step(subject, ids), "ids": network_on_ids(network, PIECES, ids, layout)}
         taken = alternate(works, 3 if quick else 5)
         name = f"training step, 30,522 tokens as packed base-3 digits, head over {head}s"
         figures.append(Figure.of(name, "the network on ids", taken["packed"], taken["ids"], at_most(1.1)))

@@ -18,7 +18,7 @@ from rdlm.likelihood.estimators import forced_step
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel, step_log_density
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.order import Order, TokenSteps
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
@@ -32,20 +32,20 @@ every_base = pytest.mark.parametrize("base", [2, 3])
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
-def exact_posterior(bridge: Bridge, codec: Codec, state: Tensor, remaining: Tensor) -> Tensor:
+def exact_posterior(bridge: Bridge, layout: Layout, state: Tensor, remaining: Tensor) -> Tensor:
     """Return `log p(token | state)` of the skewed source: its prior and the evidence of all digits, by Bayes."""
-    evidence = codec.evidence(bridge.log_likelihood(state, remaining[..., None]))
+    evidence = layout.evidence(bridge.log_likelihood(state, remaining[..., None]))
     return torch.log_softmax(evidence + SOURCE.log_joint.to(state), -1)
 
 
 def situation(base: int, kernel: Kernel = "mixture", steps: int = 16, path: Path | None = None) -> Chain:
     chosen = path or masked_path(base, S)
-    return Chain(chosen, uniform_in_time(Geometric(), steps), kernel, codec=Codec(V, base))
+    return Chain(chosen, uniform_in_time(Geometric(), steps), kernel, layout=Layout(V, base))
 
 
 def posterior_of(chain: Chain) -> partial[Tensor]:
-    assert chain.codec is not None
-    return partial(exact_posterior, chain.path.bridge, chain.codec)
+    assert chain.layout is not None
+    return partial(exact_posterior, chain.path.bridge, chain.layout)
 
 
 # -- what a chain does with digits ------------------------------------------------------------------
@@ -55,20 +55,20 @@ def posterior_of(chain: Chain) -> partial[Tensor]:
 def test_log_density_of_tokens_is_the_sum_of_dense_gaussians(base: int) -> None:
     """Each digit's step is a Gaussian of its tangent space; a token's is their product."""
     chain, generator = situation(base), torch.Generator().manual_seed(0)
-    codec, bridge = chain.codec, chain.path.bridge
-    assert codec is not None
+    layout, bridge = chain.layout, chain.path.bridge
+    assert layout is not None
     count = 10
-    state = sphere.uniform((count, codec.digits), base + 1, generator, torch.float64)
+    state = sphere.uniform((count, layout.digits), base + 1, generator, torch.float64)
     step = 0.1 * sphere.tangent_normal(state, generator)
     coefficients = StepCoefficients(
-        *(torch.full((count, codec.digits), v, dtype=torch.float64) for v in (0.02, 0.3, 0.011))
+        *(torch.full((count, layout.digits), v, dtype=torch.float64) for v in (0.02, 0.3, 0.011))
     )
     found = chain.join(step_log_density(bridge, state, step, coefficients))
     expected = torch.zeros(count, V, dtype=torch.float64)
     vertices = torch.eye(base + 1, dtype=torch.float64)
     for k in range(V):
-        for j in range(codec.digits):
-            digit = k // base ** (codec.digits - 1 - j) % base
+        for j in range(layout.digits):
+            digit = k // base ** (layout.digits - 1 - j) % base
             logarithm = sphere.logarithm(state[:, j], vertices[digit].expand(count, -1))
             angle = logarithm.norm(dim=-1, keepdim=True)
             pull = 0.3 * logarithm * bridge.pull(angle, 0.02) / angle
@@ -80,8 +80,8 @@ def test_log_density_of_tokens_is_the_sum_of_dense_gaussians(base: int) -> None:
 @every_base
 def test_split_spread_marginals_and_gather(base: int) -> None:
     chain = situation(base)
-    assert chain.codec is not None
-    m = chain.codec.digits
+    assert chain.layout is not None
+    m = chain.layout.digits
     token = torch.arange(V).view(1, V)
     digit = chain.split(token)
     assert digit.shape == (1, V, m)
@@ -107,7 +107,7 @@ def test_without_a_codec_nothing_is_changed() -> None:
 
 def test_digits_need_a_path_over_their_base() -> None:
     with pytest.raises(InputError, match="digits of base 3 need a path over as many tokens"):
-        Chain(masked_path(V, S), uniform_in_time(Geometric(), 4), codec=Codec(V, 3))
+        Chain(masked_path(V, S), uniform_in_time(Geometric(), 4), layout=Layout(V, 3))
 
 
 @pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
@@ -244,7 +244,7 @@ def test_the_same_generator_walks_the_same_way(kernel: Kernel) -> None:
 def test_lanes_and_digits_go_together() -> None:
     """A token's digits wait, move and finish as one; for independent tokens no window changes the bound."""
     token_steps = TokenSteps(12, 4)
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, codec=Codec(V, 3))
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, layout=Layout(V, 3))
     generator = torch.Generator().manual_seed(9)
     count = 2000
     token = torch.cat([SOURCE.draw(count, generator) for _ in range(2)], 1)

@@ -14,7 +14,7 @@ from rdlm.likelihood.terms import kernel_terms, mixture_excess, position_terms, 
 from rdlm.process.bridge import Bridge, BridgeKind
 from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import Chain, step_log_density, token_step_parts
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.schedule import Geometric
@@ -187,8 +187,8 @@ def test_a_switch_in_the_decode_step_is_none() -> None:
 
 def test_digits_of_a_token_move_together() -> None:
     """With a V-way head the mixture runs over whole tokens, its densities summed over their digits."""
-    codec = Codec(5, 2)
-    chain = Chain(masked_path(2, S), uniform_in_time(Geometric(), 4), "mixture", codec=codec)
+    layout = Layout(5, 2)
+    chain = Chain(masked_path(2, S), uniform_in_time(Geometric(), 4), "mixture", layout=layout)
     generator = torch.Generator().manual_seed(3)
     token = torch.arange(5)
     state = sphere.uniform((5, 3), 3, generator, torch.float64)
@@ -196,7 +196,7 @@ def test_digits_of_a_token_move_together() -> None:
     local = torch.full((5,), STEP)
     found = kernel_terms(chain, state, token, local, log_probs, torch.Generator().manual_seed(4))
     # The same draw, by a loop over tokens and their digits.
-    digit = codec.encode(token)
+    digit = layout.encode(token)
     coefficients = StepCoefficients(*chain.grid.coefficient_table[STEP].expand(5, 3, 3).unbind(-1))
     pull, wobble = token_step_parts(chain.path.bridge, state, digit, coefficients, torch.Generator().manual_seed(4))
     expected = torch.zeros(5, dtype=torch.float64)
@@ -208,8 +208,8 @@ def test_digits_of_a_token_move_together() -> None:
 
 
 def test_drift_of_digits_is_that_of_their_marginals() -> None:
-    codec = Codec(4, 2)
-    chain = Chain(masked_path(2, S), uniform_in_time(Geometric(), 4), "drift", codec=codec)
+    layout = Layout(4, 2)
+    chain = Chain(masked_path(2, S), uniform_in_time(Geometric(), 4), "drift", layout=layout)
     single = Chain(masked_path(2, S), uniform_in_time(Geometric(), 4), "drift")
     generator = torch.Generator().manual_seed(5)
     state = sphere.uniform((4, 2), 3, generator, torch.float64)

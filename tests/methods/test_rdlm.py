@@ -16,7 +16,7 @@ from rdlm.config import DenoiserConfig, ObjectiveConfig, ProcessConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw
 
@@ -128,12 +128,12 @@ def test_the_network_sees_finished_prefixes_as_vertices(layout: str, loss: str) 
     batch = tokens(5, 64, 6)
     assert made.loss(batch, Draw(0, 0)).isfinite()
     inputs, time, _ = network.asked[0]
-    codec = made.process.codec
-    digit = codec.encode(batch.ids).view(64, 6, codec.digits)
-    state = inputs.reshape(64, 6, codec.digits, codec.base + 1)
-    finished = time.view(64, 6, codec.positions)[..., 0] == 1
+    layout = made.process.layout
+    digit = layout.encode(batch.ids).view(64, 6, layout.digits)
+    state = inputs.reshape(64, 6, layout.digits, layout.base + 1)
+    finished = time.view(64, 6, layout.positions)[..., 0] == 1
     assert 64 < int(finished.sum()) < 64 * 5
-    assert torch.equal(state[finished], torch.eye(codec.base + 1)[digit[finished]])
+    assert torch.equal(state[finished], torch.eye(layout.base + 1)[digit[finished]])
     assert bool((state[~finished][..., :-1] < 1).all())
 
 
@@ -253,5 +253,5 @@ def test_impossible_processes_are_refused(part: type, wrong: dict[str, float]) -
 def test_the_whole_vocabulary_goes_without_evidence() -> None:
     made = method(300, bridge="logarithm", evidence=False, features="tokens", levels=4)
     assert made.loss(tokens(300, 2, 3), Draw(0, 0)).item() == pytest.approx(math.log(300), rel=1e-5)
-    assert made.process.codec == Codec(300, 300) and made.config.denoiser == DenoiserConfig("tokens", evidence=False)
+    assert made.process.layout == Layout(300, 300) and made.config.denoiser == DenoiserConfig("tokens", evidence=False)
     assert made.config.objective == ObjectiveConfig()

@@ -123,10 +123,10 @@ class Alike(nn.Module):
 
     def __init__(self, made: Rdlm) -> None:
         super().__init__()
-        self.spheres, self.codec = made.denoiser.spheres, made.process.codec
+        self.spheres, self.layout = made.denoiser.spheres, made.process.layout
         self.whole = made.denoiser.whole
         generator = torch.Generator().manual_seed(9)
-        base, width = self.codec.base, made.denoiser.sphere_width
+        base, width = self.layout.base, made.denoiser.sphere_width
         self.inner, self.pooled, self.outer = (
             torch.randn(*shape, generator=generator) for shape in ((width, 8), (width, 8), (8, base))
         )
@@ -136,7 +136,7 @@ class Alike(nn.Module):
         time = time[:, None] if time.ndim == 1 else time
         hidden = sphere @ self.inner + (sphere.mean((1, 2)) @ self.pooled)[:, None, None] + time[..., None, None]
         logits = hidden.tanh() @ self.outer  # [B, P, m, b]
-        return self.codec.evidence(logits) if self.whole else logits.flatten(2)
+        return self.layout.evidence(logits) if self.whole else logits.flatten(2)
 
 
 def alike(layout: str, vocabulary: int, base: int, **settings: Any) -> Rdlm:

@@ -18,7 +18,7 @@ from rdlm.process import bridge as start
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.layout import Codec, Layout
+from rdlm.process.layout import Layout, Layout
 from rdlm.process.schedule import Geometric
 
 CLOCK = Geometric()
@@ -36,13 +36,13 @@ V, L = 7, 5
 def denoiser(layout: str = "unsplit", kind: BridgeKind = "brownian", **settings: object) -> Denoiser:
     base, place, head = LAYOUTS[layout]
     config = DenoiserConfig(**{"head": head, "top": 2, **settings})  # type: ignore[arg-type]
-    return Denoiser(config, Codec(V, base, place), Bridge(start.masked(base), CLOCK.total, kind), CLOCK)
+    return Denoiser(config, Layout(V, base, place), Bridge(start.masked(base), CLOCK.total, kind), CLOCK)
 
 
 def states(one: Denoiser, remaining: Tensor, batch: int = 4, seed: int = 0) -> Tensor:
     """Return states of random tokens at the noise of each position, as the process hands them over."""
     generator = torch.Generator().manual_seed(seed)
-    digit = one.codec.encode(torch.randint(V, (batch, L), generator=generator))
+    digit = one.layout.encode(torch.randint(V, (batch, L), generator=generator))
     digit = digit if one.whole else digit.flatten(1)
     law = tabulate(one.bridge, uniform_in_time(CLOCK, 16), 64, generator)
     level = remaining[..., None] if one.whole else remaining
@@ -51,7 +51,7 @@ def states(one: Denoiser, remaining: Tensor, batch: int = 4, seed: int = 0) -> T
 
 def positions(one: Denoiser) -> int:
     """Return the process's positions of L tokens."""
-    return L if one.whole else L * one.codec.digits
+    return L if one.whole else L * one.layout.digits
 
 
 class Zero(nn.Module):
@@ -71,7 +71,7 @@ class Zero(nn.Module):
 
 def angle_likelihood(one: Denoiser, state: Tensor, remaining: Tensor) -> Tensor:
     """Return log h in float64 from angles: two terms of the heat kernel, written out."""
-    x = state.double()[..., : one.codec.base]
+    x = state.double()[..., : one.layout.base]
     level, half = remaining.double()[..., None], (one.bridge.dimension - 2) / 2
     theta = torch.arccos(x.clamp(-1, 1))
     curve = (theta / torch.tan(theta) - 1) / theta.square()
@@ -85,7 +85,7 @@ def test_without_a_network_the_answer_is_bayes(layout: str) -> None:
     state = states(one, remaining)
     found = one(Zero(one.interface().outputs), state, remaining)
     expected = torch.log_softmax(angle_likelihood(one, state, remaining), -1)
-    assert found.shape == (4, positions(one), one.codec.base)
+    assert found.shape == (4, positions(one), one.layout.base)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=2e-4)
 
 
@@ -127,13 +127,13 @@ def test_without_evidence_the_network_answers_alone() -> None:
 def test_a_finished_position_is_certain_of_its_token(layout: str) -> None:
     one = denoiser(layout)
     token = torch.arange(V).repeat(2)[: 2 * L].view(2, L)
-    digit = one.codec.encode(token)
+    digit = one.layout.encode(token)
     digit = digit if one.whole else digit.flatten(1)
     network = build(TransformerConfig(width=16, layers=1, heads=2), one.interface())
     scramble(network)
     vertex = torch.eye(one.bridge.dimension)[digit]
     found = one(network, vertex, torch.zeros(2, positions(one)))
-    symbol = token if one.whole or one.codec.digits == 1 else digit
+    symbol = token if one.whole or one.layout.digits == 1 else digit
     own = found.gather(-1, symbol[..., None])
     assert torch.equal(own, torch.zeros_like(own))
     assert bool((found <= 0).all()) and bool(found.isfinite().all())
@@ -158,14 +158,14 @@ def test_networks_of_the_stated_widths_serve(layout: str, features: str, evidenc
     interface = one.interface(classes=3)
     network = build(TransformerConfig(width=16, layers=1, heads=2, self_condition=True), interface)
     scramble(network)
-    remaining = torch.rand(4, positions(one) // one.codec.digits if not one.whole else L) * CLOCK.total
-    remaining = remaining if one.whole else remaining.repeat_interleave(one.codec.digits, 1)
+    remaining = torch.rand(4, positions(one) // one.layout.digits if not one.whole else L) * CLOCK.total
+    remaining = remaining if one.whole else remaining.repeat_interleave(one.layout.digits, 1)
     state, label = states(one, remaining), torch.tensor([0, 1, 2, -1])
     first = one(network, state, remaining, label)
-    assert first.shape == (4, positions(one), V if one.whole else one.codec.base)
+    assert first.shape == (4, positions(one), V if one.whole else one.layout.base)
     torch.testing.assert_close(first.exp().sum(-1), torch.ones(first.shape[:2]))
     previous = one.previous(first)
-    assert previous.shape == (4, L * one.codec.positions, interface.features)
+    assert previous.shape == (4, L * one.layout.positions, interface.features)
     second = one(network, state, remaining, label, previous)
     assert bool(second.isfinite().all()) and not torch.allclose(first, second)
     assert interface.digits == (2 if layout == "serial" else 1) and interface.classes == 3
@@ -189,9 +189,9 @@ def test_every_position_of_the_network_gets_its_own_time(layout: str) -> None:
     network = Zero(one.interface().outputs)
     tokens = torch.rand(4, L, generator=torch.Generator().manual_seed(5))
     remaining = CLOCK.remaining(tokens)
-    spread = remaining if one.whole else remaining.repeat_interleave(one.codec.digits, 1)
+    spread = remaining if one.whole else remaining.repeat_interleave(one.layout.digits, 1)
     one(network, states(one, spread), spread)
-    wanted = tokens.repeat_interleave(one.codec.positions, 1)
+    wanted = tokens.repeat_interleave(one.layout.positions, 1)
     torch.testing.assert_close(network.time, wanted, rtol=0, atol=1e-3)
 
 
@@ -241,14 +241,14 @@ def test_evidence_is_refused_where_it_is_not_accurate(features: str, evidence: b
     config = DenoiserConfig(features=features, evidence=evidence)  # type: ignore[arg-type]
     most = 0.99 * EXPANSION_RANGE / (bridge.dimension - 2)
     with pytest.raises(InputError, match=f"lower the total noise to {most:.2g}, split tokens into digits"):
-        Denoiser(config, Codec(30522, 30522), bridge, CLOCK)
-    Denoiser(config, Codec(30522, 3), Bridge(start.masked(3), CLOCK.total, "logarithm"), CLOCK)  # as advised
+        Denoiser(config, Layout(30522, 30522), bridge, CLOCK)
+    Denoiser(config, Layout(30522, 3), Bridge(start.masked(3), CLOCK.total, "logarithm"), CLOCK)  # as advised
 
 
 def test_plain_coordinates_are_served_in_any_dimension() -> None:
     bridge = Bridge(start.masked(30522), CLOCK.total, "logarithm")
     config = DenoiserConfig(features="tokens", evidence=False)
-    one = Denoiser(config, Codec(30522, 30522), bridge, CLOCK)
+    one = Denoiser(config, Layout(30522, 30522), bridge, CLOCK)
     state = sphere.uniform((1, 2), 30523, torch.Generator().manual_seed(6))
     assert one(Zero(30522), state, torch.full((1, 1), 0.01)).shape == (1, 2, 30522)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.sampling.automaton import Automaton, Restriction, spellings
 
 
@@ -76,7 +76,7 @@ def test_alive_knows_what_can_still_end_well() -> None:
 @given(st.integers(2, 60), st.integers(2, 5))
 def test_spellings_are_the_codes_of_tokens(vocabulary: int, base: int) -> None:
     base = min(base, vocabulary)
-    codec = Codec(vocabulary, base)
-    automaton = spellings(vocabulary, base, codec.digits)
-    codes = torch.tensor(list(itertools.product(range(base), repeat=codec.digits)))
-    assert torch.equal(automaton.accepting[automaton.run(codes)], codec.decode(codes[:, None])[0][:, 0] >= 0)
+    layout = Layout(vocabulary, base)
+    automaton = spellings(vocabulary, base, layout.digits)
+    codes = torch.tensor(list(itertools.product(range(base), repeat=layout.digits)))
+    assert torch.equal(automaton.accepting[automaton.run(codes)], layout.decode(codes[:, None])[0][:, 0] >= 0)

@@ -100,7 +100,7 @@ class Plan:
         per_token = method.symbols_per_token
         if per_token > 1 and (template.allowed is not None or automaton is not None or request.wish is not None):
             raise InputError("conditions on tokens need a model whose head is over tokens; this one's is over digits")
-        codes = spellings(tokenizer.size, method.process.codec.base, per_token) if per_token > 1 else None
+        codes = spellings(tokenizer.size, method.process.layout.base, per_token) if per_token > 1 else None
         solver_of(request.solver)
         request.rules()
         return Plan(
@@ -166,7 +166,7 @@ class Plan:
         return Outcome(tokens, invalid, nfe)
 
     def _predictor(self, block_mask: BlockMask | None, batch: int, stretch: Stretch) -> Predictor:
-        condition, positions = self.condition, self.model.rdlm.process.codec.positions
+        condition, positions = self.condition, self.model.rdlm.process.layout.positions
         if condition is not None and condition.is_floating_point():
             condition = condition[:, stretch.begin * positions : stretch.end * positions]
         # Whether rows round alike is tried out without a signal, so that those with one go by themselves.

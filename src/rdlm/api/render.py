@@ -76,8 +76,8 @@ class Trace:
 
     def finish(self, token: Int[Tensor, " length"]) -> None:
         """Turn what was recorded into frames, now that the end is known."""
-        codec = self.model.rdlm.process.codec
-        digit = codec.encode(token[None]).flatten()
+        layout = self.model.rdlm.process.layout
+        digit = layout.encode(token[None]).flatten()
         chosen = digit[self._shown(len(digit))]
         for ids, certainty, state in self._seen:
             on_token = state.gather(-1, chosen[:, None])[:, 0]

@@ -119,8 +119,8 @@ class Problem:
     def chunk(self, batch: int) -> int:
         """Return how many sequences may have their states in memory together."""
         chain = self.chains[0]
-        digits = 1 if chain.codec is None else chain.codec.digits
-        width = max(digits * chain.path.bridge.dimension, 0 if chain.codec is None else chain.codec.vocabulary)
+        digits = 1 if chain.layout is None else chain.layout.digits
+        width = max(digits * chain.path.bridge.dimension, 0 if chain.layout is None else chain.layout.vocabulary)
         return max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width)))
 
     def answer(self, row: Int[Tensor, " rows"], batch: int, advance: Advance = lambda count: None) -> Posterior:

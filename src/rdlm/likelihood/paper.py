@@ -58,7 +58,7 @@ def paper_estimate(
         token, chain = problem.token[row], problem.chains[0]
         remaining = schedule.remaining(time)[:, None].expand(token.shape).to(token.device)
         digit = chain.split(token)
-        level = remaining if chain.codec is None else remaining[..., None].expand(digit.shape)
+        level = remaining if chain.layout is None else remaining[..., None].expand(digit.shape)
         state = laws[path.bridge].draw(digit, level, generator)
         if path.second is not None:
             late = (time >= switch_time).to(token.device).view(-1, *[1] * (state.ndim - 1))

@@ -27,7 +27,7 @@ from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, ChainLaw, Kernel
 from rdlm.process.law import Law, cached_law
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.process.path import Mixture, Path
 from rdlm.process.schedule import Schedule, schedule
@@ -40,24 +40,24 @@ class Process:
     """The diffusion that a configuration describes, for one vocabulary."""
 
     config: ProcessConfig
-    codec: Codec
+    layout: Layout
     clock: Schedule
     mixture: Mixture
 
     @staticmethod
     def of(config: ProcessConfig, vocabulary: int) -> Process:
         """Return the process over `vocabulary` tokens, split into digits where the configuration says so."""
-        codec = Codec(vocabulary, config.base or vocabulary, config.layout)
+        layout = Layout(vocabulary, config.base or vocabulary, config.layout)
         clock = schedule(config.schedule, config.total)
-        masked = Bridge(start.masked(codec.base), config.total, config.bridge)
-        uniform = Bridge(start.uniform(codec.base), config.total, config.bridge)
+        masked = Bridge(start.masked(layout.base), config.total, config.bridge)
+        uniform = Bridge(start.uniform(layout.base), config.total, config.bridge)
         mixture = {
             "masked": Mixture((Path(masked),)),
             "uniform": Mixture((Path(uniform),)),
             "constant": Mixture((Path(masked), Path(uniform)), (config.weight, 1 - config.weight)),
             "switch": Mixture((Path(uniform, masked, float(clock.remaining(config.switch))),)),
         }[config.path]
-        return Process(config, codec, clock, mixture)
+        return Process(config, layout, clock, mixture)
 
     @property
     def bridge(self) -> Bridge:
@@ -88,7 +88,7 @@ class Rdlm:
         self.config = config
         self.check_blocks(config.process.block or config.objective.blockwise)
         self.process = Process.of(config.process, vocabulary)
-        self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
+        self.denoiser = Denoiser(config.denoiser, self.process.layout, self.process.bridge, self.process.clock)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
@@ -276,8 +276,8 @@ class Rdlm:
 
     def on_grid(self, path: Path, grid: Grid, kernel: Kernel, token_steps: TokenSteps | None = None) -> Chain:
         """Return the chain on a local grid."""
-        codec = self.process.codec if self.denoiser.whole else None
-        return Chain(path, grid, kernel, token_steps, codec, self.symbols_per_token)
+        layout = self.process.layout if self.denoiser.whole else None
+        return Chain(path, grid, kernel, token_steps, layout, self.symbols_per_token)
 
     def chain_law(self, chain: Chain) -> ChainLaw:
         """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""
@@ -300,24 +300,24 @@ class Rdlm:
     @property
     def symbols_per_token(self) -> int:
         """Return how many positions of the process a token takes: its digits, unless they move together."""
-        return 1 if self.denoiser.whole else self.process.codec.digits
+        return 1 if self.denoiser.whole else self.process.layout.digits
 
     def symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch positions"]:
         """Return what the process runs on: tokens, or all digits in a row."""
-        codec = self.process.codec
-        return ids if self.denoiser.whole or codec.digits == 1 else codec.encode(ids).flatten(1)
+        layout = self.process.layout
+        return ids if self.denoiser.whole or layout.digits == 1 else layout.encode(ids).flatten(1)
 
     def spell(self, symbols: Int[Tensor, "batch positions"]) -> Int[Tensor, "batch length"]:
         """Return the token ids that symbols spell; -1 where digits spell no token."""
         if self.symbols_per_token == 1:
             return symbols
-        codec = self.process.codec
-        digits = symbols if codec.layout == "serial" else symbols.unflatten(1, (-1, codec.digits))
-        return codec.decode(digits).ids
+        layout = self.process.layout
+        digits = symbols if layout.placement == "serial" else symbols.unflatten(1, (-1, layout.digits))
+        return layout.decode(digits).ids
 
     def digits(self, token: Tensor) -> Tensor:
         """Return the token that each sphere ends in: the symbols themselves, or the digits that share a position."""
-        return self.process.codec.encode(token) if self.denoiser.whole else token
+        return self.process.layout.encode(token) if self.denoiser.whole else token
 
     def per_symbol(self, time: Float[Tensor, "batch length"]) -> Float[Tensor, "batch positions"]:
         """Return times of the process's positions: the digits of a token share its time."""
@@ -331,7 +331,7 @@ class Rdlm:
         if not condition.is_floating_point():
             return condition
         signal = condition if condition.ndim == 3 else condition[..., None]
-        return signal.repeat_interleave(self.process.codec.positions, dim=1)
+        return signal.repeat_interleave(self.process.layout.positions, dim=1)
 
     def _law(self, bridge: Bridge, device: torch.device) -> Law:
         if bridge not in self._laws:

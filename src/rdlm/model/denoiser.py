@@ -14,7 +14,7 @@ from rdlm.errors import InputError
 from rdlm.model import layers as features
 from rdlm.model.transformer import Cache
 from rdlm.process.bridge import Bridge
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
 
 
@@ -53,8 +53,8 @@ class Denoiser:
     digits that share a position of the network are gathered here.
     """
 
-    def __init__(self, config: DenoiserConfig, codec: Codec, bridge: Bridge, schedule: Schedule) -> None:
-        self.config, self.codec, self.bridge, self.schedule = config, codec, bridge, schedule
+    def __init__(self, config: DenoiserConfig, layout: Layout, bridge: Bridge, schedule: Schedule) -> None:
+        self.config, self.layout, self.bridge, self.schedule = config, layout, bridge, schedule
         if config.evidence or config.features == "evidence":
             bridge.check_evidence()
         if config.features == "top" and not 1 <= config.top <= bridge.dimension:
@@ -63,7 +63,7 @@ class Denoiser:
     @property
     def spheres(self) -> int:
         """Return how many spheres share a position of the network."""
-        return 1 if self.codec.layout == "serial" else self.codec.digits
+        return 1 if self.layout.placement == "serial" else self.layout.digits
 
     @property
     def whole(self) -> bool:
@@ -73,17 +73,17 @@ class Denoiser:
     @property
     def sphere_width(self) -> int:
         """Return the number of features of one sphere."""
-        base = self.codec.base
+        base = self.layout.base
         return {"evidence": base, "tokens": base, "coordinates": base + 1, "top": 2 * (base + 1) + self.config.top}[
             self.config.features
         ]
 
     def interface(self, classes: int = 0, signal: int = 0) -> Interface:
         """Return the widths that a network must have to serve."""
-        outputs = self.codec.vocabulary if self.whole else self.codec.base * self.spheres
+        outputs = self.layout.vocabulary if self.whole else self.layout.base * self.spheres
         features = self.sphere_width * self.spheres
         known = features if self.config.features == "evidence" else self.spheres  # squared length where all is known
-        return Interface(features, outputs, self.codec.positions, classes, signal, known**0.5)
+        return Interface(features, outputs, self.layout.positions, classes, signal, known**0.5)
 
     def __call__(
         self,
@@ -115,9 +115,9 @@ class Denoiser:
         else:
             logits = self._seen(network, inputs, time, condition, previous, block_mask)
         if self.whole:
-            return Scores(logits, None if evidence is None else self.codec.evidence(evidence))
+            return Scores(logits, None if evidence is None else self.layout.evidence(evidence))
         # [batch, L, m b] -> [batch, L m, b]
-        logits = logits.unflatten(-1, (self.spheres, self.codec.base)).flatten(1, 2)
+        logits = logits.unflatten(-1, (self.spheres, self.layout.base)).flatten(1, 2)
         return Scores(logits, None if evidence is None else evidence.flatten(1, 2))
 
     def _seen(
@@ -130,7 +130,7 @@ class Denoiser:
         block_mask: BlockMask,
     ) -> Float[Tensor, "batch length outputs"]:
         """Return the logits of a network whose positions see their own chunk and the ones before it, Eq. (49)."""
-        block = block_mask.block * self.codec.positions
+        block = block_mask.block * self.layout.positions
         time = time.expand(inputs.shape[:2])
         if block_mask.finished is None:
             logits: Tensor = network(inputs, time, condition, previous, block=block, cache=block_mask.cache)
@@ -166,6 +166,6 @@ class Denoiser:
     def previous(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
         """Return a prediction as features of the next one (self-conditioning): centred, of order one, padded."""
         law = log_probs.exp()
-        law = self.codec.marginals(law) if self.whole else law.unflatten(1, (-1, self.spheres))
-        centred = (law - 1 / self.codec.base) * self.codec.base**0.5
-        return functional.pad(centred, (0, self.sphere_width - self.codec.base)).flatten(2)
+        law = self.layout.marginals(law) if self.whole else law.unflatten(1, (-1, self.spheres))
+        centred = (law - 1 / self.layout.base) * self.layout.base**0.5
+        return functional.pad(centred, (0, self.sphere_width - self.layout.base)).flatten(2)

@@ -19,7 +19,7 @@ from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, mixture_direction, squared_length, token_direction
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.grid import Grid, StepCoefficients
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path
 
@@ -38,7 +38,7 @@ class Chain:
     grid: Grid
     kernel: Kernel = "mixture"
     asynchronous: TokenSteps | None = None
-    codec: Codec | None = None
+    layout: Layout | None = None
     """Splits a position's token into digits with a sphere each; states then have an axis of digits before `d`."""
     group: int = 1
     """Neighbouring positions that share a lane, such as the digits of a token in serial layout."""
@@ -46,8 +46,8 @@ class Chain:
     def __post_init__(self) -> None:
         if self.kernel not in get_args(Kernel):
             raise unknown("kernel", self.kernel, get_args(Kernel))
-        if self.codec is not None and self.codec.base != self.path.bridge.vocabulary:
-            raise InputError(f"digits of base {self.codec.base} need a path over as many tokens")
+        if self.layout is not None and self.layout.base != self.path.bridge.vocabulary:
+            raise InputError(f"digits of base {self.layout.base} need a path over as many tokens")
         if self.asynchronous is not None and self.asynchronous.steps != self.grid.steps:
             raise InputError(f"lanes of {self.asynchronous.steps} steps need a grid of as many, got {self.grid.steps}")
 
@@ -91,23 +91,23 @@ class Chain:
 
     def split(self, token: Int[Tensor, ...]) -> Int[Tensor, ...]:
         """Return the token that each sphere ends in: the tokens themselves, or their digits [..., m], Eq. (39)."""
-        return token if self.codec is None else self.codec.encode(token)
+        return token if self.layout is None else self.layout.encode(token)
 
     def spread(self, level: Shaped[Tensor, ...], digit: Int[Tensor, ...]) -> Shaped[Tensor, ...]:
         """Return what the positions have for every sphere, such as their levels: in the shape of `digit`."""
-        return level if self.codec is None else level[..., None].expand_as(digit)
+        return level if self.layout is None else level[..., None].expand_as(digit)
 
     def join(self, value: Float[Tensor, "... b"]) -> Float[Tensor, "... v"]:
         """Return log-densities of whole tokens from those of each sphere, Eq. (40)."""
-        return value if self.codec is None else self.codec.evidence(value)
+        return value if self.layout is None else self.layout.evidence(value)
 
     def marginals(self, probability: Float[Tensor, "... v"]) -> Float[Tensor, "... b"]:
         """Return the probabilities on each sphere from those of whole tokens, Eq. (40)."""
-        return probability if self.codec is None else self.codec.marginals(probability)
+        return probability if self.layout is None else self.layout.marginals(probability)
 
     def gather(self, value: Float[Tensor, ...]) -> Float[Tensor, ...]:
         """Return the sum of a quantity over the spheres of each position."""
-        return value if self.codec is None else value.sum(-1)
+        return value if self.layout is None else value.sum(-1)
 
     def law(self, pairs: int, generator: torch.Generator | None = None) -> ChainLaw:
         """Return the exact law of the chain's states given their tokens, from fresh tables."""

@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 
 from rdlm.errors import InputError, unknown
 
-Layout = Literal["packed", "serial"]
-LAYOUTS: tuple[Layout, ...] = ("packed", "serial")
+Placement = Literal["packed", "serial"]
+PLACEMENTS: tuple[Placement, ...] = ("packed", "serial")
 
 
 class Decoded(NamedTuple):
@@ -28,14 +28,14 @@ class Decoded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Codec:
+class Layout:
     """The map between `vocabulary` token ids and digits in `base`, most significant digit first, Eq. (39)."""
 
     vocabulary: int
     """V, the number of tokens."""
     base: int
     """b, the number of values of a digit; b = V is one digit, the token itself."""
-    layout: Layout = "packed"
+    placement: Placement = "packed"
     """packed: the digits of a token share its position; serial: each digit is a position of its own."""
 
     def __post_init__(self) -> None:
@@ -48,8 +48,8 @@ class Codec:
                 f"base {self.base} exceeds the vocabulary of {self.vocabulary} tokens: "
                 f"use base = {self.vocabulary} for one digit per token"
             )
-        if self.layout not in LAYOUTS:
-            raise unknown("layout", self.layout, LAYOUTS)
+        if self.placement not in PLACEMENTS:
+            raise unknown("layout", self.placement, PLACEMENTS)
 
     @property
     def digits(self) -> int:
@@ -62,7 +62,7 @@ class Codec:
     @property
     def positions(self) -> int:
         """Return the number of positions that one token takes."""
-        return self.digits if self.layout == "serial" else 1
+        return self.digits if self.placement == "serial" else 1
 
     @property
     def invalid_fraction(self) -> float:
@@ -78,11 +78,11 @@ class Codec:
                 f"token ids {int(ids.min())} to {int(ids.max())} leave the range 0 to {self.vocabulary - 1}"
             )
         digits = ids[..., None] // self._powers(ids.device) % self.base
-        return digits.flatten(-2) if self.layout == "serial" else digits
+        return digits.flatten(-2) if self.placement == "serial" else digits
 
     def decode(self, digits: Int[Tensor, ...]) -> Decoded:
         """Return the ids [..., L] that the digits spell; -1, and counted, where they spell no token."""
-        if self.layout == "serial":
+        if self.placement == "serial":
             length, odd = divmod(digits.shape[-1], self.digits)
             if odd:
                 raise InputError(f"{digits.shape[-1]} digits are not whole tokens of {self.digits} digits")
@@ -129,39 +129,39 @@ class _Marginals(torch.autograd.Function):
     """Sums over the tree from the root; its adjoint is `_Evidence`, so backward is as cheap as forward."""
 
     @staticmethod
-    def forward(ctx: Any, probability: Tensor, codec: Codec) -> Tensor:
-        ctx.codec = codec
+    def forward(ctx: Any, probability: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
         laws, suffix = [], probability
-        for level in range(codec.digits):
-            leaves = codec.base ** (codec.digits - 1 - level)
+        for level in range(layout.digits):
+            leaves = layout.base ** (layout.digits - 1 - level)
             # [..., tokens] -> [..., digit, leaves below it]; the tree is incomplete on its right
             used = -(-suffix.shape[-1] // leaves)
             padded = pad(suffix, (0, used * leaves - suffix.shape[-1]))
             below = padded.reshape(*suffix.shape[:-1], used, leaves)
-            laws.append(pad(below.sum(-1), (0, codec.base - used)))
+            laws.append(pad(below.sum(-1), (0, layout.base - used)))
             suffix = below.sum(-2)
         return torch.stack(laws, dim=-2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.codec.evidence(gradients[0]), None
+        return ctx.layout.evidence(gradients[0]), None
 
 
 class _Evidence(torch.autograd.Function):
     """Sums along the paths of the tree; its adjoint is `_Marginals`."""
 
     @staticmethod
-    def forward(ctx: Any, digit: Tensor, codec: Codec) -> Tensor:
-        ctx.codec = codec
+    def forward(ctx: Any, digit: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
         # The two halves of a code first, then their sums: a last level of its own would run in rows of only b numbers.
-        half = codec.digits // 2
+        half = layout.digits // 2
         token = _sums(digit[..., half:, :])
         if half:
-            heads = _sums(digit[..., :half, :])[..., : codec._prefixes(half)]
+            heads = _sums(digit[..., :half, :])[..., : layout._prefixes(half)]
             token = (heads[..., :, None] + token[..., None, :]).flatten(-2)  # [..., prefixes, suffixes] -> tokens
-        token = token[..., : codec.vocabulary]
-        return token.clone() if codec.digits == 1 else token
+        token = token[..., : layout.vocabulary]
+        return token.clone() if layout.digits == 1 else token
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.codec.marginals(gradients[0]), None
+        return ctx.layout.marginals(gradients[0]), None

@@ -31,7 +31,7 @@ def tempered(
         return torch.log_softmax(law / temperature, -1)
     level = remaining[..., None] if denoiser.whole else remaining
     evidence = denoiser.bridge.log_likelihood(state, level)
-    evidence = denoiser.codec.evidence(evidence) if denoiser.whole else evidence
+    evidence = denoiser.layout.evidence(evidence) if denoiser.whole else evidence
     return torch.log_softmax(evidence + (law - evidence) / temperature, -1)
 
 

@@ -48,7 +48,7 @@ class Recall(NamedTuple):
         condition: Tensor | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities, alike for all tokens where nothing was asked, and remember what is finished."""
-        symbols, places = method.symbols_per_token, method.process.codec.positions
+        symbols, places = method.symbols_per_token, method.process.layout.positions
         asked = slice(self.cache.length // places * symbols, self.end * symbols)
         block_mask = BlockMask(self.block, cache=self.cache)
         found = method.denoiser(method.network, state[:, asked], remaining[:, asked], condition, block_mask=block_mask)

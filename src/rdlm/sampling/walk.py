@@ -205,7 +205,7 @@ class Walker:
     ) -> tuple[Int[Tensor, "batch positions"], int]:
         """Return the tokens with the likeliest ones where positions decode: by the law, or as the moved states say."""
         decided = self.rules.decide(law, marginals)
-        if self.solver.by_state and self.rules.language is None and self.chain.codec is None:
+        if self.solver.by_state and self.rules.language is None and self.chain.layout is None:
             impossible = law == -torch.inf
             decided = after[..., :-1].masked_fill(impossible, -torch.inf).argmax(-1)
             law = 2 * after[..., :-1].clamp_min(special.SMALLEST_NOISE).log().masked_fill(impossible, -torch.inf)

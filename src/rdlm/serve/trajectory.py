@@ -17,7 +17,7 @@ from torch import Tensor
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.plan import Plan
 from rdlm.errors import InputError
-from rdlm.process.layout import Codec
+from rdlm.process.layout import Layout
 from rdlm.sampling.prompt import OPEN, encode
 from rdlm.sampling.recall import answered
 from rdlm.serve import http_errors as error
@@ -93,8 +93,8 @@ class Film:
         self.job.post(Frame(step, best.indices, chance, entropy, known, settled, list(self._axes), point))
 
     @property
-    def _codec(self) -> Codec:
-        return self.plan.model.rdlm.process.codec
+    def _codec(self) -> Layout:
+        return self.plan.model.rdlm.process.layout
 
     def _choose_axes(self, chance: Float[Tensor, " b"]) -> None:
         """Have three tokens as axes, kept from frame to frame unless the likeliest is none of them."""
