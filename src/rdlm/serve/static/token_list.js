@@ -1,11 +1,11 @@
-// A strip of tokens, one cell for each position: a list box with one stop for the Tab key, arrows move inside it.
+// List of the tokens of a sample, one cell per position: a list box in which the arrow keys move.
 
-import { glyph, make, spoken } from "./dom.js";
+import { tokenGlyph, make, tokenName } from "./dom.js";
 
-export class Strip extends EventTarget {
+export class TokenList extends EventTarget {
   #cells = [];
   #active = -1;
-  #words = null;
+  #describe = null;
 
   constructor(root, label) {
     super();
@@ -19,18 +19,18 @@ export class Strip extends EventTarget {
     root.addEventListener("click", (event) => this.#at(event, (i) => this.#pick(i)));
   }
 
-  // `cell(i)` returns {text, fill, ink, known}, `words(i)` tells what stands there: of what is shown here and now,
-  // whatever else its owner has in hand by the time that somebody points at it. Cells are made once and changed in place.
-  show(count, cell, words) {
-    this.#words = words;
+  // `cell(i)` returns {text, fill, ink, known}; `describe(i)` returns the label of a cell. It must refer to the frame
+  // shown here, because it is called later, when the pointer or focus moves. Cells are created once and updated.
+  show(count, cell, describe) {
+    this.#describe = describe;
     if (this.#cells.length !== count) this.#build(count);
     for (let i = 0; i < count; i++) {
       const { text, fill, ink, known } = cell(i);
       const place = this.#cells[i];
-      const shown = glyph(text);
+      const shown = tokenGlyph(text);
       if (place.textContent !== shown) {
         place.textContent = shown;
-        place.setAttribute("aria-label", spoken(text));
+        place.setAttribute("aria-label", tokenName(text));
       }
       place.style.backgroundColor = fill;
       place.style.color = ink;
@@ -39,7 +39,7 @@ export class Strip extends EventTarget {
     if (this.#active >= 0) this.#name(this.#active);
   }
 
-  // Marks a position as the one that is followed.
+  // Marks the selected position.
   select(position) {
     this.#cells.forEach((cell, i) => cell.setAttribute("aria-selected", String(i === position)));
   }
@@ -57,7 +57,6 @@ export class Strip extends EventTarget {
 
   get active() { return this.#active; }
 
-  // Nothing is left to point at.
   clear() { this.#build(0); }
 
   #build(count) {
@@ -69,7 +68,7 @@ export class Strip extends EventTarget {
   }
 
   #name(i) {
-    this.#cells[i].setAttribute("aria-label", this.#words(i));
+    this.#cells[i].setAttribute("aria-label", this.#describe(i));
   }
 
   #at(event, action) {
@@ -82,7 +81,7 @@ export class Strip extends EventTarget {
     this.dispatchEvent(new CustomEvent("pick", { detail: i }));
   }
 
-  // Up and down go to the cell of the neighbouring line that lies nearest.
+  // Nearest cell in the line above or below.
   #vertical(direction) {
     const here = this.#cells[this.#active].getBoundingClientRect();
     let best = this.#active;

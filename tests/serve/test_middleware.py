@@ -1,4 +1,4 @@
-"""What the service does with strangers, wrong bodies and worse: an error in plain words, never a 500."""
+"""Access control and invalid requests: every mistake gets an error in OpenAI's format, never status 500."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ import pytest
 from running import Served
 
 from rdlm.errors import InputError
-from rdlm.serve import page
-from rdlm.serve.metrics import Metrics
-from rdlm.serve.middleware import AccessMiddleware
-from rdlm.serve.refusal import Refusal
+from rdlm.serve import app
+from rdlm.serve.http_errors import HttpError
+from rdlm.serve.middleware import AccessMiddleware, Metrics
 from rdlm.serve.server import token_for
 
 JSON = {"Content-Type": "application/json"}
 
 
 def checked(answer: Any, status: int) -> str:
-    """Return the message of an error that has OpenAI's shape and leaks nothing."""
+    """Return the message of an error, after checking its format and that it reveals no internals."""
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -94,7 +93,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("raw", BODIES.values(), ids=list(BODIES))
-def test_wrong_bodies_are_refused(served: Served, raw: str) -> None:
+def test_invalid_bodies_are_rejected(served: Served, raw: str) -> None:
     message = checked(served.post("/v1/completions", content=raw.encode(), headers=JSON), 400)
     assert len(message) < 600
 
@@ -106,11 +105,11 @@ def test_mistakes_name_their_field(served: Served) -> None:
     assert found["param"] == "promt" and "unknown field" in found["message"]
 
 
-def test_bytes_that_are_no_text_are_refused(served: Served) -> None:
+def test_bodies_that_are_not_utf8_are_rejected(served: Served) -> None:
     assert "UTF-8" in checked(served.post("/v1/completions", content=b'{"prompt": "\xff"}', headers=JSON), 400)
 
 
-def test_a_large_body_is_refused(served: Served) -> None:
+def test_a_large_body_is_rejected(served: Served) -> None:
     raw = json.dumps({"user": "a" * (1 << 20)}).encode()
     assert "1048576 bytes" in checked(served.post("/v1/completions", content=raw, headers=JSON), 413)
 
@@ -121,8 +120,8 @@ def test_a_large_body_is_refused(served: Served) -> None:
     checked(served.post("/v1/completions", content=dripping(), headers=JSON), 413)
 
 
-def test_another_content_type_is_refused(served: Served) -> None:
-    """A form or a plain text is what a foreign page could send without asking."""
+def test_other_content_types_are_rejected(served: Served) -> None:
+    """A foreign page could send a form or plain text without a preflight request."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         checked(served.post("/v1/completions", content=b"{}", headers={"Content-Type": kind}), 415)
 
@@ -145,11 +144,11 @@ def test_another_content_type_is_refused(served: Served) -> None:
         ("GET", "/v1/a/b", 404),
     ],
 )
-def test_wrong_addresses_are_refused(served: Served, method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_are_rejected(served: Served, method: str, path: str, status: int) -> None:
     checked(httpx2.request(method, served.url + path), status)
 
 
-def test_a_foreign_page_is_turned_away(served: Served) -> None:
+def test_a_foreign_page_is_rejected(served: Served) -> None:
     checked(served.get("/v1/models", headers={"Host": "evil.example"}), 403)
     checked(served.get("/v1/models", headers={"Origin": "https://evil.example"}), 403)
     checked(served.get("/v1/models", headers={"Origin": "null"}), 403)
@@ -158,18 +157,20 @@ def test_a_foreign_page_is_turned_away(served: Served) -> None:
 
 
 def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every guess, however short or long, goes through the comparison that takes as long for all of them."""
+    """Tokens of any length are compared by `hmac.compare_digest`."""
     compared, real = [], hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda given, own: (compared.append((given, own)), real(given, own))[1])
-    guard = AccessMiddleware(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
+    middleware = AccessMiddleware(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
     for given in ("", "s", "secre", "secret and more", "SECRET", "\xff"):
-        with pytest.raises(Refusal, match="a token is needed"):
-            guard._admit({"type": "http", "path": "/v1/x", "headers": [(b"authorization", given.encode("latin-1"))]})
+        with pytest.raises(HttpError, match="a token is needed"):
+            middleware._check_access(
+                {"type": "http", "path": "/v1/x", "headers": [(b"authorization", given.encode("latin-1"))]}
+            )
         assert compared.pop() == (given.encode(), b"secret")
-    guard._admit({"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer secret")]})
+    middleware._check_access({"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer secret")]})
 
 
-def test_only_a_loopback_address_goes_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_loopback_addresses_need_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RDLM_TOKEN", raising=False)
     assert [token_for(host) for host in ("127.0.0.1", "127.9.9.9", "localhost", "::1")] == [None] * 4
     for host in ("0.0.0.0", "::", "192.168.0.1", "::ffff:10.0.0.1", "example.org", "localhost.example.org", ""):
@@ -177,7 +178,7 @@ def test_only_a_loopback_address_goes_without_a_token(monkeypatch: pytest.Monkey
             token_for(host)
 
 
-def test_every_answer_is_locked_down(served: Served) -> None:
+def test_every_response_has_security_headers(served: Served) -> None:
     for path in ("/", "/v1/models", "/v1/nothing", "/docs", "/metrics"):
         headers = served.get(path).headers
         policy = headers["content-security-policy"]
@@ -187,13 +188,13 @@ def test_every_answer_is_locked_down(served: Served) -> None:
 
 
 def test_the_page_writes_text_and_never_html() -> None:
-    """What a browser would show, without one: no script of the page turns a text into elements or into code."""
-    scripts = sorted((Path(page.__file__).parent / "static").glob("**/*.js"))
+    """No script of the page turns text into HTML or code."""
+    scripts = sorted((Path(app.__file__).parent / "static").glob("**/*.js"))
     dangerous = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|new Function"
     assert scripts and [path.name for path in scripts if re.search(dangerous, path.read_text("utf-8"))] == []
 
 
-def test_nonsense_on_the_socket_does_no_harm(served: Served) -> None:
+def test_malformed_bytes_on_the_socket_are_harmless(served: Served) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     long = b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n"
     for raw in (b"\x16\x03\x01\x00\xa5", b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000, long):

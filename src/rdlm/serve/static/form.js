@@ -1,6 +1,14 @@
-// Forms: their values, problems shown beside the field that caused them, and choices.
+// Forms: read and set values, fill selects, and show errors next to the field they concern.
 
 import { make } from "./dom.js";
+
+// Tooltips shared by the forms.
+export const HELP = {
+  window: "Token schedule: the fraction of the sampling time in which one position is denoised (its active window). "
+    + "1 denoises all positions together; small values denoise them one after another. Empty: the model's default.",
+  block: "Tokens per block. Blocks are generated from left to right; 0 generates all tokens in one block. "
+    + "Empty: the model's default.",
+};
 
 export function values(form) {
   const found = {};
@@ -8,14 +16,14 @@ export function values(form) {
   return found;
 }
 
-// The form as it was written, but for the wanted values.
+// Resets the form, then sets the given values.
 export function fill(form, wanted) {
   form.reset();
-  clearProblem(form);
+  clearError(form);
   for (const field of form.elements) if (field.name && field.name in wanted) field.value = wanted[field.name];
 }
 
-// What differs from the form as it was written, so that links stay short.
+// Values that differ from the defaults; keeps links short.
 export function changed(form) {
   const found = {};
   for (const field of form.elements) {
@@ -28,24 +36,25 @@ export function changed(form) {
   return found;
 }
 
-// An empty field means that the service decides; what is no number is sent as it is, and refused in plain words.
+// Empty: undefined, so that the server uses its default. Text that is not a number is sent unchanged, and the server
+// reports the error.
 export function number(text) {
   if (text === undefined || text.trim() === "") return undefined;
   const value = Number(text);
   return Number.isFinite(value) ? value : text;
 }
 
-// A field in which a key begins: Enter alone, or with Control where a text has lines of its own.
-export function onEnter(field, begin, { control = false } = {}) {
+// Enter submits; with `control`, only Ctrl+Enter does, and Enter starts a new line.
+export function onEnter(field, submit, { control = false } = {}) {
   field.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     if (control && !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    begin();
+    submit();
   });
 }
 
-export function choices(select, options, chosen) {
+export function setOptions(select, options, chosen) {
   select.replaceChildren(...options.map((value) => {
     const option = make("option", { value }, value || "any");
     option.defaultSelected = value === chosen;
@@ -54,15 +63,15 @@ export function choices(select, options, chosen) {
   select.value = chosen ?? options[0] ?? "";
 }
 
-export function clearProblem(form) {
-  const place = form.querySelector("p.problem[role=alert]");
+export function clearError(form) {
+  const place = form.querySelector("p.error[role=alert]");
   place.hidden = true;
   place.textContent = "";
   for (const field of form.querySelectorAll("[aria-invalid]")) {
     field.removeAttribute("aria-invalid");
     field.removeAttribute("aria-errormessage");
   }
-  form.querySelectorAll(".field .problem").forEach((words) => words.remove());
+  form.querySelectorAll(".field .error").forEach((message) => message.remove());
 }
 
 function fieldOf(form, param) {
@@ -70,21 +79,21 @@ function fieldOf(form, param) {
   return [...form.elements].find((field) => field.name && field.name === (names[param] ?? param));
 }
 
-// Beside the field that the service names, else below the form; either way it is announced.
-export function showProblem(form, problem) {
-  clearProblem(form);
-  const field = problem.param ? fieldOf(form, problem.param) : null;
+// Shows the message next to the field that the error names, otherwise below the form.
+export function showError(form, error) {
+  clearError(form);
+  const field = error.param ? fieldOf(form, error.param) : null;
   if (!field) {
-    const place = form.querySelector("p.problem[role=alert]");
+    const place = form.querySelector("p.error[role=alert]");
     place.hidden = false;
-    place.textContent = problem.message;
+    place.textContent = error.message;
     return;
   }
   const fold = field.closest("details");
   if (fold) fold.open = true;
-  const id = `${form.id}-${field.name}-problem`;
-  const words = make("span", { class: "problem", role: "alert", id }, problem.message);
+  const id = `${form.id}-${field.name}-error`;
+  const message = make("span", { class: "error", role: "alert", id }, error.message);
   field.setAttribute("aria-invalid", "true");
   field.setAttribute("aria-errormessage", id);
-  field.closest(".field").append(words);
+  field.closest(".field").append(message);
 }

@@ -1,4 +1,4 @@
-// An animated GIF (89a): one palette of at most 256 colours for all frames, and the format's own LZW compression.
+// Encoder of animated GIFs (89a): one palette of at most 256 colours, LZW compression.
 
 const LARGEST_CODE = 4096;
 
@@ -13,7 +13,7 @@ class Bytes {
 
 const colourAt = (data, i) => (data[i] << 16) | (data[i + 1] << 8) | data[i + 2];
 
-// Colours that occur, most frequent first. More than 256 are gathered in cells of 8 levels per channel.
+// At most 256 colours; if there are more, the most frequent one of each cell of 8 levels per channel.
 function palette(frames) {
   const counts = new Map();
   for (const { data } of frames) {
@@ -46,23 +46,23 @@ function nearest(colours, key) {
   return best;
 }
 
-function indices({ data }, colours, memory) {
+function indices({ data }, colours, cache) {
   const found = new Uint8Array(data.length / 4);
   for (let i = 0; i < found.length; i++) {
     const key = colourAt(data, 4 * i);
-    let place = memory.get(key);
-    if (place === undefined) memory.set(key, (place = nearest(colours, key)));
+    let place = cache.get(key);
+    if (place === undefined) cache.set(key, (place = nearest(colours, key)));
     found[i] = place;
   }
   return found;
 }
 
-// Codes of growing width, lowest bit first. A full dictionary is cleared.
+// LZW: codes of growing width, lowest bit first; a full dictionary is cleared.
 function compress(pixels, bits) {
   const [clear, end] = [1 << bits, (1 << bits) + 1];
   const out = [];
   let [buffer, filled, width, next] = [0, 0, bits + 1, end + 1];
-  const words = new Uint16Array(LARGEST_CODE << 8); // the code of a word and one more pixel; 0: none yet
+  const codeOf = new Uint16Array(LARGEST_CODE << 8); // code of (prefix, next pixel); 0: none yet
   const put = (code) => {
     buffer |= code << filled;
     for (filled += width; filled >= 8; filled -= 8, buffer >>>= 8) out.push(buffer & 255);
@@ -71,20 +71,20 @@ function compress(pixels, bits) {
   let prefix = pixels[0];
   for (let i = 1; i < pixels.length; i++) {
     const key = (prefix << 8) | pixels[i];
-    if (words[key]) { prefix = words[key]; continue; }
+    if (codeOf[key]) { prefix = codeOf[key]; continue; }
     put(prefix);
     if (next < LARGEST_CODE) {
       if (next === 1 << width) width++;
-      words[key] = next++;
+      codeOf[key] = next++;
     } else {
       put(clear);
-      words.fill(0);
+      codeOf.fill(0);
       [width, next] = [bits + 1, end + 1];
     }
     prefix = pixels[i];
   }
   put(prefix);
-  if (next === 1 << width && width < 12) width++; // the reader has made one more word by now
+  if (next === 1 << width && width < 12) width++; // the decoder is one entry ahead here
   put(end);
   if (filled) out.push(buffer & 255);
   return out;
@@ -99,12 +99,12 @@ function blocksOf(codes) {
   return Uint8Array.from([...found, 0]);
 }
 
-// Frames are ImageData of one size, delays are in milliseconds; the reader may look around between two of them.
+// Frames are ImageData of equal size, delays in milliseconds; yields to the event loop after each frame.
 export async function encodeGif(frames, delays) {
   const { width, height } = frames[0];
   const colours = palette(frames);
   const bits = Math.max(2, Math.ceil(Math.log2(Math.max(colours.length, 2))));
-  const memory = new Map(colours.map((key, place) => [key, place]));
+  const cache = new Map(colours.map((key, place) => [key, place]));
   const file = new Bytes();
   file.text("GIF89a");
   file.word(width);
@@ -121,7 +121,7 @@ export async function encodeGif(frames, delays) {
     file.word(width);
     file.word(height);
     file.byte(0, bits);
-    file.array(blocksOf(compress(indices(frame, colours, memory), bits)));
+    file.array(blocksOf(compress(indices(frame, colours, cache), bits)));
     await new Promise((next) => setTimeout(next));
   }
   file.byte(0x3b);

@@ -1,12 +1,12 @@
-// An image on a canvas, and the pixel that is looked at: by the pointer, or by the arrow keys.
+// Image sample on a canvas; the pointer or the arrow keys choose a pixel to inspect.
 
 import { css } from "./colour.js";
-import { words } from "./inspector.js";
-import { paintImage, shapeOf } from "./picture.js";
-import { penOf } from "./plot.js";
+import { describePosition } from "./alternatives.js";
+import { drawImage, shapeOf } from "./draw_frame.js";
+import { contextOf } from "./line_plot.js";
 
-export class Pixels extends EventTarget {
-  active = -1; // a position of the sample: the pixel's first channel
+export class ImageView extends EventTarget {
+  active = -1; // position in the sample of the pixel's first channel
   #frame = null;
   #model = null;
 
@@ -17,7 +17,7 @@ export class Pixels extends EventTarget {
     canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
       if (!this.#frame) return;
       const { size } = this.#layout();
-      this.#look(Math.floor(offsetX / size), Math.floor(offsetY / size));
+      this.#inspect(Math.floor(offsetX / size), Math.floor(offsetY / size));
     });
     canvas.addEventListener("keydown", (event) => this.#key(event));
   }
@@ -27,19 +27,19 @@ export class Pixels extends EventTarget {
     if (this.active >= frame.tokens.length) this.active = -1;
     const { clientWidth: width, clientHeight: height } = this.canvas;
     if (!width) return;
-    const pen = penOf(this.canvas);
-    paintImage(pen, { left: 0, top: 0, width, height }, frame, model);
-    const name = "The image at this step; arrow keys look at single pixels";
-    this.canvas.setAttribute("aria-label", this.active < 0 ? name : `${name}. ${words(frame, this.active)}`);
+    const ctx = contextOf(this.canvas);
+    drawImage(ctx, { left: 0, top: 0, width, height }, frame, model);
+    const pixel = this.active < 0 ? "" : `. ${describePosition(frame, this.active)}`;
+    const label = `The image at this step; use the arrow keys to inspect a pixel${pixel}`;
+    this.canvas.setAttribute("aria-label", label);
     if (this.active < 0) return;
     const { size, x, y } = this.#layout();
-    pen.strokeStyle = css("--cursor");
-    pen.lineWidth = 2;
-    pen.strokeRect(x * size, y * size, size, size);
+    ctx.strokeStyle = css("--cursor");
+    ctx.lineWidth = 2;
+    ctx.strokeRect(x * size, y * size, size, size);
   }
 
-  // Nothing is left to point at.
-  clear() {
+    clear() {
     this.active = -1;
     this.#frame = null;
   }
@@ -51,7 +51,7 @@ export class Pixels extends EventTarget {
     return { height, width, depth, size, x: pixel % width, y: Math.floor(pixel / width) };
   }
 
-  #look(x, y) {
+  #inspect(x, y) {
     const { width, height, depth } = this.#layout();
     if (x < 0 || y < 0 || x >= width || y >= height) return;
     this.active = (y * width + x) * depth;
@@ -64,6 +64,6 @@ export class Pixels extends EventTarget {
     if (!(event.key in moves) || !this.#frame) return;
     event.preventDefault();
     const { x, y } = this.#layout();
-    this.#look(x + moves[event.key][0], y + moves[event.key][1]);
+    this.#inspect(x + moves[event.key][0], y + moves[event.key][1]);
   }
 }

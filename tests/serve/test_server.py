@@ -1,4 +1,4 @@
-"""Connections with a clock: who does not ask, and who does not read, is not waited for."""
+"""Connections with timeouts: clients that do not send, or do not read, are disconnected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from rdlm.serve import server as connection
+from rdlm.serve import server
 from rdlm.serve.server import Connection
 
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -19,7 +19,7 @@ GET = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer late, at once, or with more than any buffer holds."""
+    """Respond late, at once, or with more than any buffer holds."""
     if scope["path"] == "/slow":
         await asyncio.sleep(0.6)
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -28,50 +28,50 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def run(scene: Callable[[Callable[[], Awaitable[Line]], ServerState], Awaitable[None]]) -> None:
-    """Play a scene with clients of a server on loopback; nothing may be left to the event loop to complain about."""
+def run(scenario: Callable[[Callable[[], Awaitable[Line]], ServerState], Awaitable[None]]) -> None:
+    """Run a scenario with clients of a server on loopback; the event loop must report no error."""
 
-    async def play() -> None:
-        complaints: list[object] = []
+    async def run_scenario() -> None:
+        errors: list[object] = []
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        loop.set_exception_handler(lambda _, context: errors.append(context))
         config, state = uvicorn.Config(app, http=Connection, ws="none", log_config=None, lifespan="off"), ServerState()
-        server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+        listening = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
         lines: list[Line] = []
 
         async def connect() -> Line:
-            lines.append(await asyncio.open_connection(*server.sockets[0].getsockname()))
+            lines.append(await asyncio.open_connection(*listening.sockets[0].getsockname()))
             return lines[-1]
 
-        async with server:
-            await scene(connect, state)
+        async with listening:
+            await scenario(connect, state)
             for _, writer in lines:
                 writer.close()
             await asyncio.sleep(0.05)
-        assert complaints == []
+        assert errors == []
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(run_scenario(), 60))
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE", 0.3)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TIMEOUT", 0.3)
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\n"])
-def test_a_request_that_does_not_come_is_not_waited_for(begin: bytes) -> None:
-    async def scene(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+def test_a_client_that_sends_no_request_is_disconnected(begin: bytes) -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(begin)
         with pytest.raises((ConnectionResetError, EOFError)):
             await reader.readexactly(1)
         assert not state.connections
 
-    run(scene)
+    run(scenario)
 
 
-def test_a_head_that_drips_is_not_waited_for() -> None:
-    async def scene(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+def test_a_client_that_sends_its_head_too_slowly_is_disconnected() -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
         _, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\n")
         for _ in range(20):
@@ -79,37 +79,37 @@ def test_a_head_that_drips_is_not_waited_for() -> None:
             writer.write(b"X: 1\r\n")
         assert not state.connections
 
-    run(scene)
+    run(scenario)
 
 
-def test_who_asks_in_time_is_answered_late_and_again() -> None:
-    async def scene(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+def test_slow_responses_have_no_timeout_and_connections_are_reused() -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
         reader, writer = await connect()
         for _ in range(2):
-            writer.write(GET)  # its answer takes longer than the patience with a head
+            writer.write(GET)  # the response takes longer than the timeout of a head
             assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
         assert len(state.connections) == 1
 
-    run(scene)
+    run(scenario)
 
 
-def test_a_reader_who_does_not_read_is_not_waited_for() -> None:
-    async def scene(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
         _, writer = await connect()
         writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         for _ in range(200):
             await asyncio.sleep(0.05)
             if not state.connections and not state.tasks:
                 return
-        raise AssertionError("the answer still waits")
+        raise AssertionError("the response is still pending")
 
-    run(scene)
+    run(scenario)
 
 
-def test_one_connection_too_many_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST", 1)
+def test_connections_above_the_limit_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 1)
 
-    async def scene(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
         first, second = await connect(), await connect()
         second[1].write(GET)
         head, _, body = (await second[0].read()).partition(b"\r\n\r\n")
@@ -118,7 +118,7 @@ def test_one_connection_too_many_is_told_to_come_back(monkeypatch: pytest.Monkey
         first[1].write(GET)
         assert (await first[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
 
-    run(scene)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -129,23 +129,23 @@ def test_one_connection_too_many_is_told_to_come_back(monkeypatch: pytest.Monkey
         (b"POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", False),
     ],
 )
-def test_what_is_no_http_is_refused_once(raw: bytes, answered: bool) -> None:
-    """Where an answer is already on the line there is no second one."""
+def test_malformed_http_gets_one_response(raw: bytes, answered: bool) -> None:
+    """If a response has already begun, there is no second one."""
 
-    async def scene(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(raw)
         if not answered:
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
             writer.write(b"ZZ\r\n")
-        said = await _rest(reader)
-        assert said.count(b"HTTP/1.1") == answered
+        received = await _rest(reader)
+        assert received.count(b"HTTP/1.1") == answered
         if answered:
-            assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+            assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         await asyncio.sleep(0.7)  # the slow application has ended, too
         assert not state.connections and not state.tasks
 
-    run(scene)
+    run(scenario)
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
