@@ -14,8 +14,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.model.denoiser import Denoiser
 from rdlm.model.network import build
-from rdlm.process import bridge as start
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind, masked_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.layout import Codec, Layout
@@ -36,7 +35,7 @@ V, L = 7, 5
 def denoiser(layout: str = "unsplit", kind: BridgeKind = "brownian", **settings: object) -> Denoiser:
     base, place, head = LAYOUTS[layout]
     config = DenoiserConfig(**{"head": head, "top": 2, **settings})  # type: ignore[arg-type]
-    return Denoiser(config, Codec(V, base, place), Bridge(start.masked(base), CLOCK.total, kind), CLOCK)
+    return Denoiser(config, Codec(V, base, place), Bridge(masked_start(base), CLOCK.total, kind), CLOCK)
 
 
 def states(one: Denoiser, remaining: Tensor, batch: int = 4, seed: int = 0) -> Tensor:
@@ -237,16 +236,16 @@ def test_a_prediction_comes_back_centred_and_padded() -> None:
 
 @pytest.mark.parametrize(("features", "evidence"), [("evidence", False), ("coordinates", True)])
 def test_evidence_is_refused_where_it_is_not_accurate(features: str, evidence: bool) -> None:
-    bridge = Bridge(start.masked(30522), CLOCK.total, "logarithm")
+    bridge = Bridge(masked_start(30522), CLOCK.total, "logarithm")
     config = DenoiserConfig(features=features, evidence=evidence)  # type: ignore[arg-type]
     most = 0.99 * EXPANSION_RANGE / (bridge.dimension - 2)
     with pytest.raises(InputError, match=f"lower the total noise to {most:.2g}, split tokens into digits"):
         Denoiser(config, Codec(30522, 30522), bridge, CLOCK)
-    Denoiser(config, Codec(30522, 3), Bridge(start.masked(3), CLOCK.total, "logarithm"), CLOCK)  # as advised
+    Denoiser(config, Codec(30522, 3), Bridge(masked_start(3), CLOCK.total, "logarithm"), CLOCK)  # as advised
 
 
 def test_plain_coordinates_are_served_in_any_dimension() -> None:
-    bridge = Bridge(start.masked(30522), CLOCK.total, "logarithm")
+    bridge = Bridge(masked_start(30522), CLOCK.total, "logarithm")
     config = DenoiserConfig(features="tokens", evidence=False)
     one = Denoiser(config, Codec(30522, 30522), bridge, CLOCK)
     state = sphere.uniform((1, 2), 30523, torch.Generator().manual_seed(6))

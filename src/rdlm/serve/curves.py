@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Process
-from rdlm.process import bridge as start
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked_start, uniform_start
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import match_moments
@@ -33,7 +32,7 @@ def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[
     """
     if not 3 <= dimension <= 1 << 17:
         raise InputError(f"dimension must lie in [3, {1 << 17}], got {dimension}")
-    starts = {"masked": start.masked, "uniform": start.uniform}
+    starts = {"masked": masked_start, "uniform": uniform_start}
     if name not in starts:
         raise InputError(f"start must be one of {', '.join(starts)}, got {name!r}")
     if not 0 < noise <= 10:
