@@ -58,7 +58,7 @@ def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[
 def _means(law: ExactLaw) -> tuple[Tensor, Tensor, Tensor]:
     """Return the means of the coordinates on the token and on the start, and of the angle, at every level."""
     cosine, radius = law.bridge.start.token_coordinate, law.radius.double()
-    on_token, across = radius.cos(), radius.sin() * law.heading.double()
+    on_token, across = radius.cos(), radius.sin() * law.start_cosine.double()
     on_start = cosine * on_token + math.sqrt(1 - cosine**2) * across
     return on_token.mean(1), on_start.mean(1), radius.mean(1)
 
