@@ -222,7 +222,7 @@ async def _stream(host: ServedModel, film: Film, first: object, events: AsyncIte
                 "steps": asked.steps,
                 "frames": len(film.steps),
                 "seed": asked.seed,
-                "mask": start.spread == 0,
+                "mask": start.token_weight == 0,
                 "path": path,
                 "times": times,
             },
