@@ -43,7 +43,7 @@ def run(out: Path, paper_scale: bool = False, repeats: int | None = None, seed: 
         times = repeats or (3 if law == "simulated" else 10)
         step = _seconds(partial(_step, method, ids), times)
         table = cached_law(law, method.process.bridge, method.training_grid, process.pairs)
-        remaining = method.process.clock.remaining(torch.linspace(0.01, 0.99, count))[:, None].expand(ids.shape)
+        remaining = method.process.schedule.remaining(torch.linspace(0.01, 0.99, count))[:, None].expand(ids.shape)
         states = _seconds(partial(table.draw, ids, remaining), times)
         rows.append({"law": law, "step_seconds": step, "states_seconds": states, "batch": count, "length": length})
     slow = rows[-1]

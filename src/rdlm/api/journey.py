@@ -52,7 +52,7 @@ class Journey:
             posterior,
             self.chain,
             self.solver,
-            self.plan.model.rdlm.process.clock,
+            self.plan.model.rdlm.process.schedule,
             self._rules(stretch),
             self.law,
             self.plan.request.clean,

@@ -44,7 +44,7 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
     if name == "time":
         return process.grid
     if name == "log":
-        return partial(uniform_in_log_remaining, process.clock.total)
+        return partial(uniform_in_log_remaining, process.schedule.total)
     if name != "information":
         raise unknown("grid", name, GRIDS)
     if model.folder is None or not (model.folder / NAME).is_file():
@@ -52,7 +52,7 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
             "the information grid needs a measured curve: run rdlm evaluate RUN --window 1 first, "
             "and publish a model afterwards to have it among its files"
         )
-    return partial(equal_information, *read(model.folder / NAME, process.clock.total))
+    return partial(equal_information, *read(model.folder / NAME, process.schedule.total))
 
 
 def read(path: Path, total: float) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ def paper(
     check_weights(method.network)
     problem = method.problem(batch, method.config.process.levels, "drift", TokenSchedule())
     return paper_estimate(
-        _with_logarithm_bridge(problem), method.process.clock, evaluations, generator, law, advance=advance
+        _with_logarithm_bridge(problem), method.process.schedule, evaluations, generator, law, advance=advance
     )
 
 

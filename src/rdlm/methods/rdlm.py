@@ -41,7 +41,7 @@ class Process:
 
     config: ProcessConfig
     codec: Codec
-    clock: Schedule
+    schedule: Schedule
     mixture: Mixture
 
     @staticmethod
@@ -66,7 +66,7 @@ class Process:
 
     def grid(self, steps: int) -> Grid:
         """Return the grid of a chain of so many steps."""
-        return uniform_in_time(self.clock, steps)
+        return uniform_in_time(self.schedule, steps)
 
 
 DEFAULT_NFE = 64
@@ -88,7 +88,7 @@ class Rdlm:
         self.config = config
         self.check_blocks(config.process.block or config.objective.blockwise)
         self.process = Process.of(config.process, vocabulary)
-        self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.clock)
+        self.denoiser = Denoiser(config.denoiser, self.process.codec, self.process.bridge, self.process.schedule)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
@@ -125,7 +125,7 @@ class Rdlm:
         self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
     ) -> tuple[Float[Tensor, ...], Float[Tensor, "batch positions"]]:
         """Return states of the right law at the tokens' times, and the noise still to come."""
-        remaining = self.process.clock.remaining(self.per_symbol(time)).to(token.device)
+        remaining = self.process.schedule.remaining(self.per_symbol(time)).to(token.device)
         digit = self.digits(token)
         level = remaining if digit.ndim == 2 else remaining[..., None]
         return self.draw(digit, level.expand(digit.shape), generator), remaining

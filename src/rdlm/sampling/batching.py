@@ -178,7 +178,7 @@ class Forward:
         if key not in self._exact:
             generator = generator_of("trial", *query.state.shape)
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
-            remaining = torch.rand(query.remaining.shape, generator=generator) * self.method.process.clock.total
+            remaining = torch.rand(query.remaining.shape, generator=generator) * self.method.process.schedule.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
             trial = Query(state, remaining, previous, None, query.block_mask)
             self._exact[key] = torch.equal(trial.answer(self.method), self._one_by_one(trial))

@@ -103,7 +103,7 @@ class Step:
     """All that a solver may look at."""
 
     chain: Chain
-    clock: Schedule
+    schedule: Schedule
     state: Float[Tensor, "batch positions *spheres d"]
     local: Int[Tensor, "batch columns"]
     """Each position's own step, on the CPU; rest and decode included, where the result is not used."""
@@ -150,9 +150,9 @@ def euler(step: Step) -> Tensor:
     It stops `CUT` before time 1, so that a fine grid's last steps stand still.
     """
     levels = step.chain.grid.remaining
-    time = step.clock.time(levels)
+    time = step.schedule.time(levels)
     span = torch.diff(time.clamp_max(1 - CUT))
-    spread = step.clock.rate(time[:-1]) * span
+    spread = step.schedule.rate(time[:-1]) * span
     return _mean_step(step, step.looked_up(torch.stack([levels[:-1], spread / levels[:-1], spread], -1)))
 
 

@@ -57,7 +57,7 @@ class Walker:
     posterior: Posterior | Asked
     chain: Chain
     solver: Solver
-    clock: Schedule
+    schedule: Schedule
     rules: Rules = field(default_factory=Rules)
     law: ChainLaw | None = None
     """The law from which a switching path draws its second start."""
@@ -197,7 +197,7 @@ class Walker:
         if together and not self.solver.by_state:
             return state
         again = self._again(state, now, drawn, predict)
-        step = Step(chain, self.clock, state, now.local.clamp_max(last), marginals, drawn, random, again)
+        step = Step(chain, self.schedule, state, now.local.clamp_max(last), marginals, drawn, random, again)
         return self.solver.step(step)
 
     def _decided(
