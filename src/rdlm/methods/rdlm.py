@@ -25,11 +25,11 @@ from rdlm.model.network import build as build_network
 from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid, uniform_in_time
-from rdlm.process.kernel import Chain, ChainLaw, Kernel
+from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import Law, cached_law
 from rdlm.process.layout import Codec
 from rdlm.process.order import TokenSchedule, TokenSteps
-from rdlm.process.path import Mixture, Path
+from rdlm.process.path import Mixture, Path, PathLaw
 from rdlm.process.schedule import Schedule, schedule
 from rdlm.random import Draw, generator_of, on_device
 from rdlm.sampling.walk import walk
@@ -93,7 +93,7 @@ class Rdlm:
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
         self._laws: dict[Bridge, Law] = {}
-        self._chain_laws: dict[tuple[Path, tuple[float, ...]], ChainLaw] = {}
+        self._chain_laws: dict[tuple[Path, tuple[float, ...]], PathLaw] = {}
 
     @staticmethod
     def build(config: RunConfig, corpus: Corpus) -> Rdlm:
@@ -279,7 +279,7 @@ class Rdlm:
         codec = self.process.codec if self.denoiser.whole else None
         return Chain(path, grid, kernel, token_steps, codec, self.symbols_per_token)
 
-    def chain_law(self, chain: Chain) -> ChainLaw:
+    def chain_law(self, chain: Chain) -> PathLaw:
         """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""
         key = (chain.path, tuple(chain.grid.remaining.tolist()))
         law = self._chain_laws.get(key)

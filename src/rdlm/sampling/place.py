@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rdlm.process.kernel import Chain, ChainLaw
+from rdlm.process.kernel import Chain
+from rdlm.process.path import PathLaw
 from rdlm.random import Noise
 from rdlm.sampling.pace import Moment, beside, places
 
@@ -33,7 +34,7 @@ def placed(
     after: Float[Tensor, "batch positions *spheres d"],
     drawn: Int[Tensor, "batch positions"],
     now: Moment,
-    law: ChainLaw | None,
+    law: PathLaw | None,
     random: Noise,
 ) -> Float[Tensor, "batch positions *spheres d"]:
     """Return the states after a step: new ones where they switch, vertices where they decode, at rest the old."""
@@ -52,7 +53,7 @@ def placed(
 
 
 def _renoised(
-    chain: Chain, law: ChainLaw, after: Tensor, digit: Tensor, local: Int[Tensor, "batch columns"], random: Noise
+    chain: Chain, law: PathLaw, after: Tensor, digit: Tensor, local: Int[Tensor, "batch columns"], random: Noise
 ) -> Tensor:
     """Return the states with those that switch put at the second bridge's law given their token, Eq. (32)."""
     switching, then = local == chain.switch, (local + 1).clamp_max(chain.grid.steps)  # some rest at the last one

@@ -17,7 +17,8 @@ from torch import Tensor
 from rdlm.geometry import special
 from rdlm.likelihood import Posterior
 from rdlm.model.transformer import Cache
-from rdlm.process.kernel import Chain, ChainLaw
+from rdlm.process.kernel import Chain
+from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Linear, Schedule
 from rdlm.random import Noise
 from rdlm.random import draw_token as draw_token
@@ -59,7 +60,7 @@ class Walker:
     solver: Solver
     schedule: Schedule
     rules: Rules = field(default_factory=Rules)
-    law: ChainLaw | None = None
+    law: PathLaw | None = None
     """The law from which a switching path draws its second start."""
     clean: bool = False
     """Known tokens stand finished from the beginning."""
