@@ -25,8 +25,8 @@ from rdlm.evaluate.metrics import permutation_test
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law import Law
 from rdlm.process.normal import KummerName, from_projections, mean_projections
+from rdlm.process.path import Law
 from rdlm.process.schedule import Geometric
 from rdlm.process.simulated import SimulatedLaw
 

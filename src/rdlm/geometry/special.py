@@ -253,11 +253,6 @@ def cotangent_bend(theta: Tensor) -> Tensor:
     return -2 * (2 / (first * first) + 2 / (second * second) + rest)
 
 
-def cotangent_curve_slope(theta: Tensor) -> Tensor:
-    """Return the derivative of `cotangent_curve`, -2 theta/45 near 0; capped at pi - `ANTIPODE_ANGLE`."""
-    return theta.clamp(max=_FARTHEST_ANGLE) * cotangent_bend(theta)
-
-
 def cotangent_gap(theta: Tensor) -> Tensor:
     """Return 1/theta - cot(theta), theta/3 near 0; capped at pi - `ANTIPODE_ANGLE`."""
     return -theta.clamp(max=_FARTHEST_ANGLE) * cotangent_curve(theta)

@@ -22,14 +22,22 @@ from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.methods.objective import Proposal, block_loss, together
 from rdlm.model.denoiser import BlockMask, Denoiser, Scores
 from rdlm.model.network import build as build_network
-from rdlm.process import bridge as start
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.law import Law, cached_law
+from rdlm.process.law import cached_law
 from rdlm.process.layout import Codec
 from rdlm.process.order import TokenSchedule, TokenSteps
-from rdlm.process.path import Mixture, Path, PathLaw
+from rdlm.process.path import (
+    Law,
+    Mixture,
+    Path,
+    PathLaw,
+    constant_mixture,
+    masked_path,
+    switching_path,
+    uniform_path,
+)
 from rdlm.process.schedule import Schedule, schedule
 from rdlm.random import Draw, generator_of, on_device
 from rdlm.sampling.walk import walk
@@ -48,16 +56,16 @@ class Process:
     def of(config: ProcessConfig, vocabulary: int) -> Process:
         """Return the process over `vocabulary` tokens, split into digits where the configuration says so."""
         codec = Codec(vocabulary, config.base or vocabulary, config.layout)
-        clock = schedule(config.schedule, config.total)
-        masked = Bridge(start.masked(codec.base), config.total, config.bridge)
-        uniform = Bridge(start.uniform(codec.base), config.total, config.bridge)
+        noise = schedule(config.schedule, config.total)
+        switch_remaining = float(noise.remaining(config.switch))
+        base, total, kind = codec.base, config.total, config.bridge
         mixture = {
-            "masked": Mixture((Path(masked),)),
-            "uniform": Mixture((Path(uniform),)),
-            "constant": Mixture((Path(masked), Path(uniform)), (config.weight, 1 - config.weight)),
-            "switch": Mixture((Path(uniform, masked, float(clock.remaining(config.switch))),)),
+            "masked": Mixture((masked_path(base, total, kind),)),
+            "uniform": Mixture((uniform_path(base, total, kind),)),
+            "constant": constant_mixture(base, total, config.weight, kind),
+            "switch": Mixture((switching_path(base, total, switch_remaining, kind),)),
         }[config.path]
-        return Process(config, codec, clock, mixture)
+        return Process(config, codec, noise, mixture)
 
     @property
     def bridge(self) -> Bridge:
@@ -137,18 +145,12 @@ class Rdlm:
     def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return states from the law of the sequence's path at each position's noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
-        states = [self._draw_path(path, digit, remaining, generator) for path in paths]
+        laws = [PathLaw.of(path, partial(self._law, digit.device)) for path in paths]
+        states = [law.draw(digit, remaining, generator) for law in laws]
         if len(states) == 1:
             return states[0]
         masked = torch.rand(len(digit), generator=generator, device=digit.device) < weights[0]
         return torch.where(masked.view(-1, *[1] * (states[0].ndim - 1)), states[0], states[1])
-
-    def _draw_path(self, path: Path, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
-        state = self._law(path.bridge, digit.device).draw(digit, remaining, generator)
-        if path.second is None:
-            return state
-        late = self._law(path.second, digit.device).draw(digit, remaining, generator)
-        return torch.where((remaining > path.switch_remaining)[..., None], state, late)
 
     def predict(
         self,
@@ -203,10 +205,11 @@ class Rdlm:
         length = batch.ids.shape[1]
         chains = tuple(self.chain(path, nfe, kernel, window, length=length).side_by_side() for path in mixture.paths)
 
-        def posterior(row: Int[Tensor, " rows"]) -> Posterior:
-            return self.posterior(None if condition is None else condition[row], self.block_mask(chains[0], token[row]))
+        def log_probs(row: Int[Tensor, " rows"], state: Tensor, remaining: Tensor) -> Tensor:
+            given = None if condition is None else condition[row]
+            return self._log_probability(given, self.block_mask(chains[0], token[row]), state, remaining)
 
-        return Problem(token, chains, mixture.weights, posterior)
+        return Problem(token, chains, mixture.weights, log_probs)
 
     def generate(
         self,
@@ -333,7 +336,7 @@ class Rdlm:
         signal = condition if condition.ndim == 3 else condition[..., None]
         return signal.repeat_interleave(self.process.codec.positions, dim=1)
 
-    def _law(self, bridge: Bridge, device: torch.device) -> Law:
+    def _law(self, device: torch.device, bridge: Bridge) -> Law:
         if bridge not in self._laws:
             config = self.config.process
             self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)

@@ -61,6 +61,6 @@ def _renoised(
     for rows, generator in random.rows():
         # By sample: what one draws must not depend on whether its neighbours switch now.
         if bool(switching[rows].any()):
-            fresh = law.draw(digit[rows], level[rows], generator)
+            fresh = law.draw_at_level(digit[rows], level[rows], generator)
             after[rows] = torch.where(where[rows], fresh, after[rows])
     return after

@@ -241,11 +241,7 @@ def mean_pull(
 
 def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -> Tensor:
     """Return the start of the bridge that each sphere is on: the second one's from the switch on."""
-    first = chain.path.bridge.start.point(like.dtype, like.device)
-    if chain.path.second is None or chain.switch < 0:
-        return first.expand_as(like)
-    second = chain.path.second.start.point(like.dtype, like.device)
-    return torch.where(beside(level > chain.switch, like)[..., None], second, first)
+    return chain.path.start(beside(chain.grid.remaining[level], like), like.dtype)
 
 
 @dataclass(frozen=True)
