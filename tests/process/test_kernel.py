@@ -10,11 +10,10 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, BridgeKind, uniform_start
+from rdlm.process.bridge import Bridge, BridgeKind, mean_pull, uniform_start
 from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import (
     Chain,
-    draw_mean_step,
     draw_token_step,
     mean_step_log_density,
     step_log_density,
@@ -64,16 +63,13 @@ def test_token_step_has_the_moments_of_its_bridge(vocabulary: int, kind: BridgeK
 
 
 @every_kind
-def test_mean_step_moves_by_the_mean_of_the_pulls(kind: BridgeKind) -> None:
-    bridge, count = Bridge(uniform_start(4), S, kind), 60_000
-    state = states(bridge, 1).expand(count, -1)
+def test_mean_pull_is_the_mean_of_the_pulls(kind: BridgeKind) -> None:
+    bridge = Bridge(uniform_start(4), S, kind)
+    state = states(bridge, 7)
     probability = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    step = draw_mean_step(
-        bridge, state, probability.expand(count, -1), coefficients(count), torch.Generator().manual_seed(2)
-    )
-    wanted = GAIN * (probability[:, None] * dense_pulls(bridge, state[:1])[0]).sum(0)
-    torch.testing.assert_close(step.mean(0), wanted, rtol=0, atol=5 * math.sqrt(VARIANCE / count))
-    assert (step - wanted).square().sum(-1).mean().item() == pytest.approx(4 * VARIANCE, rel=0.02)
+    found = mean_pull(bridge, state, probability.expand(7, -1), coefficients(7).remaining)
+    wanted = (probability[:, None] * dense_pulls(bridge, state)).sum(1)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_parts_add_up_to_the_step() -> None:

@@ -189,6 +189,14 @@ def mixture_direction(state: Float[Tensor, "... d"], weight: Float[Tensor, "... 
     return direction
 
 
+def mean_pull(
+    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, ...]
+) -> Float[Tensor, "... d"]:
+    """Return `sum_l p_l v_l`, the mean of the pulls towards all tokens, Eq. (11)."""
+    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
+    return mixture_direction(state, probability * slope)
+
+
 def squared_length(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
     """Return the squared length of `mixture_direction`, Eq. (11), without building it: `|w|^2 - <w, x>^2`."""
     along = (weight * state[..., : weight.shape[-1]]).sum(-1)

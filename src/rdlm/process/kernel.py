@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, mixture_direction, squared_length, token_direction
+from rdlm.process.bridge import Bridge, squared_length, token_direction
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import Grid, StepCoefficients
 from rdlm.process.layout import Codec
@@ -146,19 +146,6 @@ def draw_token_step(
     """Return a tangent step of the bridge to `token`, `g v_k + sqrt(s2) z`, Eq. (19)."""
     pull, noise = token_step_parts(bridge, state, token, coefficients, generator)
     return pull + noise
-
-
-def draw_mean_step(
-    bridge: Bridge,
-    state: Float[Tensor, "... d"],
-    probability: Float[Tensor, "... v"],
-    coefficients: StepCoefficients,
-    generator: torch.Generator | None = None,
-) -> Float[Tensor, "... d"]:
-    """Return a tangent step of the drift kernel, `g sum_l p_l v_l + sqrt(s2) z`, Eq. (19) with Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.remaining[..., None])
-    pull = mixture_direction(state, coefficients.gain[..., None] * probability * slope)
-    return pull + coefficients.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
 
 
 def step_log_density(

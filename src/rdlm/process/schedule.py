@@ -7,7 +7,6 @@ The distribution of a bridge's path depends on its total noise `S` alone; a sche
 | `rate(t)` | `beta_t = sigma_t^2` |
 | `remaining(t)` | `B(t)`, the integral of `beta` from `t` to 1 |
 | `total` | `S = B(0)` |
-| `pull_rate(t)` | `gamma_t = beta_t / B(t)` |
 """
 
 from __future__ import annotations
@@ -54,10 +53,6 @@ class Schedule(ABC):
     def time(self, remaining: Tensor | float) -> Tensor:
         """Return the time at which `B(t)` is `remaining`, the inverse of Eq. (8)."""
         return self._time(_checked(remaining, "remaining noise", self.total))
-
-    def pull_rate(self, time: Tensor | float) -> Tensor:
-        """Return `gamma_t = beta_t / B(t)`, Eq. (8); infinite at time 1."""
-        return self.rate(time) / self.remaining(time)
 
 
 def _checked(value: Tensor | float, name: str, largest: float) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rdlm.errors import unknown
 from rdlm.geometry import special, sphere
-from rdlm.process.bridge import Bridge, mixture_direction
+from rdlm.process.bridge import mean_pull
 from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.schedule import Schedule
@@ -229,14 +229,6 @@ def deterministic(step: Step) -> Tensor:
     to_start = -(remaining - after) / total - (width - 1) * remaining / total
     moved = follow(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
     return torch.where(at_start[..., None], mixture(step), moved)
-
-
-def mean_pull(
-    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, ...]
-) -> Float[Tensor, "... d"]:
-    """Return `sum_l p_l v_l`, the tangent vector of the mean pull, Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
-    return mixture_direction(state, probability * slope)
 
 
 def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -> Tensor:
