@@ -2,8 +2,8 @@
 
 A `Path` is one bridge, or two bridges with a switch between them: at the switch a token is sampled from the model and
 the state is drawn again from the second bridge's law given that token. A `Mixture` samples one of several paths per
-sequence. A `Law` draws the state of a position given its token and the remaining noise; `PathLaw` is the one place
-that combines the laws of the two bridges of a switching path.
+sequence. A `Law` draws the state of a position given its token and the remaining noise; `PathLaw` combines
+the laws of the two bridges of a switching path.
 
 | variable | symbol |
 |---|---|
