@@ -11,8 +11,9 @@ from benchmarks.measure import Figure, Work, alternate, at_least, at_most
 from benchmarks.subject import LETTERS, SMALL_TABLE, TINY, Timed, method, tokens
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
-from rdlm.likelihood import FreshLaw, path_bound, step_terms, stratified_bound
+from rdlm.likelihood import path_bound, step_terms, stratified_bound
 from rdlm.methods.rdlm import Rdlm
+from rdlm.process.exact import FreshLaw
 from rdlm.process.order import TokenSchedule
 from rdlm.process.simulated import SimulatedLaw
 
@@ -59,14 +60,14 @@ def _outside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     remaining = chain.grid.remaining[step][:, None].expand(ids.shape)
     posterior = problem.answer(torch.arange(rows), 16)
     start = chain.path.bridge.start.point().repeat(*ids.shape, 1)
-    law, simulated = FreshLaw(chain), SimulatedLaw(chain.path.bridge, subject.process.grid(STEPS))
+    law, simulated = FreshLaw(chain.path, chain.grid), SimulatedLaw(chain.path.bridge, subject.process.grid(STEPS))
     works: dict[str, Work] = {
         "calls": lambda: posterior(start, remaining.float()),
         "bound": lambda: step_terms(posterior, chain, law, ids, step, generator),
         "whole": lambda: stratified_bound(problem, ASKED * rows, generator),
         "narrow": lambda: stratified_bound(narrow, ASKED * rows, generator),
         "walk": lambda: path_bound(short, 1, generator),
-        "exact": lambda: law.draw(ids, step[:, None], generator),
+        "exact": lambda: law.draw_at_level(ids, step[:, None], generator),
         "simulated": lambda: simulated.draw(ids, remaining, generator),
     }
     taken = alternate(works, turns)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.measure import Figure, Work, alternate, at_least, at_most, within
 from benchmarks.subject import LETTERS
-from rdlm.process.bridge import Bridge, BridgeKind, masked
+from rdlm.process.bridge import Bridge, BridgeKind, masked_start
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import precompute
@@ -35,7 +35,7 @@ TABLES = {
 
 def law_of(dimension: int, kind: BridgeKind, levels: int = 256, pairs: int = 4096) -> ExactLaw:
     """Return an exact law on the paper's clock."""
-    bridge = Bridge(masked(dimension - 1), CLOCK.total, kind)
+    bridge = Bridge(masked_start(dimension - 1), CLOCK.total, kind)
     return tabulate(bridge, uniform_in_time(CLOCK, levels), pairs, torch.Generator().manual_seed(0))
 
 
@@ -117,7 +117,7 @@ def _exact(dimension: int, levels: int, pairs: int) -> Callable[[], object]:
 
 
 def _normal(dimension: int, levels: int, pairs: int) -> Callable[[], object]:
-    bridge = Bridge(masked(dimension - 1), CLOCK.total, "logarithm")
+    bridge = Bridge(masked_start(dimension - 1), CLOCK.total, "logarithm")
     return lambda: precompute(bridge, uniform_in_time(CLOCK, levels), pairs)
 
 

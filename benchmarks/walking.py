@@ -75,7 +75,7 @@ def recall(quick: bool) -> list[Figure]:
     assert isinstance(subject.network, Transformer)
     chain = subject.chain(subject.process.mixture.paths[0], length, length=length)
     model = Predictor(subject, block_mask=subject.block_mask(chain))
-    asking = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
+    asking = Walker(model, chain, SOLVERS["mixture"], subject.process.schedule)
     known = torch.full((1, length), -1)
     works: dict[str, Work] = {
         name: partial(_run, replace(asking, remember=remember), known)
@@ -93,7 +93,7 @@ def _run(walker: Walker, known: torch.Tensor) -> None:
 def _step(case: Case, subject: Rdlm, turns: int) -> Figure:
     chain = subject.chain(subject.process.mixture.paths[0], 64)
     model = Predictor(subject, rows=case.batch)
-    walker = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
+    walker = Walker(model, chain, SOLVERS["mixture"], subject.process.schedule)
     walk = walker.begin(case.known(), case.remaining())
     law = model(*walker.query(walk))
     walk, _ = walker.advance(walk, law)
@@ -112,7 +112,7 @@ def _share(case: Case, subject: Rdlm, way: str, turns: int) -> Figure:
     solver, window = WAYS[way]
     chain = subject.chain(subject.process.mixture.paths[0], DEFAULT_NFE, window=window)
     model = Timed(Predictor(subject, rows=case.batch))
-    walker = Walker(model, chain, SOLVERS[solver], subject.process.clock)
+    walker = Walker(model, chain, SOLVERS[solver], subject.process.schedule)
     whole, rest = [], []
     for _ in range(1 + turns):
         begin, model.seconds = time.process_time(), 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from rdlm.process.bridge import Bridge, masked
+from rdlm.process.bridge import Bridge, masked_start
 from rdlm.process.grid import Grid
 from rdlm.process.normal import radial_paths
 from rdlm.process.schedule import Cosine, Geometric, Linear, Schedule
@@ -36,7 +36,7 @@ def fine_grid(total: float, steps: int = 3000) -> Grid:
 
 def radial_quantiles(dimension: int, grid: Grid, paths: int, generator: torch.Generator) -> Tensor:
     """Return the 10%, 50% and 90% quantiles [levels, 3] of the angle of Eq. (12), from the mask's vertex."""
-    bridge = Bridge(masked(dimension - 1), grid.total, "logarithm")
+    bridge = Bridge(masked_start(dimension - 1), grid.total, "logarithm")
     wanted = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     return torch.stack([radius.quantile(wanted) for radius in radial_paths(bridge, grid, paths, generator)])
 

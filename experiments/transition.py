@@ -22,17 +22,17 @@ from experiments.radial import plot_radial
 from rdlm.display.progress import bar
 from rdlm.display.tables import table
 from rdlm.evaluate.metrics import permutation_test
-from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law import Law
 from rdlm.process.normal import KummerName, from_projections, mean_projections
+from rdlm.process.path import Law
 from rdlm.process.schedule import Geometric
 from rdlm.process.simulated import SimulatedLaw
 
 TIMES: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 LAWS: Final = ("exact", "normal, corrected", "normal, printed", "normal, coded")
-STARTS: Final = {"masked": masked, "uniform": uniform}
+STARTS: Final = {"masked": masked_start, "uniform": uniform_start}
 _KUMMER: Final[tuple[KummerName, ...]] = ("corrected", "printed", "coded")
 
 

@@ -40,7 +40,7 @@ def parameters(name: str) -> int:
     config = preset(name)
     vocabulary, classes, signal = CORPORA[name]
     process = Process.of(config.process, vocabulary)
-    denoiser = Denoiser(config.denoiser, process.layout, process.bridge, process.clock)
+    denoiser = Denoiser(config.denoiser, process.layout, process.bridge, process.schedule)
     with torch.device("meta"):
         network = build(config.model, denoiser.interface(classes, signal))
     return sum(p.numel() for p in network.parameters())

@@ -138,7 +138,7 @@ def test_a_walk_never_waits_for_the_device(clock: str, solver: str) -> None:
     subject.network.eval().to(META)
     model = Predictor(subject, rows=2, block_mask=subject.block_mask(chain))
     remember = subject.network.cache if chain.token_steps.block else None
-    walker = Walker(model, chain, SOLVERS[solver], subject.process.clock, device=META, clean=True, remember=remember)
+    walker = Walker(model, chain, SOLVERS[solver], subject.process.schedule, device=META, clean=True, remember=remember)
     known = torch.full((2, 6), -1)
     known[0, :2] = 3
     walker.run(known, Noise([generator_of(0), generator_of(1)], 2))  # tables

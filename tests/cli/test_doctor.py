@@ -17,7 +17,7 @@ from rdlm.data import store
 from rdlm.data.tokenizer import Bytes
 from rdlm.geometry import sphere
 from rdlm.likelihood import certificate
-from rdlm.process import law as cache
+from rdlm.storage.tables import table_path, write
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_what_killed_processes_left_is_counted(monkeypatch: pytest.MonkeyPatch, 
 def test_damage_in_the_caches_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RDLM_CACHE", str(tmp_path))
     parameters = {"some": "parameters"}
-    path = cache.table_path(parameters)
-    cache.write(path, parameters, {"table": torch.arange(4.0)})
+    path = table_path(parameters)
+    write(path, parameters, {"table": torch.arange(4.0)})
     draft = store.Draft("toy", Bytes(), {"train": [np.zeros(9, np.uint8)]}, "made up")
     store.write(tmp_path / "data" / "toy", draft, {"name": "toy", "kind": "text", "length": 3, "licence": "none"})
     assert [doctor.tables().detail, doctor.corpora().detail] == ["1 kept, all whole"] * 2
     path.rename(path.with_name("0.safetensors"))
     (tmp_path / "data" / "toy" / "train.bin").write_bytes(bytes(8) + b"1")
-    reasons = ["other parameters than its name", "train.bin has SHA-256"]
+    reasons = ["do not match its name", "train.bin has SHA-256"]
     for check, message in zip((doctor.tables(), doctor.corpora()), reasons, strict=True):
         assert not check.ok and not check.required and "1 kept; 1 damaged" in check.detail and message in check.detail

@@ -164,11 +164,11 @@ def leftovers() -> Check:
 def tables() -> Check:
     """Return whether every kept table of a law is whole; a damaged one would be built again."""
     try:
-        from rdlm.process import law as kept
+        from rdlm.storage.tables import check
     except (ImportError, OSError) as error:
         return Check("tables", False, f"cannot be checked ({error})", required=False)
     found = sorted((cache_dir() / "tables").glob("[!.]*.safetensors"))
-    return _kept("tables", [(path, kept.check) for path in found], "will be built again")
+    return _kept("tables", [(path, check) for path in found], "will be built again")
 
 
 def corpora() -> Check:

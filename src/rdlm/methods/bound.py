@@ -29,12 +29,13 @@ from rdlm.likelihood import (
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
-from rdlm.likelihood.oracle import FreshLaw, WalkedLaw
 from rdlm.methods.base import Method
 from rdlm.methods.rdlm import Rdlm
+from rdlm.process.exact import FreshLaw
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import LawName
 from rdlm.process.order import TokenSchedule
+from rdlm.process.simulated import simulated_law
 from rdlm.random import generator_of
 from rdlm.train.validation import Bound, on, part
 
@@ -91,7 +92,7 @@ def measure(
         return continuous(problem, evaluations, generator, advance=advance)
     problem = method.problem(batch, setting.nfe, setting.kernel, window)
     if setting.estimator == "steps":
-        law = FreshLaw if setting.states == "exact" else WalkedLaw
+        law = FreshLaw if setting.states == "exact" else simulated_law
         return stratified_bound(problem, evaluations, generator, law, advance=advance)
     kept = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
     problem = replace(problem, token=problem.token[:kept])

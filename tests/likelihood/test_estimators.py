@@ -13,15 +13,15 @@ from torch import Tensor
 from rdlm import likelihood
 from rdlm.data.sources import markov, skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import Posterior, Problem, paper_estimate, path_bound, path_profile, per_window_bound
+from rdlm.likelihood import Problem, paper_estimate, path_bound, path_profile, per_window_bound
 from rdlm.likelihood.estimate import student
-from rdlm.likelihood.estimators import Deal
-from rdlm.likelihood.oracle import WalkedLaw
+from rdlm.likelihood.estimators import RowSampler
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path, constant_mixture, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric
+from rdlm.process.simulated import simulated_law
 
 # These posteriors cost next to nothing: large batches save the overhead of many calls.
 stratified_bound = partial(likelihood.stratified_bound, batch=256)
@@ -38,14 +38,11 @@ def problem(
     chain = Chain(path, uniform_in_time(CLOCK, token_steps.steps if token_steps else calls), kernel, token_steps)  # type: ignore[arg-type]
     token = SOURCE.draw(count, torch.Generator().manual_seed(0))
 
-    def posterior(row: Tensor) -> Posterior:
-        def answer(state: Tensor, remaining: Tensor) -> Tensor:
-            assert len(state) == len(row)
-            return joint_posterior(path, SOURCE.log_joint, state, remaining)
+    def model(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
+        assert len(state) == len(row)
+        return joint_posterior(path, SOURCE.log_joint, state, remaining)
 
-        return answer
-
-    return Problem(token, (chain,), (1.0,), posterior)
+    return Problem(token, (chain,), (1.0,), model)
 
 
 def truth(target: Problem, paths: int = 40, seed: int = 9) -> tuple[float, float]:
@@ -87,7 +84,7 @@ def test_intervals_cover_as_often_as_they_say() -> None:
 def test_exact_and_simulated_states_give_one_value(path: Path) -> None:
     target = problem(path, 6)
     exact = stratified_bound(target, 4000, torch.Generator().manual_seed(4)).total
-    simulated = stratified_bound(target, 4000, torch.Generator().manual_seed(5), law=WalkedLaw).total
+    simulated = stratified_bound(target, 4000, torch.Generator().manual_seed(5), law=simulated_law).total
     assert exact.value == pytest.approx(simulated.value, abs=4 * math.hypot(exact.stderr, simulated.stderr))
 
 
@@ -131,16 +128,16 @@ def test_a_mixture_is_the_average_of_its_parts() -> None:
 
 
 def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a uniform source of three states the spliced integral lies below the entropy, and says that it may."""
+    """On a uniform source of three states the spliced integral is below the entropy and is labelled as no bound."""
     switch = float(CLOCK.remaining(0.35))
     path = switching_path(3, S, switch, "logarithm")
     flat = torch.full((3, 3), -math.log(9.0), dtype=torch.float64)
     token = torch.randint(3, (256, 2), generator=torch.Generator().manual_seed(12))
 
-    def posterior(row: Tensor) -> Posterior:
-        return lambda state, remaining: joint_posterior(path, flat, state, remaining)
+    def model(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
+        return joint_posterior(path, flat, state, remaining)
 
-    target = Problem(token, (Chain(path, uniform_in_time(CLOCK, 128), "drift"),), (1.0,), posterior)
+    target = Problem(token, (Chain(path, uniform_in_time(CLOCK, 128), "drift"),), (1.0,), model)
     found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact", batch=8192)
     assert not found.claims_bound
     assert found.value + 4 * found.stderr < math.log(9)
@@ -155,14 +152,14 @@ def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_failed_computation_is_no_number() -> None:
     target = problem(masked_path(3, S), 6)
 
-    def broken(row: Tensor) -> Posterior:
-        return lambda state, remaining: torch.full((*state.shape[:-1], 3), math.nan)
+    def broken(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
+        return torch.full((*state.shape[:-1], 3), math.nan)
 
-    def certain(row: Tensor) -> Posterior:
-        return lambda state, remaining: torch.tensor([0.0, -math.inf, -math.inf]).expand(*state.shape[:-1], 3)
+    def certain(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
+        return torch.tensor([0.0, -math.inf, -math.inf]).expand(*state.shape[:-1], 3)
 
-    for posterior in (broken, certain):
-        bad = replace(target, posterior=posterior)
+    for model in (broken, certain):
+        bad = replace(target, model=model)
         for estimate in (
             lambda p=bad: stratified_bound(p, 200),
             lambda p=bad: path_bound(p),
@@ -177,11 +174,11 @@ def test_single_tokens_are_refused() -> None:
         replace(problem(masked_path(3, S), 4), token=torch.zeros(3, 1, dtype=torch.long))
 
 
-def test_rows_are_dealt_evenly() -> None:
-    deal = Deal(5, torch.Generator().manual_seed(0))
-    dealt = torch.cat([deal.take(3) for _ in range(10)])
-    assert torch.bincount(dealt).tolist() == [6] * 5
-    assert sorted(dealt[:5].tolist()) == [0, 1, 2, 3, 4]
+def test_rows_are_sampled_without_replacement() -> None:
+    rows = RowSampler(5, torch.Generator().manual_seed(0))
+    taken = torch.cat([rows.take(3) for _ in range(10)])
+    assert torch.bincount(taken).tolist() == [6] * 5
+    assert sorted(taken[:5].tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_path_profile_is_the_mean_over_sequences() -> None:
@@ -206,7 +203,7 @@ def test_skewed_source_needs_no_second_position() -> None:
     token = source.draw(64, torch.Generator().manual_seed(0)).repeat(1, 2)
     law = torch.full((3, 3), -math.log(9.0), dtype=torch.float64)
     target = Problem(
-        token, (chain,), (1.0,), lambda row: lambda state, remaining: joint_posterior(path, law, state, remaining)
+        token, (chain,), (1.0,), lambda row, state, remaining: joint_posterior(path, law, state, remaining)
     )
     found = stratified_bound(target, 64, torch.Generator().manual_seed(1)).total
     assert (found.value, found.stderr) == pytest.approx((2 * math.log(3), 0), abs=1e-5)

@@ -1,4 +1,4 @@
-"""Whole paths and single steps estimate one number, for every kernel, path and clock."""
+"""Whole paths and single steps estimate the same number, for every kernel, path and token schedule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def switching(kind: BridgeKind = "brownian") -> Path:
 
 @every_kernel
 @pytest.mark.parametrize(
-    ("source", "path", "lanes"),
+    ("source", "path", "token_steps"),
     [
         (skewed(3), masked_path(3, S), None),
         (skewed(3), uniform_path(3, S, "logarithm"), None),
@@ -37,7 +37,7 @@ def switching(kind: BridgeKind = "brownian") -> Path:
         (markov(), masked_path(3, S), TokenSteps(16, 8)),
         (markov(), switching("logarithm"), TokenSteps(16, 8, "left_to_right")),
     ],
-    ids=["masked", "uniform-logarithm", "switch", "lanes", "switch-lanes"],
+    ids=["masked", "uniform-logarithm", "switch", "token-schedule", "switch-token-schedule"],
 )
 def test_steps_and_paths_agree(source: Source, path: Path, token_steps: TokenSteps | None, kernel: Kernel) -> None:
     chain = Chain(path, uniform_in_time(Geometric(), 8), kernel, token_steps)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, BridgeKind, uniform
+from rdlm.process.bridge import Bridge, BridgeKind, mean_pull, uniform_start
 from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import (
     Chain,
-    draw_mean_step,
     draw_token_step,
     mean_step_log_density,
     step_log_density,
@@ -50,7 +49,7 @@ def states(bridge: Bridge, count: int) -> Tensor:
 @every_kind
 @every_size
 def test_token_step_has_the_moments_of_its_bridge(vocabulary: int, kind: BridgeKind) -> None:
-    bridge, count = Bridge(uniform(vocabulary), S, kind), 60_000
+    bridge, count = Bridge(uniform_start(vocabulary), S, kind), 60_000
     state = states(bridge, 1).expand(count, -1)
     token = torch.full((count,), 1)
     step = draw_token_step(bridge, state, token, coefficients(count), torch.Generator().manual_seed(1))
@@ -64,23 +63,20 @@ def test_token_step_has_the_moments_of_its_bridge(vocabulary: int, kind: BridgeK
 
 
 @every_kind
-def test_mean_step_moves_by_the_mean_of_the_pulls(kind: BridgeKind) -> None:
-    bridge, count = Bridge(uniform(4), S, kind), 60_000
-    state = states(bridge, 1).expand(count, -1)
+def test_mean_pull_is_the_mean_of_the_pulls(kind: BridgeKind) -> None:
+    bridge = Bridge(uniform_start(4), S, kind)
+    state = states(bridge, 7)
     probability = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    step = draw_mean_step(
-        bridge, state, probability.expand(count, -1), coefficients(count), torch.Generator().manual_seed(2)
-    )
-    wanted = GAIN * (probability[:, None] * dense_pulls(bridge, state[:1])[0]).sum(0)
-    torch.testing.assert_close(step.mean(0), wanted, rtol=0, atol=5 * math.sqrt(VARIANCE / count))
-    assert (step - wanted).square().sum(-1).mean().item() == pytest.approx(4 * VARIANCE, rel=0.02)
+    found = mean_pull(bridge, state, probability.expand(7, -1), coefficients(7).remaining)
+    wanted = (probability[:, None] * dense_pulls(bridge, state)).sum(1)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_parts_add_up_to_the_step() -> None:
-    bridge, state, token = Bridge(uniform(3), S), states(Bridge(uniform(3), S), 7), torch.arange(7) % 3
-    pull, wobble = token_step_parts(bridge, state, token, coefficients(7), torch.Generator().manual_seed(3))
+    bridge, state, token = Bridge(uniform_start(3), S), states(Bridge(uniform_start(3), S), 7), torch.arange(7) % 3
+    pull, noise = token_step_parts(bridge, state, token, coefficients(7), torch.Generator().manual_seed(3))
     step = draw_token_step(bridge, state, token, coefficients(7), torch.Generator().manual_seed(3))
-    torch.testing.assert_close(pull + wobble, step)
+    torch.testing.assert_close(pull + noise, step)
 
 
 def gaussian(step: Tensor, mean: Tensor) -> Tensor:
@@ -90,7 +86,7 @@ def gaussian(step: Tensor, mean: Tensor) -> Tensor:
 @every_kind
 @every_size
 def test_step_density_is_the_gaussian_of_the_tangent_space(vocabulary: int, kind: BridgeKind) -> None:
-    bridge = Bridge(uniform(vocabulary), S, kind)
+    bridge = Bridge(uniform_start(vocabulary), S, kind)
     state = states(bridge, 20)
     step = 0.3 * sphere.tangent_normal(state, torch.Generator().manual_seed(4))
     found = step_log_density(bridge, state, step, coefficients(20))
@@ -101,7 +97,7 @@ def test_step_density_is_the_gaussian_of_the_tangent_space(vocabulary: int, kind
 @every_kind
 @every_size
 def test_mean_step_density_is_the_gaussian_of_the_mean_pull(vocabulary: int, kind: BridgeKind) -> None:
-    bridge = Bridge(uniform(vocabulary), S, kind)
+    bridge = Bridge(uniform_start(vocabulary), S, kind)
     state = states(bridge, 20)
     generator = torch.Generator().manual_seed(5)
     step = 0.3 * sphere.tangent_normal(state, generator)
@@ -114,7 +110,7 @@ def test_mean_step_density_is_the_gaussian_of_the_mean_pull(vocabulary: int, kin
 
 @every_kind
 def test_both_densities_agree_on_a_certain_token(kind: BridgeKind) -> None:
-    bridge = Bridge(uniform(3), S, kind)
+    bridge = Bridge(uniform_start(3), S, kind)
     state = states(bridge, 5)
     step = 0.1 * sphere.tangent_normal(state, torch.Generator().manual_seed(6))
     certain = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64).expand(5, -1)
@@ -122,7 +118,7 @@ def test_both_densities_agree_on_a_certain_token(kind: BridgeKind) -> None:
     torch.testing.assert_close(one, step_log_density(bridge, state, step, coefficients(5))[:, 1])
 
 
-def test_calls_are_those_of_the_lanes() -> None:
+def test_nfe_is_that_of_the_token_schedule() -> None:
     grid = uniform_in_time(Geometric(), 4)
     assert Chain(masked_path(3, S), grid).nfe == 4
     chain = Chain(masked_path(3, S), grid, "drift", TokenSteps(16, 4))
@@ -133,18 +129,18 @@ def test_law_of_a_switching_chain_changes_its_start() -> None:
     grid = uniform_in_time(Geometric(), 10)
     chain = Chain(switching_path(3, S, float(grid.remaining[4]) + 1e-6), grid)
     law = chain.law(4000, torch.Generator().manual_seed(7))
-    assert law.switch == 3
+    assert chain.switch == 3
     token, generator = torch.zeros(4000, dtype=torch.long), torch.Generator().manual_seed(8)
-    first, last = law.draw(token, torch.tensor(3), generator), law.draw(token, torch.tensor(4), generator)
+    first, last = (law.draw_at_level(token, torch.tensor(level), generator) for level in (3, 4))
     # Before the switch the mask is a coordinate like others, after it the state is near the mask's vertex.
     assert first[:, -1].mean().item() == pytest.approx(first[:, 1].mean().item(), abs=0.02)
     assert last[:, -1].mean().item() > 0.8 and abs(last[:, 1].mean().item()) < 0.02
-    mixed = law.draw(token[:2], torch.tensor([3, 4]), generator)
+    mixed = law.draw_at_level(token[:2], torch.tensor([3, 4]), generator)
     assert mixed[1, -1] > mixed[0, -1]
 
 
-def test_lanes_of_another_length_are_refused() -> None:
-    with pytest.raises(InputError, match="lanes of 3 steps need a grid of as many, got 4"):
+def test_token_schedule_with_other_steps_than_the_grid_is_refused() -> None:
+    with pytest.raises(InputError, match="token schedule of 3 steps needs a grid of as many, got 4"):
         Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), "mixture", TokenSteps(8, 3))
 
 

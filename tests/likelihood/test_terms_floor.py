@@ -86,7 +86,7 @@ def test_no_bound_is_below_the_entropy(mixture: str, source: Source, kind: Bridg
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "lanes",
+    "token_steps",
     [
         None,
         TokenSteps(24, 12),
@@ -96,7 +96,7 @@ def test_no_bound_is_below_the_entropy(mixture: str, source: Source, kind: Bridg
     ],
     ids=["synchronous", "random", "strided", "left-to-right", "narrow"],
 )
-def test_floor_holds_for_every_clock(token_steps: TokenSteps | None, kind: BridgeKind, kernel: Kernel) -> None:
+def test_floor_holds_for_every_token_schedule(token_steps: TokenSteps | None, kind: BridgeKind, kernel: Kernel) -> None:
     source = markov()
     chain = chain_of(masked_path(3, S, kind), token_steps.steps if token_steps else 24, kernel, token_steps)
     estimate = bound(source, *measured(source, chain, 800))
@@ -127,15 +127,15 @@ def test_one_token_at_a_time_is_autoregression() -> None:
     """Lanes of one step from left to right: -log p(first) - log p(second | first), on every path."""
     source = markov()
     terms, surprise = measured(
-        source, chain_of(masked_path(3, S), 1, asynchronous=TokenSteps(2, 1, "left_to_right")), 50
+        source, chain_of(masked_path(3, S), 1, token_steps=TokenSteps(2, 1, "left_to_right")), 50
     )
     torch.testing.assert_close(terms.sum(0), surprise, rtol=0, atol=1e-9)
 
 
-def test_random_lanes_of_one_step_are_masked_diffusion() -> None:
+def test_random_order_with_one_step_is_masked_diffusion() -> None:
     """The bound is the entropy plus, where both tokens share a step, their mutual information."""
     source, calls, paths = markov(), 4, 4000
-    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, asynchronous=TokenSteps(calls, 1)), paths)
+    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, token_steps=TokenSteps(calls, 1)), paths)
     shared = (terms == 0).sum(0) == calls - 1
     apart = terms.sum(0)[~shared] - surprise[~shared]
     torch.testing.assert_close(apart, torch.zeros_like(apart), rtol=0, atol=1e-9)
@@ -146,10 +146,10 @@ def test_random_lanes_of_one_step_are_masked_diffusion() -> None:
 
 
 @pytest.mark.parametrize("calls", [2, 3, 7])
-def test_spread_lanes_of_one_step_lose_nothing(calls: int) -> None:
+def test_strided_order_with_one_step_loses_nothing(calls: int) -> None:
     """With a call for each token no two share one: the bound is the surprise itself, in whichever order they come."""
     source = markov()
-    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, asynchronous=TokenSteps(calls, 1, "strided")), 50)
+    terms, surprise = measured(source, chain_of(masked_path(3, S), 1, token_steps=TokenSteps(calls, 1, "strided")), 50)
     torch.testing.assert_close(terms.sum(0), surprise, rtol=0, atol=1e-9)
 
 
@@ -216,14 +216,14 @@ def exact_likelihood(source: Source, path: Path, kernel: Kernel) -> Tensor:
     plane = torch.cartesian_prod(nodes, nodes)  # [n, 2]
     mass = torch.cartesian_prod(weights, weights).prod(-1) / (2 * math.pi)
     frame = torch.linalg.qr(torch.cat([start[:, None], torch.eye(3, dtype=torch.float64)[:, :2]], 1))[0][:, 1:]
-    wobble = grid.variance[0].sqrt() * plane @ frame.T
+    noise = grid.variance[0].sqrt() * plane @ frame.T
     slope = grid.gain[0] * bridge.slope(start[:2], grid.remaining[0])
     evidence, chance = [], []
     for prior in source.log_prior.exp():
         laws = [(torch.eye(2, dtype=torch.float64)[k], prior[k]) for k in range(2)]
         if kernel == "drift":
             laws = [(prior, torch.ones((), dtype=torch.float64))]
-        moves = torch.cat([mixture_direction(start, law * slope) + wobble for law, _ in laws])
+        moves = torch.cat([mixture_direction(start, law * slope) + noise for law, _ in laws])
         state = sphere.exponential(start.expand_as(moves), moves)
         evidence.append(bridge.log_likelihood(state, grid.remaining[1]))
         chance.append(torch.cat([mass * weight for _, weight in laws]))

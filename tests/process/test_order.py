@@ -1,4 +1,4 @@
-"""Asynchronous clocks: local times by hand, and lanes in which every position takes all of its steps."""
+"""Token schedules: starts, offsets, and every position takes all of its steps."""
 
 from __future__ import annotations
 
@@ -20,29 +20,15 @@ def test_width_one_is_synchronous(order: Order) -> None:
     window = TokenSchedule(1.0, order)
     starts = window.starts(4, 7)
     assert torch.equal(starts, torch.zeros(4, 7))
-    time = torch.rand(4, 1)
-    torch.testing.assert_close(window.local_time(time, starts), time.expand(4, 7))
     token_steps = window.discretize(16)
     assert token_steps.steps == token_steps.nfe == 16
     assert not token_steps.offsets(4, 7).any()
 
 
-@given(width=st.floats(0.01, 1), order=orders, common=st.floats(0, 1))
-def test_local_time_is_the_share_of_the_window_that_has_passed(width: float, order: Order, common: float) -> None:
-    window = TokenSchedule(width, order)
-    starts = window.starts(3, 5, torch.Generator().manual_seed(0)).double()
-    assert bool((starts >= 0).all()) and bool((starts <= 1 - width + 1e-6).all())
-    local = window.local_time(torch.full((3, 1), common, dtype=torch.float64), starts)
-    for row, mine in zip(starts.tolist(), local.tolist(), strict=True):
-        assert mine == pytest.approx([min(1, max(0, (common - tau) / width)) for tau in row], abs=1e-12)
-
-
-@pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
-def test_all_rest_at_time_0_and_have_finished_at_time_1(order: Order) -> None:
-    window = TokenSchedule(0.3, order)
-    starts = window.starts(5, 9)
-    assert not window.local_time(torch.zeros(5, 1), starts).any()
-    torch.testing.assert_close(window.local_time(torch.ones(5, 1), starts), torch.ones(5, 9))
+@given(width=st.floats(0.01, 1), order=orders)
+def test_every_position_fits_into_the_sampling_time(width: float, order: Order) -> None:
+    starts = TokenSchedule(width, order).starts(3, 5, torch.Generator().manual_seed(0)).double()
+    assert bool((starts >= 0).all()) and bool((starts + width <= 1 + 1e-6).all())
 
 
 def test_ordered_starts_rise_and_fill_the_time() -> None:
@@ -62,26 +48,26 @@ def test_random_starts_are_uniform_and_repeatable() -> None:
 
 @settings(max_examples=60)
 @given(nfe=st.integers(1, 40), share=st.floats(0, 1), length=st.integers(1, 9), order=orders)
-def test_every_position_takes_exactly_its_steps(calls: int, share: float, length: int, order: Order) -> None:
-    token_steps = TokenSteps(calls, max(1, round(share * calls)), order)
+def test_every_position_takes_exactly_its_steps(nfe: int, share: float, length: int, order: Order) -> None:
+    token_steps = TokenSteps(nfe, max(1, round(share * nfe)), order)
     offsets = token_steps.offsets(3, length, torch.Generator().manual_seed(1))
-    assert offsets.min() >= 0 and offsets.max() <= calls - token_steps.steps
-    local = torch.stack([token_steps.local_step(step, offsets) for step in range(calls + 1)])
+    assert offsets.min() >= 0 and offsets.max() <= nfe - token_steps.steps
+    local = torch.stack([token_steps.local_step(step, offsets) for step in range(nfe + 1)])
     assert not local[0].any() and bool((local[-1] == token_steps.steps).all())
-    moves = local.diff(dim=0)  # [calls, 3, length]: 1 where a position moves
+    moves = local.diff(dim=0)  # [nfe, 3, length]: 1 where a position moves
     assert set(moves.unique().tolist()) <= {0, 1}
     assert bool((moves.sum(0) == token_steps.steps).all())
-    common = torch.arange(calls)[:, None, None]
+    common = torch.arange(nfe)[:, None, None]
     moving = (common >= offsets) & (local[:-1] < token_steps.steps)
     assert torch.equal(moving, moves.bool())
 
 
 @given(nfe=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(2, 20))
-def test_ordered_lanes_never_go_back_and_use_all_calls(calls: int, steps: int, length: int) -> None:
-    token_steps = TokenSteps(calls, min(steps, calls), "left_to_right")
+def test_left_to_right_offsets_increase_and_use_all_steps(nfe: int, steps: int, length: int) -> None:
+    token_steps = TokenSteps(nfe, min(steps, nfe), "left_to_right")
     offsets = token_steps.offsets(1, length)[0]
     assert bool((offsets.diff() >= 0).all())
-    assert offsets[0] == 0 and offsets[-1] == calls - token_steps.steps
+    assert offsets[0] == 0 and offsets[-1] == nfe - token_steps.steps
 
 
 @pytest.mark.parametrize("order", ["random", "strided"])
@@ -92,9 +78,9 @@ def test_random_offsets_are_uniform(order: Order) -> None:
 
 
 @given(nfe=st.integers(1, 30), steps=st.integers(1, 30), length=st.integers(1, 40))
-def test_spread_lanes_start_together_only_far_apart(calls: int, steps: int, length: int) -> None:
-    token_steps = TokenSteps(calls, min(steps, calls), "strided")
-    slots = calls - token_steps.steps + 1
+def test_strided_positions_start_together_only_far_apart(nfe: int, steps: int, length: int) -> None:
+    token_steps = TokenSteps(nfe, min(steps, nfe), "strided")
+    slots = nfe - token_steps.steps + 1
     offsets = token_steps.offsets(2, length, torch.Generator().manual_seed(4))
     for row in offsets.tolist():
         for near in range(1, slots):
@@ -110,9 +96,9 @@ def test_spread_orders_are_all_alike_likely() -> None:
     assert share.tolist() == pytest.approx([1 / 6] * 6, abs=4 * math.sqrt(5 / 36 / len(code)))
 
 
-@pytest.mark.parametrize(("width", "calls", "steps"), [(0.25, 64, 16), (0.001, 10, 1), (0.5, 7, 4), (0.99, 100, 99)])
-def test_lanes_of_a_window_are_its_width_in_steps(width: float, calls: int, steps: int) -> None:
-    assert TokenSchedule(width, "left_to_right").discretize(calls) == TokenSteps(calls, steps, "left_to_right")
+@pytest.mark.parametrize(("width", "nfe", "steps"), [(0.25, 64, 16), (0.001, 10, 1), (0.5, 7, 4), (0.99, 100, 99)])
+def test_steps_of_a_position_are_the_width_in_steps(width: float, nfe: int, steps: int) -> None:
+    assert TokenSchedule(width, "left_to_right").discretize(nfe) == TokenSteps(nfe, steps, "left_to_right")
 
 
 @pytest.mark.parametrize("width", [0.0, -0.5, 1.01, math.nan])
@@ -122,27 +108,29 @@ def test_width_outside_its_range_is_refused(width: float) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 5])
-def test_lanes_longer_than_the_calls_are_refused(steps: int) -> None:
-    with pytest.raises(InputError, match=r"steps of a lane must lie in \[1, 4\]"):
+def test_more_steps_than_the_sampling_time_are_refused(steps: int) -> None:
+    with pytest.raises(InputError, match=r"steps of a position must lie in \[1, 4\]"):
         TokenSteps(4, steps)
 
 
 def test_no_call_is_refused() -> None:
-    with pytest.raises(InputError, match="at least one network call"):
+    with pytest.raises(InputError, match="at least one network evaluation"):
         TokenSchedule().discretize(0)
 
 
-@pytest.mark.parametrize("kind", [TokenSchedule, lambda order: TokenSteps(4, 2, order)], ids=["window", "lanes"])
+@pytest.mark.parametrize(
+    "kind", [TokenSchedule, lambda order: TokenSteps(4, 2, order)], ids=["TokenSchedule", "TokenSteps"]
+)
 def test_unknown_order_is_refused_with_a_suggestion(kind: type[TokenSchedule]) -> None:
     with pytest.raises(InputError, match="did you mean 'left_to_right'"):
         kind(order="left_to_rigth")  # type: ignore[arg-type]
 
 
 @given(nfe=st.integers(1, 20), steps=st.integers(1, 20), order=orders)
-def test_shares_count_every_step_of_a_position_once_on_average(calls: int, steps: int, order: Order) -> None:
-    token_steps = TokenSteps(calls, min(steps, calls), order)
-    offsets = torch.arange(calls - token_steps.steps + 1)  # every possible start, alike likely
-    step = torch.arange(calls)[:, None]
+def test_shares_count_every_step_of_a_position_once_on_average(nfe: int, steps: int, order: Order) -> None:
+    token_steps = TokenSteps(nfe, min(steps, nfe), order)
+    offsets = torch.arange(nfe - token_steps.steps + 1)  # every possible start, alike likely
+    step = torch.arange(nfe)[:, None]
     share = token_steps.share(step, offsets)
     local = token_steps.local_step(step, offsets)
     counted = torch.zeros(token_steps.steps + 1).index_add_(0, local.flatten(), share.flatten()) / len(offsets)
@@ -162,20 +150,20 @@ def test_shares_count_every_step_of_a_position_once_on_average(calls: int, steps
     width=st.floats(0.01, 1),
     order=orders,
 )
-def test_chunks_run_one_after_the_other(length: int, block: int, calls: int, width: float, order: Order) -> None:
-    token_steps = TokenSchedule(width, order, block).discretize(calls, length)
+def test_blocks_run_one_after_the_other(length: int, block: int, nfe: int, width: float, order: Order) -> None:
+    token_steps = TokenSchedule(width, order, block).discretize(nfe, length)
     blocks = math.ceil(length / block)
-    assert token_steps.nfe <= calls
-    if calls < blocks <= 2 * calls:
+    assert token_steps.nfe <= nfe
+    if nfe < blocks <= 2 * nfe:
         block = 4 * block
         blocks = math.ceil(length / block)
-        assert blocks == 1 or token_steps.turns >= 2
-    if blocks == 1 or calls < blocks:
-        assert token_steps == TokenSchedule(width, order).discretize(calls)
+        assert blocks == 1 or token_steps.turns in (nfe // blocks, block)
+    if blocks == 1 or nfe < blocks:
+        assert token_steps == TokenSchedule(width, order).discretize(nfe)
         return
     assert token_steps.block == block
     assert token_steps.nfe == blocks * token_steps.turns
-    assert token_steps.nfe > calls - blocks or (token_steps.steps == 1 and token_steps.turns == block)
+    assert token_steps.nfe > nfe - blocks or (token_steps.steps == 1 and token_steps.turns == block)
     offsets = token_steps.offsets(3, length, torch.Generator().manual_seed(0))
     first = torch.arange(length) // block * token_steps.turns
     assert bool((offsets >= first).all()) and bool((offsets + token_steps.steps <= first + token_steps.turns).all())
@@ -191,6 +179,6 @@ def test_chunks_run_one_after_the_other(length: int, block: int, calls: int, wid
             assert not share.any()
 
 
-def test_a_negative_chunk_is_refused() -> None:
+def test_a_negative_block_is_refused() -> None:
     with pytest.raises(InputError, match="at least one position"):
         TokenSchedule(0.5, "strided", -1)

@@ -68,7 +68,7 @@ def test_posterior_is_calibrated_on_states_of_the_brownian_chain(source: Source,
     generator = torch.Generator().manual_seed(2)
     law = chain.law(count, generator)
     token = source.draw(count, generator)
-    state = law.draw(token, torch.tensor(level), generator).double()
+    state = law.draw_at_level(token, torch.tensor(level), generator).double()
     remaining = chain.grid.remaining[level].expand(count, 1)
     posterior = joint_posterior(path, source.log_joint, state, remaining)[:, 0]
     hit = torch.nn.functional.one_hot(token[:, 0], source.states)

@@ -8,7 +8,7 @@ import mpmath
 import pytest
 import torch
 
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked_start
 
 S = 0.03756
 # From a state on its token to one beyond the equator; the others are compared with the right angle, where most
@@ -22,12 +22,12 @@ def heat_kernel(dimension: int, remaining: float) -> list[float]:
     # The terms are of order one and cancel to h, so the digits must reach below it.
     digits = int(30 + (max(ANGLES) ** 2 / (2 * remaining) + 5 * n) / math.log(10))
     with mpmath.workdps(digits):
-        order, clock = mpmath.mpf(n - 1) / 2, mpmath.mpf(remaining) / 2
+        order, schedule = mpmath.mpf(n - 1) / 2, mpmath.mpf(remaining) / 2
         cosines = [mpmath.cos(mpmath.mpf(angle)) for angle in ANGLES]
         before, harmonic = [mpmath.mpf(0)] * len(ANGLES), [mpmath.mpf(1)] * len(ANGLES)
         total = [mpmath.mpf(0)] * len(ANGLES)
         for degree in range(10**5):
-            weight = (degree + order) / order * mpmath.exp(-degree * (degree + n - 1) * clock)
+            weight = (degree + order) / order * mpmath.exp(-degree * (degree + n - 1) * schedule)
             total = [t + weight * c for t, c in zip(total, harmonic, strict=True)]
             if degree > n and weight * mpmath.binomial(degree + n - 2, degree) < mpmath.mpf(10) ** -digits:
                 break
@@ -44,12 +44,12 @@ def log_ratios(dimension: int, total: float, remaining: float) -> tuple[torch.Te
     angle = torch.tensor(ANGLES, dtype=torch.float64)
     state = torch.zeros(len(ANGLES), dimension, dtype=torch.float64)
     state[:, 0], state[:, -1] = torch.cos(angle), torch.sin(angle)
-    evidence = Bridge(masked(dimension - 1), total).log_likelihood(state, remaining)[:, 0]
+    evidence = Bridge(masked_start(dimension - 1), total).log_likelihood(state, remaining)[:, 0]
     series = torch.tensor(heat_kernel(dimension, remaining), dtype=torch.float64)
     return (evidence - evidence[0])[1:], (series - series[0])[1:]
 
 
-@pytest.mark.parametrize("noise", [S, S / 2, 0.005])
+@pytest.mark.parametrize("remaining", [S, S / 2, 0.005])
 @pytest.mark.parametrize("dimension", [3, 4, 28])
 def test_evidence_is_the_heat_kernel_to_a_thousandth(dimension: int, remaining: float) -> None:
     """Ten times better than the 1% that is promised, at the paper's total noise and below it."""

@@ -87,7 +87,7 @@ def test_split_spread_marginals_and_gather(base: int) -> None:
     assert digit.shape == (1, V, m)
     assert [int("".join(map(str, row)), base) for row in digit[0].tolist()] == list(range(V))
     level = torch.arange(V).view(1, V)
-    assert torch.equal(chain.spread(level, digit), level[..., None].expand(1, V, m))
+    assert torch.equal(chain.per_sphere(level, digit), level[..., None].expand(1, V, m))
     law = torch.softmax(torch.randn(2, V, generator=torch.Generator().manual_seed(1)), -1)
     dense = torch.zeros(2, m, base)
     for k in range(V):
@@ -101,12 +101,12 @@ def test_without_a_codec_nothing_is_changed() -> None:
     chain = Chain(masked_path(V, S), uniform_in_time(Geometric(), 4))
     value = torch.rand(2, 3, V)
     token = torch.randint(V, (2, 3))
-    assert chain.split(token) is token and chain.spread(token, token) is token
+    assert chain.split(token) is token and chain.per_sphere(token, token) is token
     assert chain.join(value) is value and chain.marginals(value) is value and chain.gather(value) is value
 
 
 def test_digits_need_a_path_over_their_base() -> None:
-    with pytest.raises(InputError, match="digits of base 3 need a path over as many tokens"):
+    with pytest.raises(InputError, match="digits of base 3 need a path over 3 tokens"):
         Chain(masked_path(V, S), uniform_in_time(Geometric(), 4), layout=Layout(V, 3))
 
 
@@ -215,7 +215,7 @@ def test_after_the_switch_digits_stand_on_the_second_bridge() -> None:
     assert 0 < switch < 7 and len(states) == 8
     digit = chain.split(token)
     law = chain.law(count, torch.Generator().manual_seed(11))
-    for step, bridge in ((switch, law.first), (switch + 1, law.second)):
+    for step, bridge in zip((switch, switch + 1), law.laws, strict=True):
         wanted = bridge.draw_at_level(digit, torch.tensor(step), torch.Generator().manual_seed(12))[..., -1]
         found = states[step][..., -1]
         error = ((wanted.var() + found.var()) / found.numel()).sqrt().item()
@@ -241,7 +241,7 @@ def test_the_same_generator_walks_the_same_way(kernel: Kernel) -> None:
     assert torch.equal(first, second)
 
 
-def test_lanes_and_digits_go_together() -> None:
+def test_token_schedule_and_digits_combine() -> None:
     """A token's digits wait, move and finish as one; for independent tokens no window changes the bound."""
     token_steps = TokenSteps(12, 4)
     chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, layout=Layout(V, 3))

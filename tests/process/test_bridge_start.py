@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Start, from_point, masked, uniform
+from rdlm.process.bridge import Start, masked_start, uniform_start
 
 starts = st.builds(Start, st.integers(2, 300), st.floats(0, 1))
 
@@ -27,22 +27,15 @@ def test_a_start_lies_on_the_sphere_at_one_angle_to_all_tokens(start: Start) -> 
     assert point[-1].item() == pytest.approx(start.mask_coordinate)
 
 
-@given(start=starts)
-def test_a_start_is_found_again_from_its_point(start: Start) -> None:
-    found = from_point(start.point(torch.float64))
-    assert found.vocabulary == start.vocabulary
-    assert found.spread == pytest.approx(start.spread, abs=1e-9)
-
-
 def test_masked_is_the_mask_vertex() -> None:
-    assert masked(5).point().tolist() == [0, 0, 0, 0, 0, 1]
-    assert masked(5).angle == pytest.approx(math.pi / 2)
+    assert masked_start(5).point().tolist() == [0, 0, 0, 0, 0, 1]
+    assert masked_start(5).angle == pytest.approx(math.pi / 2)
 
 
 def test_uniform_includes_the_mask() -> None:
-    point = uniform(3).point(torch.float64)
+    point = uniform_start(3).point(torch.float64)
     assert point.tolist() == pytest.approx([0.5] * 4)
-    assert uniform(3).angle == pytest.approx(math.pi / 3)
+    assert uniform_start(3).angle == pytest.approx(math.pi / 3)
 
 
 def test_full_spread_leaves_the_mask() -> None:
@@ -50,8 +43,8 @@ def test_full_spread_leaves_the_mask() -> None:
 
 
 def test_dtype_is_the_asked_one() -> None:
-    assert masked(3).point().dtype == torch.float32
-    assert masked(3).point(torch.float64, "cpu").dtype == torch.float64
+    assert masked_start(3).point().dtype == torch.float32
+    assert masked_start(3).point(torch.float64, "cpu").dtype == torch.float64
 
 
 @pytest.mark.parametrize("vocabulary", [1, 0, -3])
@@ -60,19 +53,7 @@ def test_too_few_tokens_are_refused(vocabulary: int) -> None:
         Start(vocabulary)
 
 
-@pytest.mark.parametrize("strided", [-0.1, 1.1, math.nan])
-def test_spread_outside_its_range_is_refused(spread: float) -> None:
-    with pytest.raises(InputError, match=r"spread of a start must lie in \[0, 1\]"):
-        Start(3, spread)
-
-
-@pytest.mark.parametrize("point", [[0.6, 0.0, 0.8], [0.0, 1.0, 0.0], [-0.6, -0.6, 0.52915026], [0.6, 0.6, -0.52915026]])
-def test_unequal_or_negative_coordinates_are_refused(point: list[float]) -> None:
-    with pytest.raises(InputError, match="the same one on every token"):
-        from_point(torch.tensor(point))
-
-
-@pytest.mark.parametrize("point", [[0.5, 0.5, 0.5], [0.0, 0.0, 0.0], [0.0, 0.0, math.nan]])
-def test_points_off_the_sphere_are_refused(point: list[float]) -> None:
-    with pytest.raises(InputError, match="must lie on the unit sphere"):
-        from_point(torch.tensor(point))
+@pytest.mark.parametrize("token_weight", [-0.1, 1.1, math.nan])
+def test_token_weight_outside_its_range_is_refused(token_weight: float) -> None:
+    with pytest.raises(InputError, match=r"token weight of a start must lie in \[0, 1\]"):
+        Start(3, token_weight)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import projected_paths, radial_paths
@@ -29,7 +29,7 @@ def moment_gaps(found, expected):
 
 
 @pytest.mark.parametrize("time", [0.4, 0.8])
-@pytest.mark.parametrize("start", [masked, uniform])
+@pytest.mark.parametrize("start", [masked_start, uniform_start])
 @pytest.mark.parametrize("dimension", [4, 28])
 def test_projections_of_the_full_process(dimension, start, time):
     bridge, grid = Bridge(start(dimension - 1), CLOCK.total, "logarithm"), uniform_in_time(CLOCK, 200)
@@ -51,7 +51,7 @@ def test_projections_of_the_full_process(dimension, start, time):
 @pytest.mark.parametrize("kind", ["logarithm", "brownian"])
 @pytest.mark.parametrize("dimension", [4, 28])
 def test_radial_process_is_the_angle_of_the_exact_law(dimension, kind):
-    bridge, grid = Bridge(masked(dimension - 1), CLOCK.total, kind), uniform_in_time(CLOCK, 300)
+    bridge, grid = Bridge(masked_start(dimension - 1), CLOCK.total, kind), uniform_in_time(CLOCK, 300)
     table = tabulate(bridge, grid, PATHS, torch.Generator().manual_seed(23))
     radius = list(radial_paths(bridge, grid, PATHS, torch.Generator().manual_seed(24)))
     for level in (75, 180, 270):
@@ -62,16 +62,16 @@ def test_radial_process_is_the_angle_of_the_exact_law(dimension, kind):
 
 def test_radial_process_stays_on_the_sphere():
     grid = uniform_in_time(Geometric(1.0, 9.0), 100)
-    bridge = Bridge(masked(3), grid.total, "logarithm")
+    bridge = Bridge(masked_start(3), grid.total, "logarithm")
     for radius in radial_paths(bridge, grid, 500, torch.Generator().manual_seed(25)):
         assert bool(((radius >= 0) & (radius <= math.pi)).all())
 
 
 def test_independent_noises_bias_the_projection_on_the_start():
     """The paper's Algorithm 3 draws both noises independently; near the end that is seen at d = 4."""
-    bridge, grid, level = Bridge(masked(3), CLOCK.total, "logarithm"), uniform_in_time(CLOCK, 150), 135
+    bridge, grid, level = Bridge(masked_start(3), CLOCK.total, "logarithm"), uniform_in_time(CLOCK, 150), 135
     table = tabulate(bridge, grid, 100_000, torch.Generator().manual_seed(26))
-    truth = (table.radius[level].sin() * table.heading[level]).double()  # x_0 is w for the masked start
+    truth = (table.radius[level].sin() * table.start_cosine[level]).double()  # x_0 is w for the masked start
     gaps = {}
     for coupling in ("joint", "independent"):
         paths = projected_paths(bridge, grid, 100_000, coupling, torch.Generator().manual_seed(27))
