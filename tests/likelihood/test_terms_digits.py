@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from rdlm.sampling.walk import walk
+from rdlm.sampling.sampler import sample_chain
 from scipy import stats
 from torch import Tensor
 
@@ -113,7 +113,7 @@ def test_digits_need_a_path_over_their_base() -> None:
 @pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
 def test_a_group_shares_its_lane(order: Order) -> None:
     token_steps = TokenSteps(16, 4, order)
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, group=2)
+    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, layout=Layout(9, 3, "serial"))
     offsets = chain.offsets(torch.zeros(50, 10, dtype=torch.long), torch.Generator().manual_seed(2))
     assert offsets.shape == (50, 10)
     assert torch.equal(offsets[:, ::2], offsets[:, 1::2])
@@ -193,7 +193,7 @@ def test_samples_have_the_source_as_their_law(base: int, path: str) -> None:
     chosen = masked_path(base, S) if path == "masked" else switching_path(base, S, float(Geometric().remaining(0.6)))
     chain = situation(base, "mixture", 8, chosen)
     count = 20_000
-    token = walk(posterior_of(chain), chain, count // 4, 4, torch.Generator().manual_seed(6))
+    token = sample_chain(posterior_of(chain), chain, count // 4, 4, torch.Generator().manual_seed(6))
     assert token.shape == (count // 4, 4) and int(token.min()) >= 0 and int(token.max()) < V
     found = torch.bincount(token.flatten(), minlength=V).numpy()
     expected = count * SOURCE.log_joint.exp().numpy()
@@ -210,7 +210,7 @@ def test_after_the_switch_digits_stand_on_the_second_bridge() -> None:
         return posterior_of(chain)(state, remaining)
 
     count = 2000
-    token = walk(watched, chain, count, 1, torch.Generator().manual_seed(10))
+    token = sample_chain(watched, chain, count, 1, torch.Generator().manual_seed(10))
     switch = chain.switch
     assert 0 < switch < 7 and len(states) == 8
     digit = chain.split(token)
@@ -227,7 +227,7 @@ def test_after_the_switch_digits_stand_on_the_second_bridge() -> None:
 def test_the_drift_kernel_walks_on_marginals_and_ends_in_tokens() -> None:
     chain = situation(3, "drift", 48)
     count = 8000
-    token = walk(posterior_of(chain), chain, count, 1, torch.Generator().manual_seed(7)).flatten()
+    token = sample_chain(posterior_of(chain), chain, count, 1, torch.Generator().manual_seed(7)).flatten()
     found = torch.bincount(token, minlength=V).double() / count
     assert len(found) == V  # two of the nine codes spell no token, and never come up
     wrong = torch.roll(SOURCE.log_joint.exp(), 1)
@@ -237,7 +237,7 @@ def test_the_drift_kernel_walks_on_marginals_and_ends_in_tokens() -> None:
 @every_kernel
 def test_the_same_generator_walks_the_same_way(kernel: Kernel) -> None:
     chain = situation(2, kernel, 6)
-    first, second = (walk(posterior_of(chain), chain, 20, 3, torch.Generator().manual_seed(8)) for _ in range(2))
+    first, second = (sample_chain(posterior_of(chain), chain, 20, 3, torch.Generator().manual_seed(8)) for _ in range(2))
     assert torch.equal(first, second)
 
 
