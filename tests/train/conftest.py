@@ -22,7 +22,7 @@ class Runs:
 
     @staticmethod
     def tensors(run: Path, which: str = "latest") -> dict[str, Tensor]:
-        path = folder.pointed(run, which)
+        path = folder.find_checkpoint(run, which)
         checkpoint.verify(path)
         found = {part: load_file(path / f"{part}.safetensors") for part in checkpoint.PARTS}
         return {f"{part}/{name}": tensor for part, tensors in found.items() for name, tensor in tensors.items()}

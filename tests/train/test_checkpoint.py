@@ -139,13 +139,13 @@ def test_the_best_is_kept_while_others_go(tmp_path: Path) -> None:
         checkpoint.save(tmp_path, step, PARTS, {}, {})
         folder.point(tmp_path, step, {"step": 10, "bound": 1.0})
     assert sorted(p.name[-2:] for p in tmp_path.glob("checkpoint-*")) == ["10", "30", "40"]
-    assert folder.pointed(tmp_path).name == "checkpoint-00000010"
-    assert folder.pointed(tmp_path, "latest").name == "checkpoint-00000040"
+    assert folder.find_checkpoint(tmp_path).name == "checkpoint-00000010"
+    assert folder.find_checkpoint(tmp_path, "latest").name == "checkpoint-00000040"
     (tmp_path / "best.json").write_text('{"checkpoint": "../../etc"}')
     with pytest.raises(DamagedFileError, match="no checkpoint's name"):
-        folder.pointed(tmp_path)
+        folder.find_checkpoint(tmp_path)
     with pytest.raises(InputError, match="holds no checkpoint"):
-        folder.pointed(tmp_path / "nothing")
+        folder.find_checkpoint(tmp_path / "nothing")
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_a_checkpoint_holds_what_a_method_needs(tmp_path: Path) -> None:
     train(toy_config(steps=2), tmp_path / "run", Toy, load=toy_corpus)
-    path = folder.pointed(tmp_path / "run")
+    path = folder.find_checkpoint(tmp_path / "run")
     state = checkpoint.verify(path)
     assert state["corpus"]["protocol"] == "toy" and state["config"]["training"]["steps"] == 2
     assert read_json(path / "tokenizer.json")["kind"] == "characters"

@@ -86,7 +86,7 @@ def test_sigterm_saves_the_very_step_and_the_run_continues(whole: Path, tmp_path
     with pytest.raises(InterruptedRunError, match="after step 8") as stopped:
         run(place, failing(7, tmp_path / "mark", "terminate"))
     assert stopped.value.code == 143
-    assert folder.pointed(place, "latest").name == "checkpoint-00000008"
+    assert folder.find_checkpoint(place, "latest").name == "checkpoint-00000008"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     run(place)
     runs.assert_same(place, whole)
