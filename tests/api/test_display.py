@@ -79,7 +79,7 @@ def test_everything_is_escaped_and_nothing_runs(model: LanguageModel, traced: Ge
 def test_given_parts_are_marked(model: LanguageModel) -> None:
     made = generate(model, num=2, steps=2, infill="<b_x__&")
     assert made.known == (True, True, False, True, False, False, True)
-    marked = re.findall(f'<span style="{re.escape(display.GIVEN)}">(.*?)</span>', made._repr_html_())
+    marked = re.findall(f'<span style="{re.escape(display.PROMPT)}">(.*?)</span>', made._repr_html_())
     assert [html.unescape(part) for part in marked] == ["<b", "x", "&"] * 2
     assert all(sample.text in Page(made._repr_html_()).text for sample in made.samples)
     assert "underlined" not in generate(model, steps=2)._repr_html_()
@@ -89,19 +89,19 @@ def test_moments_have_buttons_and_one_is_chosen(traced: Generation) -> None:
     first, second = traced._repr_html_(), traced._repr_html_()
     assert first.count('type="radio"') == display.SHOWN_FRAMES == first.count(":checked~div")
     assert first.count(" checked>") == 1
-    assert "call 1 of 40" in first and "the sample" in first
+    assert "step 1 of 40" in first and "the sample" in first
     names = {re.search('name="(rdlm-[0-9a-f]{8}-[0-9]+)"', page)[1] for page in (first, second)}  # type: ignore[index]
     assert len(names) == 2  # shown twice, each has buttons of its own
     assert traced.samples[0].text in Page(first).text
 
 
-def test_sureness_is_the_mean_over_the_walk() -> None:
+def test_certainty_is_the_mean_over_the_steps() -> None:
     frames = [
         Frame(("a", "x"), (0.2, 0.9), ()),
         Frame(("a", "b"), (0.6, 0.5), ()),
         Frame(("a", "b"), (1.0, 1.0), ()),
     ]
-    assert display.sureness(frames) == pytest.approx([0.4, 0.25])
+    assert display.mean_certainty(frames) == pytest.approx([0.4, 0.25])
 
 
 def test_images_are_pictures() -> None:

@@ -23,6 +23,7 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.storage import checkpoint
 from rdlm.storage import config_file as configfile
 from rdlm.storage import run_folder as folder
+from rdlm.storage.manifest import with_checksum
 from rdlm.storage.measurements import fingerprint
 
 ALPHABET = " abcdefg"
@@ -52,7 +53,7 @@ def save(run: Path, protocol: str = "toy | <b>corpus</b>") -> Path:
     described = {"counters": {}, "config": configfile.to_dict(config), "corpus": corpus}
     run.mkdir(parents=True)
     checkpoint.save(run, 7, parts, described, Characters(ALPHABET).to_json())
-    folder.point(run, 7, None)
+    folder.update_pointers(run, 7, None)
     return run
 
 
@@ -146,7 +147,7 @@ def test_what_does_not_fit_is_not_published(model: LanguageModel, tmp_path: Path
 
 def test_a_card_without_an_evaluation_has_no_number(model: LanguageModel, tmp_path: Path) -> None:
     text = (model.save(tmp_path / "out") / "README.md").read_text()
-    assert "came without an evaluation" in text and "bits per character" not in text
+    assert "have not been evaluated" in text and "bits per character" not in text
     assert text.startswith("---\nlibrary_name: rdlm\n") and "trained for 7 steps" in text
     assert "toy \\| &lt;b&gt;corpus&lt;/b&gt;" in text and "<b>" not in text
 
@@ -242,16 +243,16 @@ def test_other_libraries_and_formats_are_named(model: LanguageModel, tmp_path: P
     (place / "config.json").write_text(json.dumps(found | {"format": 9}))
     with pytest.raises(InputError, match="format 9"):
         rdlm.load(place)
-    with pytest.raises(InputError, match="averaged weights alone"):
+    with pytest.raises(InputError, match="averaged weights only"):
         rdlm.load(model.save(tmp_path / "good"), averaged=False)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": {"dtype": "float32"}}, "type and the fingerprint"),
-        ({"weights": {"dtype": ["float32"], "fingerprint": "x"}}, "type and the fingerprint"),
-        ({"files": {"model.safetensors": {"bytes": 1 << 43}}}, "a memory of"),
+        ({"weights": {"dtype": "float32"}}, "type or the fingerprint"),
+        ({"weights": {"dtype": ["float32"], "fingerprint": "x"}}, "type or the fingerprint"),
+        ({"files": {"model.safetensors": {"bytes": 1 << 43, "sha256": "x"}}}, "bytes of memory"),
     ],
 )
 def test_what_is_signed_is_read_with_suspicion(
@@ -264,7 +265,7 @@ def test_what_is_signed_is_read_with_suspicion(
         os.truncate(place / "model.safetensors", 1 << 43)
         change = {"files": found["files"] | change["files"]}
     content = {key: value for key, value in (found | change).items() if key != "sha256"}
-    (place / "config.json").write_text(json.dumps(content | {"sha256": publication._digest(content)}))
+    (place / "config.json").write_text(json.dumps(with_checksum(content)))
     with pytest.raises((DamagedFileError, InputError), match=message):
         rdlm.load(place)
 
@@ -299,7 +300,7 @@ def test_an_empty_box_names_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_name_that_means_nothing_is_explained(boxed: Path) -> None:
-    with pytest.raises(InputError, match=r"not a folder.*in the box \(digits, text8\).*user/name"):
+    with pytest.raises(InputError, match=r"not a folder.*pretrained model \(digits, text8\).*user/name"):
         rdlm.load("nonsense")
     with pytest.raises(InputError, match="did you mean 'digits'"):
         box.path("digit")
@@ -332,7 +333,7 @@ def test_an_evaluation_leaves_a_published_model_alone(
 
     config["corpus"]["protocol"] = load_corpus(rdlm.load(place).config).protocol
     del config["sha256"]
-    (place / "config.json").write_text(json.dumps(config | {"sha256": publication._digest(config)}))
+    (place / "config.json").write_text(json.dumps(with_checksum(config)))
     files = {path.name: path.read_bytes() for path in place.iterdir()}
     assert cli.main(["evaluate", str(place), *quick]) == 0, capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in place.iterdir()} == files

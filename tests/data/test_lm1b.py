@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rdlm.data import load
-from rdlm.data import text as lm1b
+from rdlm.data import load, text
 from rdlm.errors import InputError
 
 
@@ -26,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_padded(bert: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm1b, "LENGTH", 6)
+    monkeypatch.setattr(text, "LM1B_LENGTH", 6)
     corpus = load("lm1b", file=folder)
     assert corpus.protocol == "lm1b-padded"
     rows = [" ".join(bert[i] for i in row) for row in corpus.train]

@@ -73,7 +73,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     good = path.read_bytes()
     path.write_bytes(good[:-1] + b"x")
     for check in (store.read, store.verify):
-        with pytest.raises(DamagedFileError, match=r"train\.bin has SHA-256"):
+        with pytest.raises(DamagedFileError, match=r"train\.bin is damaged: its SHA-256"):
             check(folder)
     path.write_bytes(good)  # at another time than it was made, with what it was made with
     assert store.read(folder).train.shape == (3, 3)

@@ -25,7 +25,7 @@ def small_text8(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A text8 of a hundred characters; its beginning of 74 is pinned like the true one's."""
     whole = (b" the quick brown fox jumps over the lazy dog" * 3)[:100]
     monkeypatch.setattr(text, "TEXT8_START", (80, hashlib.sha256(whole[:80]).hexdigest()))
-    monkeypatch.setattr(text, "TEXT8_CUTS", {"text8": (90, 5, 5), "text8-74m": (64, 5, 5)})
+    monkeypatch.setattr(text, "TEXT8_SPLITS", {"text8": (90, 5, 5), "text8-74m": (64, 5, 5)})
     return whole
 
 
@@ -83,7 +83,7 @@ def test_enwik8_is_cut_by_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest
     dump = bytes(range(100))
     (tmp_path / "enwik8").write_bytes(dump)
     monkeypatch.setattr(text, "ENWIK8_SHA256", hashlib.sha256(dump).hexdigest())
-    monkeypatch.setattr(text, "ENWIK8_CUTS", (90, 5, 5))
+    monkeypatch.setattr(text, "ENWIK8_SPLITS", (90, 5, 5))
     corpus = load("enwik8", file=tmp_path / "enwik8")
     assert corpus.tokenizer.size == 256 and corpus.test.tolist() == list(range(95, 100))
     (tmp_path / "enwik8").write_bytes(dump[:-1])

@@ -62,7 +62,7 @@ def save(
     run.mkdir()
     described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
     checkpoint.save(run, 7, parts, described, tokenizer.to_json())
-    folder.point(run, 7, None)
+    folder.update_pointers(run, 7, None)
     return run
 
 

@@ -170,14 +170,14 @@ def test_no_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     """Then it is the model in the box, where there is one."""
     monkeypatch.setattr(box, "FOLDER", tmp_path / "box")
     assert cli.main(["serve", "--port", "0"]) == 2
-    assert "no model in the box" in capsys.readouterr().err
-    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / box.TEXT)
+    assert "no pretrained model" in capsys.readouterr().err
+    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / box.DEFAULT)
     (model,) = Serve()._models()
-    assert model.name == box.TEXT
+    assert model.name == box.DEFAULT
     service = Service([model], Limits())
     card = service.host(None).card
     service.close()
-    assert card["id"] == box.TEXT and int(str(card["created"])) > 0
+    assert card["id"] == box.DEFAULT and int(str(card["created"])) > 0
 
 
 def test_the_extra_is_named_where_it_is_missing() -> None:

@@ -33,7 +33,7 @@ def test_what_is_left_out_keeps_its_default() -> None:
     assert configfile.from_yaml("") == RunConfig()
     config = configfile.from_yaml("model: {width: 128}\ntraining: {rate: 3e-4, betas: [0.9, 1e-1], steps: 7}\n")
     assert config.model.width == 128
-    assert config.training == TrainingConfig(rate=3e-4, betas=(0.9, 0.1), steps=7)
+    assert config.training == TrainingConfig(lr=3e-4, betas=(0.9, 0.1), steps=7)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_missing_or_huge_file_is_named(tmp_path: Path) -> None:
 def test_difference_names_every_key_that_differs() -> None:
     old = RunConfig()
     assert configfile.difference(old, old) == {}
-    new = replace(old, training=replace(old.training, rate=1e-3, betas=(0.9, 0.95)), data=DataConfig("text8"))
+    new = replace(old, training=replace(old.training, lr=1e-3, betas=(0.9, 0.95)), data=DataConfig("text8"))
     assert configfile.difference(old, new) == {
         "data.name": ("demo", "text8"),
         "training.lr": (3e-4, 1e-3),

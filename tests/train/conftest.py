@@ -31,7 +31,7 @@ class Runs:
     def record(run: Path) -> list[dict[str, Any]]:
         """The lines without what the clock says."""
         clocked = {"seconds", "tokens_per_second"}
-        return [{k: v for k, v in line.items() if k not in clocked} for line in record.lines(run)]
+        return [{k: v for k, v in line.items() if k not in clocked} for line in record.read_lines(run)]
 
     @classmethod
     def assert_same(cls, one: Path, other: Path) -> None:

@@ -18,6 +18,7 @@ from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import checkpoint
 from rdlm.storage import run_folder as folder
 from rdlm.storage.files import read_json
+from rdlm.storage.manifest import with_checksum
 from rdlm.train.loop import train
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
@@ -70,7 +71,7 @@ def test_damage_is_noticed(damage: str, saved: Path) -> None:
 
 
 def test_another_name_is_noticed(saved: Path) -> None:
-    with pytest.raises(DamagedFileError, match="it holds step 7"):
+    with pytest.raises(DamagedFileError, match="its state is of step 7"):
         checkpoint.verify(saved.rename(saved.with_name("checkpoint-00000009")))
 
 
@@ -102,7 +103,7 @@ def test_a_crafted_file_is_refused(saved: Path) -> None:
 def test_another_format_older_or_newer_says_what_to_do(number: int, saved: Path) -> None:
     state = json.loads((saved / "state.json").read_text()) | {"format": number}
     state.pop("sha256")
-    state["sha256"] = checkpoint._digest(state)
+    state = with_checksum(state)
     (saved / "state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match=f"format {number}, this version reads 1: open it with the version"):
         checkpoint.verify(saved)
@@ -137,29 +138,29 @@ def test_a_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, runs, caplog: 
 def test_the_best_is_kept_while_others_go(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         checkpoint.save(tmp_path, step, PARTS, {}, {})
-        folder.point(tmp_path, step, {"step": 10, "bound": 1.0})
+        folder.update_pointers(tmp_path, step, {"step": 10, "bound": 1.0})
     assert sorted(p.name[-2:] for p in tmp_path.glob("checkpoint-*")) == ["10", "30", "40"]
     assert folder.find_checkpoint(tmp_path).name == "checkpoint-00000010"
     assert folder.find_checkpoint(tmp_path, "latest").name == "checkpoint-00000040"
     (tmp_path / "best.json").write_text('{"checkpoint": "../../etc"}')
-    with pytest.raises(DamagedFileError, match="no checkpoint's name"):
+    with pytest.raises(DamagedFileError, match="not the name of a checkpoint"):
         folder.find_checkpoint(tmp_path)
     with pytest.raises(InputError, match="holds no checkpoint"):
         folder.find_checkpoint(tmp_path / "nothing")
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from rdlm.storage.run_folder import claimed\n"
-    code += "with claimed(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    code = "import sys, time; from pathlib import Path; from rdlm.storage.run_folder import locked\n"
+    code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         refusal = pytest.raises(InputError, match=f"is in use by process {holder.pid}; wait for it")
-        with refusal, folder.claimed(tmp_path):
+        with refusal, folder.locked(tmp_path):
             pytest.fail("two runs in one folder")
         holder.kill()
-    with folder.claimed(tmp_path):  # its lock file is still there, its claim is not
+    with folder.locked(tmp_path):  # its lock file is still there, its claim is not
         assert (tmp_path / "lock").read_text() == f"process {os.getpid()}\n"
 
 

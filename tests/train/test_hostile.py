@@ -17,14 +17,15 @@ import torch
 from toy import Toy, toy_config, toy_corpus
 
 import rdlm
-from rdlm.api.language_model import AllocationLimit
 from rdlm.cli import main as cli
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import from_json, train_bpe
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import checkpoint
+from rdlm.storage.allocation_limit import AllocationLimit
 from rdlm.storage.files import read_json
+from rdlm.storage.manifest import with_checksum
 from rdlm.train.loop import train
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3)}
@@ -44,13 +45,13 @@ def signed(path: Path, change: Callable[[dict[str, Any]], object] = lambda state
     for name, entry in state["files"].items():
         content = (path / name).read_bytes()
         entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (path / "state.json").write_text(json.dumps({**state, "sha256": checkpoint._digest(state)}))
+    (path / "state.json").write_text(json.dumps(with_checksum(state)))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 2}', "a key stands twice"),
+        ('{"a": 1, "a": 2}', "a duplicate key"),
         ('{"a": 1e999}', "1e999 is too large"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
         ("[" * 100_000, "recursion"),
@@ -86,7 +87,7 @@ def test_a_file_with_a_hole_is_not_hashed_for_days(saved: Path) -> None:
     state = json.loads((saved / "state.json").read_text())
     state["files"]["ema.safetensors"]["bytes"] = 1 << 43
     state.pop("sha256")
-    (saved / "state.json").write_text(json.dumps({**state, "sha256": checkpoint._digest(state)}))
+    (saved / "state.json").write_text(json.dumps(with_checksum(state)))
     with pytest.raises(InputError, match=r"ema\.safetensors does not fit.* 8,796,093,022,208 bytes, this machine"):
         checkpoint.verify(saved)
 
@@ -98,7 +99,7 @@ def twice(header: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (twice, "a key stands twice"),
+        (twice, "a duplicate key"),
         (lambda h: h.replace(b'"weight"', b'"../../x"'), r"another network or method: '\.\./\.\./x', 'weight'"),
         (lambda h: h.replace(b"[2,3]", b"[3,2]"), r"shape \[3, 2\], not \[2, 3\]"),
         (lambda h: h.replace(b"F32", b"I32"), "type torch.int32, not torch.float32"),
@@ -200,9 +201,9 @@ def test_a_tokenizer_at_which_the_library_panics_is_damage() -> None:
 def test_an_allowance_counts_before_it_allocates() -> None:
     with AllocationLimit(1000, 9), pytest.raises(DamagedFileError, match="larger than its files"):
         torch.empty(1 << 50)
-    with AllocationLimit(1000, 9) as allowance:
+    with AllocationLimit(1000, 9) as limit:
         torch.nn.Linear(10, 10)
-        assert allowance.left == 1000 - 4 * 110
+        assert limit.bytes_left == 1000 - 4 * 110
         with pytest.raises(DamagedFileError, match="larger"):
             torch.nn.Linear(20, 20)
     with AllocationLimit(1000, 2), pytest.raises(DamagedFileError, match="larger"):
@@ -215,7 +216,7 @@ def test_another_runs_checkpoint_is_not_continued(tmp_path: Path) -> None:
     swapped = tmp_path / "0" / "checkpoint-00000005"
     shutil.rmtree(swapped)
     shutil.copytree(tmp_path / "1" / swapped.name, swapped)
-    with pytest.raises(InputError, match=r"checkpoint-00000005 holds a run with another configuration: training\.seed"):
+    with pytest.raises(InputError, match=r"checkpoint-00000005 belongs to a run with another configuration: training\.seed"):
         train(toy_config(steps=5), tmp_path / "0", Toy, load=toy_corpus)
 
 
@@ -224,7 +225,7 @@ def test_other_data_is_not_continued_unless_it_is_accepted(tmp_path: Path) -> No
         return replace(toy_corpus(config), digest="of an edited file")
 
     train(toy_config(steps=5), tmp_path / "run", Toy, load=toy_corpus)
-    with pytest.raises(InputError, match="was trained on other data than the corpus 'toy' holds now"):
+    with pytest.raises(InputError, match="was trained on other data than the corpus 'toy' now contains"):
         train(toy_config(steps=5), tmp_path / "run", Toy, load=edited)
     result = train(toy_config(steps=5), tmp_path / "run", Toy, load=edited, accept_changes=True)
     assert result.steps == 5

@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_learns_and_leaves_everything_behind(whole: Path, runs) -> None:
     result = run(whole)  # finished: nothing is trained, the result is the same
     assert (result.steps, result.skipped, result.unit) == (20, 0, "bits per character")
-    lines = record.lines(whole)
+    lines = record.read_lines(whole)
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     bounds = [line["bits"] for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in lines if line["kind"] == "validation"] == [10, 20]
@@ -178,7 +178,7 @@ def test_a_corpus_shorter_than_the_length_is_named(tmp_path: Path) -> None:
         train(config, tmp_path / "run", Toy, load=toy_corpus)
     assert not (tmp_path / "run").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="not a folder that can be written"):
+    with pytest.raises(InputError, match="not a writable folder"):
         train(toy_config(), tmp_path / "file" / "run", Toy, load=toy_corpus)
 
 

@@ -100,7 +100,7 @@ def first_available(archives: tuple[Archive, ...], read: Callable[[Archive, Path
     If there is none, the error gives the reason for each. A downloaded archive that `read` refuses is deleted.
     """
     reasons: list[Exception] = []
-    for archive in sorted(archives, key=lambda archive: not fetch.archive_path(one).exists()):
+    for archive in sorted(archives, key=lambda archive: not fetch.archive_path(archive).exists()):
         cached = fetch.archive_path(archive).exists()
         try:
             return read(archive, fetch.fetch(archive)), archive.origin

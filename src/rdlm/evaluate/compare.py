@@ -45,7 +45,7 @@ from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate, update, write_line
 from rdlm.train.parallel import Team, team
 from rdlm.train.record import Record
-from rdlm.train.run import Build, Run, load_corpus, opened
+from rdlm.train.run import Build, Run, load_corpus, open_run
 from rdlm.train.validation import held_out, unit_of
 
 SLICE = 50
@@ -68,7 +68,7 @@ class Entrant:
 def entered(config: RunConfig, folder: Path, members: Team, corpus: Corpus, build: Build) -> Iterator[Entrant]:
     """Yield the run of a configuration as an entrant."""
     with (
-        opened(config, folder, members, build, load=lambda _: corpus) as run,
+        open_run(config, folder, members, build, load=lambda _: corpus) as run,
         Record(folder, run.counters.step) as record,
     ):
         yield Entrant(config.method, run, record)

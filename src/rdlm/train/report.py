@@ -132,7 +132,9 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def image_of(ids: Sequence[int], shape: tuple[int, int, int], levels: int) -> NDArray[np.uint8]:
     """Return the image [height, width, channels] of the ids; an id of -1 becomes black."""
-    return (np.maximum(np.array(ids), 0) * 255 // (levels - 1)).astype(np.uint8).reshape(shape)
+    found = np.maximum(np.array(ids), 0)  # [height * width * channels]
+    pixels: NDArray[np.uint8] = (found * 255 // (levels - 1)).astype(np.uint8)
+    return pixels.reshape(shape)
 
 
 def _table(rows: Mapping[str, str]) -> str:
