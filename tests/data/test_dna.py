@@ -131,7 +131,7 @@ def test_bad_promoter_files_are_refused(cache: Path, tmp_path: Path) -> None:
     short = {s: ids[:, :1000] for s, ids in IDS.items()}
     high = {s: ids + 1 for s, ids in IDS.items()}
     soft = {s: np.full((n, 1024, 4), 0.25) for s, n in COUNTS.items()}
-    for ids, message in ((short, "not both"), (high, "bases must be 0 to 3"), (soft, "single 1")):
+    for ids, message in ((short, "not both"), (high, "bases must be 0 to 3"), (soft, "exactly one 1")):
         with pytest.raises(InputError, match=message):
             load("promoter", file=as_npz(tmp_path / "p.npz", ids))
     np.savez(tmp_path / "p.npz", train_sequence=IDS["train"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.data import tokenizer as tk
-from rdlm.data.tokenizer import train_bpe, wordpiece
+from rdlm.data.tokenizer import from_json, train_bpe, wordpiece
 from rdlm.errors import DamagedFileError, InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "un", "##happy", ",", "sat"]
@@ -110,3 +110,10 @@ def test_a_damaged_description_is_named(description: dict[str, str]) -> None:
 @pytest.mark.parametrize(("size", "width"), [(2, 1), (256, 1), (257, 2), (65536, 2), (65537, 4)])
 def test_id_type_is_the_smallest(size: int, width: int) -> None:
     assert tk.id_type(size).itemsize == width
+
+
+def test_a_tokenizer_at_which_the_library_panics_is_refused() -> None:
+    model = train_bpe(["some text of mine, some text"], 270).to_json()["model"]
+    model["model"]["continuing_subword_prefix"] = "longer than a merge"
+    with pytest.raises(DamagedFileError, match="a bpe tokenizer that cannot be read"):
+        from_json({"kind": "bpe", "model": model})

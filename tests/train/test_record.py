@@ -3,14 +3,19 @@ from __future__ import annotations
 import importlib.util
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from toy import Toy, toy_config, toy_corpus
 
+from rdlm.errors import DamagedFileError
 from rdlm.train import record
+from rdlm.train.loop import train
 from rdlm.train.record import Record
+from tests.storage.crafted import rewrite_state
 
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
 
@@ -81,3 +86,32 @@ def files_up_to(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(step=4),
+        lambda c: c.update(updates="5"),
+        lambda c: c.update(seconds=None),
+        lambda c: c.update(best={"step": "../..", "bound": 1.0, "stderr": 0.1}),
+        lambda c: c.update(window=-1),
+        lambda c: c.update(best={"step": 99, "bound": 1.0, "stderr": 0.1}),
+        lambda c: c.pop("loss"),
+        lambda c: c.update(extra=1),
+        lambda c: c.update(updates=True),
+    ],
+)
+def test_invalid_counters_are_refused(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    train(toy_config(steps=5), tmp_path / "run", Toy, load=toy_corpus)
+    rewrite_state(tmp_path / "run" / "checkpoint-00000005", lambda state: change(state["counters"]))
+    with pytest.raises(DamagedFileError, match="counter"):
+        train(toy_config(steps=5), tmp_path / "run", Toy, load=toy_corpus)
+
+
+def test_lines_of_version_0_1_0_are_read_with_the_new_key_of_the_learning_rate(tmp_path: Path) -> None:
+    (tmp_path / "record.jsonl").write_text('{"kind": "step", "step": 5, "loss": 2.5, "rate": 0.25}\n')
+    with Record(tmp_path, 5) as lines:
+        lines.write("step", 10, loss=2.0, lr=0.125)
+    assert [line["lr"] for line in record.read_lines(tmp_path)] == [0.25, 0.125]
+    assert all("rate" not in line for line in record.read_lines(tmp_path))
