@@ -12,7 +12,7 @@ import pytest
 from rdlm.storage import config_file
 from rdlm.train import record
 
-from .test_golden import golden
+from .test_golden import RECORD, golden
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "resumed-0.1.json").read_text("utf-8"))
@@ -55,6 +55,7 @@ def test_an_old_run_continues_as_it_did(old_run: Path) -> None:
         assert {key: line[key] for key in numbers} == pytest.approx(numbers, rel=1e-5)
 
 
+@pytest.mark.skipif(RECORD["about"] != golden.about(), reason="samples of another torch or processor may differ")
 def test_an_old_run_is_evaluated_as_it_was(old_run: Path) -> None:
     options = ("--calls", "6", "--sequences", "6", "--evaluations", "24", "--samples", "2")
     metrics = json.loads(command("evaluate", str(old_run), *options, "--json"))["metrics"]

@@ -76,12 +76,12 @@ def sample(found: Sample) -> str:
     return f'<div style="{FAINT}">seed {found.seed}</div><div style="{TEXT}">{_safe(found.text)}</div>'
 
 
-def generation(made: Generation) -> str:
+def generation(result: Generation) -> str:
     """Return the samples with prompt tokens marked, and the steps of the first one if they were recorded."""
-    bound = "covered by the likelihood bound of this sampler" if made.claims_bound else "not covered by a bound"
-    count = len(made.samples)
-    head = f"{count} sample{'s' * (count > 1)}, {made.network_calls} NFE each, {bound}"
-    body = _picture(made) if made.model is not None and made.model.kind == "image" else "".join(_texts(made))
+    bound = "covered by the likelihood bound of this sampler" if result.claims_bound else "not covered by a bound"
+    count = len(result.samples)
+    head = f"{count} sample{'s' * (count > 1)}, {result.network_calls} NFE each, {bound}"
+    body = _picture(result) if result.model is not None and result.model.kind == "image" else "".join(_texts(result))
     return f'<div style="max-width:60em"><div style="{FAINT}">{head}</div>{body}</div>'
 
 
@@ -109,27 +109,27 @@ def score(found: Score) -> str:
 # -- samples -----------------------------------------------------------------------------------------
 
 
-def _texts(made: Generation) -> Iterator[str]:
-    frames = made.trace.frames if made.trace is not None else []
-    if any(made.known) or frames:
-        legend = ["underlined: prompt"] * any(made.known)
+def _texts(result: Generation) -> Iterator[str]:
+    frames = result.trace.frames if result.trace is not None else []
+    if any(result.known) or frames:
+        legend = ["underlined: prompt"] * any(result.known)
         legend += ["blue: mean probability of the token over the steps in which it was the most likely"] * bool(frames)
         yield f'<div style="{FAINT}">{"; ".join(legend)}</div>'
-    for index, found in enumerate(made.samples[:SHOWN_SAMPLES]):
-        text = _traced(frames, made.known) if frames and index == 0 else _marked(made, found)
+    for index, found in enumerate(result.samples[:SHOWN_SAMPLES]):
+        text = _traced(frames, result.known) if frames and index == 0 else _marked(result, found)
         yield f'<div style="{TEXT}" title="seed {found.seed}">{text}</div>'
-    yield _rest(len(made.samples), "samples")
+    yield _rest(len(result.samples), "samples")
     if frames:
         yield _steps(frames)
 
 
-def _marked(made: Generation, found: Sample) -> str:
+def _marked(result: Generation, found: Sample) -> str:
     """Return the text of a sample with the prompt tokens marked."""
-    if made.model is None or not any(made.known):
+    if result.model is None or not any(result.known):
         return _safe(found.text)
     parts = []
-    for known, run in itertools.groupby(zip(made.known, found.tokens, strict=True), key=lambda pair: pair[0]):
-        text = _safe(made.model.tokenizer.decode([token for _, token in run]))
+    for known, run in itertools.groupby(zip(result.known, found.tokens, strict=True), key=lambda pair: pair[0]):
+        text = _safe(result.model.tokenizer.decode([token for _, token in run]))
         parts.append(f'<span style="{PROMPT}">{text}</span>' if known else text)
     return "".join(parts)
 
@@ -184,12 +184,12 @@ def _steps(frames: Sequence[Frame]) -> str:
     )
 
 
-def _picture(made: Generation) -> str:
+def _picture(result: Generation) -> str:
     from rdlm.api.render import picture
     from rdlm.data.image import encode_png
 
-    assert made.model is not None
-    content = base64.b64encode(encode_png(picture(made.model, made.samples))).decode()
+    assert result.model is not None
+    content = base64.b64encode(encode_png(picture(result.model, result.samples))).decode()
     return f'<img alt="samples" style="image-rendering:pixelated" src="data:image/png;base64,{content}">'
 
 

@@ -205,6 +205,7 @@ def verify(path: Path) -> dict[str, Any]:
     manifest = Manifest.parse(
         path / CONFIG, state.get("files"), required=(WEIGHTS, TOKENIZER), optional=OPTIONAL, advice=ADVICE
     )
+    manifest.check_sizes()
     manifest.check_memory()
     manifest.verify()
     return state
@@ -212,14 +213,15 @@ def verify(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path, state: Mapping[str, Any], template: checkpoint.Tensors) -> dict[str, Tensor]:
     """Return the weights in the type of the file; names and shapes must equal the template's."""
-    stored = TYPES[state["weights"]["dtype"]]
-    like = {name: torch.empty_like(wanted, dtype=stored, device="meta") for name, wanted in template.items()}
-    return checkpoint.read_part(path, Path(WEIGHTS).stem, like)
+    dtype = TYPES[state["weights"]["dtype"]]
+    stored = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in template.items()}
+    return checkpoint.read_part(path, Path(WEIGHTS).stem, stored)
 
 
 # -- the model card ---------------------------------------------------------------------------------
 
 
+KINDS = {"text": "A text model", "image": "An image model", "dna": "A DNA model"}
 USES = {
     "text": ("samples = model.generate(num=3)", 'print(model.score(["some text"])[0])'),
     "dna": ("samples = model.generate(num=3)", 'print(model.score(["ACGTACGT"])[0])'),
@@ -272,7 +274,7 @@ def _summary(model: LanguageModel, step: int | None) -> Iterator[str]:
     about, licence = model.about, model.about.get("licence")
     trained = "" if step is None else f" It was trained for {step:,} steps."
     yield (
-        f"A {model.kind} model trained with the method {_plain(model.config.method)}: {model.parameters:,} parameters, "
+        f"{KINDS[model.kind]} trained with the method {_plain(model.config.method)}: {model.parameters:,} parameters, "
         f"sequences of {model.length} tokens, a vocabulary of {model.tokenizer.size}.{trained}"
     )
     yield ""

@@ -88,16 +88,12 @@ def _write_files(
 
 def describe(path: Path) -> dict[str, Any]:
     """Return state.json after checking its checksum, its format and the sizes of all files."""
-    state, manifest = _read_state(path)
-    manifest.check_sizes()
-    manifest.check_memory()
-    return state
+    return _read_state(path)[0]
 
 
 def verify(path: Path) -> dict[str, Any]:
     """Return state.json after checking everything that does not depend on the run, contents of files included."""
     state, manifest = _read_state(path)
-    manifest.check_memory()
     manifest.verify()
     return state
 
@@ -113,7 +109,10 @@ def _read_state(path: Path) -> tuple[dict[str, Any], Manifest]:
     if type(state.get("step")) is not int or path.name != name_of(state["step"]):
         raise damaged(path, f"its state is of step {state.get('step')!r}, which its name contradicts")
     required = {TOKENIZER, *(f"{part}.safetensors" for part in PARTS)}
-    return state, Manifest.parse(file, state.get("files"), required=required)
+    manifest = Manifest.parse(file, state.get("files"), required=required)
+    manifest.check_sizes()
+    manifest.check_memory()
+    return state, manifest
 
 
 def read_part(path: Path, part: str, template: Tensors) -> dict[str, Tensor]:
