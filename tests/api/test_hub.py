@@ -13,8 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 import rdlm
-from rdlm.api import hub
-from rdlm.api import publish as publication
+from rdlm.api import hub, publish
 from rdlm.api.language_model import LanguageModel
 from rdlm.cli import main as cli
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
@@ -95,7 +94,7 @@ def test_only_our_files_are_fetched_and_the_newest(online: Hub) -> None:
     model.push_to_hub("somebody/letters")
     (online.folder / "somebody" / "letters" / "pytorch_model.bin").write_bytes(b"\x80\x04")
     first = rdlm.load("somebody/letters")
-    assert set(online.fetched) <= set(publication.FILES) and online.fetched[0] == "config.json"
+    assert set(online.fetched) <= set(publish.FILES) and online.fetched[0] == "config.json"
     next(iter(model.method.network.parameters())).data.add_(1)
     model.push_to_hub("somebody/letters")
     assert fingerprint(rdlm.load("somebody/letters").method.network) == fingerprint(model.method.network)
@@ -167,7 +166,7 @@ def test_refusals_say_what_to_do(online: Hub, monkeypatch: pytest.MonkeyPatch, e
         tiny().push_to_hub("somebody/letters")
 
 
-def test_offline_asks_nobody_and_uses_what_is_there(
+def test_offline_uses_the_cache_without_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The library itself, in its offline mode, in which all tests run."""
@@ -178,7 +177,7 @@ def test_offline_asks_nobody_and_uses_what_is_there(
     assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"not pushed.*HF_HUB_OFFLINE is set"):
         tiny().push_to_hub("somebody/letters")
-    publication.write(tiny(), tmp_path / "hub" / "somebody" / "letters", name="somebody/letters")
+    publish.write(tiny(), tmp_path / "hub" / "somebody" / "letters", name="somebody/letters")
     assert rdlm.load("somebody/letters").name == "somebody/letters"
 
 

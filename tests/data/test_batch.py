@@ -51,7 +51,7 @@ def test_permutations_differ_by_seed_and_epoch_and_look_random() -> None:
     assert stays < 0.005  # neighbours stay neighbours with probability 1/5000
 
 
-def test_an_epoch_deals_every_chunk_once_and_drops_the_rest() -> None:
+def test_an_epoch_has_every_row_once_and_drops_the_remainder() -> None:
     batches = Batches(STREAM, "train", batch_size=2)
     assert len(batches.rows) == 10
     seen = torch.cat([batches.batch(step).ids for step in range(5)])

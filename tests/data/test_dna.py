@@ -64,7 +64,7 @@ def test_chr22_splits_share_no_base(plant: Planter, monkeypatch: pytest.MonkeyPa
     assert not covered["validation"] & covered["test"]
 
 
-def test_regulatory_asks_for_its_licence_and_splits_by_chromosome(plant: Planter) -> None:
+def test_regulatory_needs_its_licence_accepted_and_splits_by_chromosome(plant: Planter) -> None:
     header = "chr\tsequence\tTAG\n"
     cells = ("GM12878_E1", "HepG2_E2", "K562_E3", "hESCT0_E4")
     chromosomes = ["chr1", "chr2", "chr3", "chrX", "chr11"]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdlm.data import corpus as catalogue
-from rdlm.data import load, store
+from rdlm.data import corpus, load, store
 from rdlm.data.tokenizer import Levels
 from rdlm.errors import DamagedFileError, InputError
 
@@ -100,7 +99,7 @@ def test_requests_are_checked_before_any_work(cache: Path) -> None:
 
 
 def test_every_recipe_is_complete() -> None:
-    for name, recipe in catalogue.RECIPES.items():
+    for name, recipe in corpus.RECIPES.items():
         assert recipe.name == name and recipe.licence and recipe.summary and recipe.length > 0
         assert set(recipe.fallback) <= set(recipe.protocols)
         assert recipe.archives or "file" in recipe.options

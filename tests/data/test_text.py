@@ -82,7 +82,7 @@ def test_text8_falls_back_to_enwik8_and_says_so(
         load("text8", protocol="text8")
 
 
-def test_enwik8_is_cut_by_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enwik8_is_split_by_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = bytes(range(100))
     (tmp_path / "enwik8").write_bytes(dump)
     monkeypatch.setattr(text, "ENWIK8_SHA256", hashlib.sha256(dump).hexdigest())

@@ -36,7 +36,7 @@ def test_average_follows_the_recursion(decay: float) -> None:
     assert average.updates == 50
 
 
-def test_swap_lends_the_average_and_gives_back_the_parameters_even_after_an_error() -> None:
+def test_swap_restores_the_parameters_even_after_an_error() -> None:
     network = nn.Linear(3, 2)
     average = MovingAverage(network, 0.9)
     walk(network, average, 5)

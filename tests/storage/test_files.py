@@ -30,7 +30,7 @@ def test_write_atomic_makes_folders_and_stores(tmp_path: Path, content: bytes | 
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_the_users_mask_says_who_may_read(tmp_path: Path, mask: int, mode: int) -> None:
+def test_the_umask_decides_who_may_read(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
         write_atomic(tmp_path / "file", "content")

@@ -11,7 +11,7 @@ from rdlm.model.network import build
 from rdlm.train.optimizer import UPDATE_RMS, Muon, Optimizer, hidden_matrices, lr, orthogonal
 
 
-def test_the_rate_warms_up_and_falls() -> None:
+def test_the_learning_rate_warms_up_and_decays() -> None:
     config = TrainingConfig(steps=110, warmup=10, lr=2.0, decay="cosine")
     assert [lr(config, step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
     assert lr(config, 10) == pytest.approx(2.0)
@@ -77,7 +77,7 @@ def test_orthogonal_matrices_keep_singular_vectors_and_lose_singular_values(rows
 
 
 @pytest.mark.parametrize("kernel", [(), (3,)])
-def test_an_update_has_the_size_that_the_rate_says(kernel: tuple[int, ...]) -> None:
+def test_the_rms_of_an_update_follows_the_learning_rate(kernel: tuple[int, ...]) -> None:
     matrix = nn.Parameter(torch.zeros(64, 32, *kernel))
     muon = Muon([matrix], lr=0.1, weight_decay=0.0)
     matrix.grad = 1e-4 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0))

@@ -118,7 +118,7 @@ def test_a_checkpoint_of_shards_is_whole(pair: Path) -> None:
     assert json.dumps(states[0]["corpus"]) == json.dumps(states[1]["corpus"])
 
 
-def test_one_member_is_a_team() -> None:
+def test_one_process_is_a_team() -> None:
     with team("cpu", {}) as members:
         assert members == Team()
         assert members.add([1.0, 2.0]) == [1.0, 2.0]

@@ -20,7 +20,7 @@ from tests.storage.crafted import rewrite_state
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
 
 
-def test_lines_beyond_a_step_are_cut_and_halves_are_dropped(tmp_path: Path) -> None:
+def test_lines_after_a_step_and_incomplete_lines_are_removed(tmp_path: Path) -> None:
     with Record(tmp_path, 0) as lines:
         for step in range(1, 6):
             lines.write("step", step, loss=1 / step)
@@ -36,7 +36,7 @@ def test_lines_beyond_a_step_are_cut_and_halves_are_dropped(tmp_path: Path) -> N
     assert found[2]["loss"] == 1 / 3  # a float comes back as it was
 
 
-def test_damage_inside_cuts_what_follows(tmp_path: Path) -> None:
+def test_a_damaged_line_removes_those_after_it(tmp_path: Path) -> None:
     path = tmp_path / record.NAME
     path.write_bytes(b'{"kind": "step", "step": 1}\n[]\n{"kind": "step", "step": 2}\n')
     record.truncate(path, 9)
@@ -60,9 +60,9 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path) -> Non
         with Record(tmp_path, begin) as lines:
             for step in range(begin + 1, begin + 4):
                 lines.write("step", step, loss=scale * step, note=None)
-    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert board.Tags()["scalars"] == ["step/loss"]
-    shown = [(event.step, event.value) for event in board.Scalars("step/loss")]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["step/loss"]
+    shown = [(event.step, event.value) for event in events.Scalars("step/loss")]
     assert shown == [(1, 1.0), (2, 2.0), (3, 6.0), (4, 8.0), (5, 10.0)]
 
 

@@ -45,7 +45,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     with Record(tmp_path, 0) as lines:
         for step in (5, 10):
             lines.write("step", step, loss=3.0 / step)
@@ -62,7 +62,7 @@ def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
     assert not re.search(r"https?://", page)
 
 
-def test_a_code_that_spells_nothing_is_shown_as_such() -> None:
+def test_an_invalid_id_becomes_a_replacement_character() -> None:
     tokenizer = toy_corpus(toy_config()).tokenizer
     assert text_of(tokenizer, [0, -1, -1, 0]) == " \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER} "
 
