@@ -15,7 +15,7 @@ class InterruptedRunError(Exception):
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(
-            f"interrupted after step {step}, whose checkpoint is saved; the same command continues from there"
+            f"interrupted after step {step}, which is saved; the same command continues from there"
         )
         self.code = 128 + number
 
