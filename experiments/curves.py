@@ -15,7 +15,7 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
     """Draw the loss of each run's record over its steps, and the bounds of its validations with their intervals."""
     with canvas(path, columns=2) as (losses, bounds):
         for number, run in enumerate(runs):
-            lines = record.lines(run)
+            lines = record.read_lines(run)
             if not lines:
                 raise InputError(f"{run} has no record of training: give folders that rdlm train has made")
             steps = [line for line in lines if line["kind"] == "step" and line["loss"] is not None]

@@ -28,7 +28,7 @@ KEYS = {"method", "bound", "stderr", "unit", "claims_bound", "relative_step_cost
 
 
 def weights(run):
-    return load_file(folder.pointed(run, "latest") / "ema.safetensors")
+    return load_file(folder.find_checkpoint(run, "latest") / "ema.safetensors")
 
 
 def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
@@ -69,7 +69,7 @@ def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatc
     assert [(name, set(found)) for name, found in tried.items()] == [(m, {"1e-06", "0.003"}) for m in contest.methods]
     assert [row["lr"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
     for row in rows:
-        assert folder.pointed(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
+        assert folder.find_checkpoint(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
         assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
     monkeypatch.setattr("rdlm.evaluate.compare.race", None)
     assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is tried again

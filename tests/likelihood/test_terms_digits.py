@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from rdlm.sampling.sampler import sample_chain
 from scipy import stats
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from rdlm.process.layout import Layout
 from rdlm.process.order import Order, TokenSteps
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
+from rdlm.sampling.sampler import sample_chain
 
 S = Geometric().total
 V = 7
@@ -113,7 +113,9 @@ def test_digits_need_a_path_over_their_base() -> None:
 @pytest.mark.parametrize("order", ["random", "strided", "left_to_right"])
 def test_a_group_shares_its_lane(order: Order) -> None:
     token_steps = TokenSteps(16, 4, order)
-    chain = Chain(masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, layout=Layout(9, 3, "serial"))
+    chain = Chain(
+        masked_path(3, S), uniform_in_time(Geometric(), 4), asynchronous=token_steps, layout=Layout(9, 3, "serial")
+    )
     offsets = chain.offsets(torch.zeros(50, 10, dtype=torch.long), torch.Generator().manual_seed(2))
     assert offsets.shape == (50, 10)
     assert torch.equal(offsets[:, ::2], offsets[:, 1::2])
@@ -237,7 +239,9 @@ def test_the_drift_kernel_walks_on_marginals_and_ends_in_tokens() -> None:
 @every_kernel
 def test_the_same_generator_walks_the_same_way(kernel: Kernel) -> None:
     chain = situation(2, kernel, 6)
-    first, second = (sample_chain(posterior_of(chain), chain, 20, 3, torch.Generator().manual_seed(8)) for _ in range(2))
+    first, second = (
+        sample_chain(posterior_of(chain), chain, 20, 3, torch.Generator().manual_seed(8)) for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 

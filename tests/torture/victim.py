@@ -135,7 +135,7 @@ def traces(run: Path) -> dict[str, bytes]:
     found = {name: (path / name).read_bytes() for name in state["files"]}
     counters = {key: value for key, value in state["counters"].items() if key != "seconds"}
     clocked = {"seconds", "tokens_per_second"}
-    lines = [{key: value for key, value in line.items() if key not in clocked} for line in record.lines(run)]
+    lines = [{key: value for key, value in line.items() if key not in clocked} for line in record.read_lines(run)]
     return found | {"counters": json.dumps(counters).encode(), "record": json.dumps(lines).encode()}
 
 

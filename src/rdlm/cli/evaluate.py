@@ -139,7 +139,9 @@ class Evaluate:
 
         folder = model.folder
         assert folder is not None  # `rdlm.load` always says where the checkpoint is
-        published = publication.holds(folder)  # its files are as they were published, perhaps nobody may write there
+        published = publication.is_published(
+            folder
+        )  # its files are as they were published, perhaps nobody may write there
         home = Path("runs") / f"published-{Path(model.name).name}" if published else folder.parent
         out = self.out or home / f"evaluation-{self.split}"
         write_atomic(out / "evaluation.json", json.dumps(result, indent=2, allow_nan=False) + "\n")

@@ -45,7 +45,7 @@ from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate, update, write_line
 from rdlm.train.parallel import Team, team
 from rdlm.train.record import Record
-from rdlm.train.run import Build, Run, load_corpus, opened
+from rdlm.train.run import Build, Run, load_corpus, open_run
 from rdlm.train.validation import held_out, unit_of
 
 SLICE = 50
@@ -68,7 +68,7 @@ class Entrant:
 def entered(config: RunConfig, folder: Path, members: Team, corpus: Corpus, build: Build) -> Iterator[Entrant]:
     """Yield the run of a configuration as an entrant."""
     with (
-        opened(config, folder, members, build, load=lambda _: corpus) as run,
+        open_run(config, folder, members, build, load=lambda _: corpus) as run,
         Record(folder, run.counters.step) as record,
     ):
         yield Entrant(config.method, run, record)
@@ -84,7 +84,7 @@ def race(entrants: Sequence[Entrant], total: int, interruption: Interruption) ->
                 progress.update(_advance(entrant, target, interruption))
             for entrant in entrants:
                 _save(entrant, done=target == total or bool(interruption.received))
-            interruption.obey(min(entrant.run.counters.step for entrant in entrants))
+            interruption.raise_if_received(min(entrant.run.counters.step for entrant in entrants))
 
 
 def pace(configs: Sequence[RunConfig], members: Team, corpus: Corpus, build: Build) -> dict[str, float]:
@@ -99,7 +99,7 @@ def pace(configs: Sequence[RunConfig], members: Team, corpus: Corpus, build: Bui
                 begin = entrant.run.counters.seconds
                 _advance(entrant, target, interruption)
                 spent[entrant.name].append((entrant.run.counters.seconds - begin) / PILOT)
-            interruption.obey(0)
+            interruption.raise_if_received(0)
         return {name: statistics.median(values[1:]) for name, values in spent.items()}
 
 
@@ -261,7 +261,7 @@ def compare(
         race(entrants, total, interruption)
         rows = []
         for entrant in entrants:
-            interruption.obey(total)
+            interruption.raise_if_received(total)
             rows.append(_row(contest, entrant, folder))
         return _finish(contest, folder, rows, found)
 
@@ -275,7 +275,7 @@ def _searched(
     batch = held_out(corpus, contest.config.data.length, sequences, contest.config.training.seed)
 
     def judge(entrant: Entrant) -> float:
-        interruption.obey(contest.trial)
+        interruption.raise_if_received(contest.trial)
         with entrant.run.averaged():
             return repeated_bound(entrant.run.method, batch, contest.nfe, contest.config.training.seed).bits
 

@@ -147,7 +147,7 @@ def check_same_data(model: LanguageModel, corpus: Corpus) -> None:
 
 def held_out(corpus: Corpus, split: Split, length: int, count: int, seed: int) -> Batch:
     """Return `count` sequences of a split, chosen by the seed, or all of them if there are fewer."""
-    rows = Batches(corpus, split, batch_size=1, length=length).chunks
+    rows = len(Batches(corpus, split, batch_size=1, length=length).rows)
     return Batches(corpus, split, batch_size=min(count, rows), length=length, seed=seed).batch(0)
 
 

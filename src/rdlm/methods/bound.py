@@ -37,7 +37,6 @@ from rdlm.process.law import LawName
 from rdlm.process.order import TokenSchedule
 from rdlm.process.simulated import simulated_law
 from rdlm.random import generator_of
-from rdlm.train.validation import Bound, on, part
 
 Estimator = Literal["steps", "path"]
 States = Literal["exact", "simulated"]
@@ -47,6 +46,26 @@ PIECE = 64
 
 REPEATS = (3, 32)
 """Fewest estimates of a rival's bound of the same sequences, and most unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The mean bound of sequences in nats, with its standard error."""
+
+    mean: float
+    stderr: float
+    tokens: int
+    """Tokens per sequence."""
+
+    @property
+    def bits(self) -> float:
+        """Return the bound in bits per token."""
+        return self.mean / self.tokens / math.log(2)
+
+    @property
+    def margin(self) -> float:
+        """Return half the width of the 95% interval, in bits per token."""
+        return 1.96 * self.stderr / self.tokens / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -131,7 +150,7 @@ def repeated_bound(
 def _estimate(method: Method, batch: Batch, nfe: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
     place = next(method.network.parameters()).device
     pieces = [slice(first, first + PIECE) for first in range(0, len(batch.ids), PIECE)]
-    found = [method.bound(on(part(batch, rows), place), nfe, generator).double().cpu() for rows in pieces]
+    found = [method.bound(batch[rows].to(place), nfe, generator).double().cpu() for rows in pieces]
     return torch.cat(found)
 
 

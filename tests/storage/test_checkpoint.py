@@ -1,24 +1,21 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
-import subprocess
-import sys
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from toy import Toy, toy_config, toy_corpus
+from safetensors.torch import save_file
 
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import checkpoint
-from rdlm.storage import run_folder as folder
 from rdlm.storage.files import read_json
-from rdlm.train.loop import train
+from rdlm.storage.manifest import with_checksum
+from tests.storage.crafted import rewrite_state
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
 PARTS = {"network": TENSORS, "ema": TENSORS, "optimizer": {}, "method": {}}
@@ -70,7 +67,7 @@ def test_damage_is_noticed(damage: str, saved: Path) -> None:
 
 
 def test_another_name_is_noticed(saved: Path) -> None:
-    with pytest.raises(DamagedFileError, match="it holds step 7"):
+    with pytest.raises(DamagedFileError, match="its state is of step 7"):
         checkpoint.verify(saved.rename(saved.with_name("checkpoint-00000009")))
 
 
@@ -102,7 +99,7 @@ def test_a_crafted_file_is_refused(saved: Path) -> None:
 def test_another_format_older_or_newer_says_what_to_do(number: int, saved: Path) -> None:
     state = json.loads((saved / "state.json").read_text()) | {"format": number}
     state.pop("sha256")
-    state["sha256"] = checkpoint._digest(state)
+    state = with_checksum(state)
     (saved / "state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match=f"format {number}, this version reads 1: open it with the version"):
         checkpoint.verify(saved)
@@ -121,52 +118,52 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert os.listdir(tmp_path) == []
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, runs, caplog: pytest.LogCaptureFixture) -> None:
-    train(toy_config(), tmp_path / "whole", Toy, load=toy_corpus)
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    (tmp_path / "run" / ".checkpoint-00000025.part").mkdir()
-    flip(tmp_path / "run" / "checkpoint-00000020" / "ema.safetensors")
-    with caplog.at_level(logging.WARNING):
-        train(toy_config(), tmp_path / "run", Toy, load=toy_corpus)
-    assert "ema.safetensors is damaged" in caplog.text and "damaged-checkpoint-00000020" in caplog.text
-    assert (tmp_path / "run" / "damaged-checkpoint-00000020").is_dir()
-    assert not (tmp_path / "run" / ".checkpoint-00000025.part").exists()
-    runs.assert_same(tmp_path / "run", tmp_path / "whole")
+@pytest.mark.parametrize("kind", ["link", "endless", "pipe", "folder"])
+def test_only_regular_files_are_opened(kind: str, saved: Path, tmp_path: Path) -> None:
+    path = saved / "state.json"
+    path.rename(tmp_path / "elsewhere")
+    if kind == "pipe":
+        os.mkfifo(path)  # to open it would wait for a writer for ever
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "elsewhere" if kind == "link" else "/dev/zero")
+    with pytest.raises(DamagedFileError, match=r"state\.json is damaged"):
+        checkpoint.describe(saved)
 
 
-def test_the_best_is_kept_while_others_go(tmp_path: Path) -> None:
-    for step in (10, 20, 30, 40):
-        checkpoint.save(tmp_path, step, PARTS, {}, {})
-        folder.point(tmp_path, step, {"step": 10, "bound": 1.0})
-    assert sorted(p.name[-2:] for p in tmp_path.glob("checkpoint-*")) == ["10", "30", "40"]
-    assert folder.pointed(tmp_path).name == "checkpoint-00000010"
-    assert folder.pointed(tmp_path, "latest").name == "checkpoint-00000040"
-    (tmp_path / "best.json").write_text('{"checkpoint": "../../etc"}')
-    with pytest.raises(DamagedFileError, match="no checkpoint's name"):
-        folder.pointed(tmp_path)
-    with pytest.raises(InputError, match="holds no checkpoint"):
-        folder.pointed(tmp_path / "nothing")
+def test_a_sparse_file_is_refused_before_it_is_hashed(saved: Path) -> None:
+    os.truncate(saved / "ema.safetensors", 1 << 43)
+    state = json.loads((saved / "state.json").read_text())
+    state["files"]["ema.safetensors"]["bytes"] = 1 << 43
+    state.pop("sha256")
+    (saved / "state.json").write_text(json.dumps(with_checksum(state)))
+    with pytest.raises(InputError, match=r"ema\.safetensors does not fit.* 8,796,093,022,208 bytes, this machine"):
+        checkpoint.verify(saved)
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from rdlm.storage.run_folder import claimed\n"
-    code += "with claimed(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        refusal = pytest.raises(InputError, match=f"is in use by process {holder.pid}; wait for it")
-        with refusal, folder.claimed(tmp_path):
-            pytest.fail("two runs in one folder")
-        holder.kill()
-    with folder.claimed(tmp_path):  # its lock file is still there, its claim is not
-        assert (tmp_path / "lock").read_text() == f"process {os.getpid()}\n"
+def twice(header: bytes) -> bytes:
+    return header[:-1] + b"," + header[1:]
 
 
-def test_a_checkpoint_holds_what_a_method_needs(tmp_path: Path) -> None:
-    train(toy_config(steps=2), tmp_path / "run", Toy, load=toy_corpus)
-    path = folder.pointed(tmp_path / "run")
-    state = checkpoint.verify(path)
-    assert state["corpus"]["protocol"] == "toy" and state["config"]["training"]["steps"] == 2
-    assert read_json(path / "tokenizer.json")["kind"] == "characters"
-    assert load_file(path / "method.safetensors")["memory"].shape == (3,)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (twice, "a duplicate key"),
+        (lambda h: h.replace(b'"weight"', b'"../../x"'), r"another network or method: '\.\./\.\./x', 'weight'"),
+        (lambda h: h.replace(b"[2,3]", b"[3,2]"), r"shape \[3, 2\], not \[2, 3\]"),
+        (lambda h: h.replace(b"F32", b"I32"), "type torch.int32, not torch.float32"),
+        (lambda h: h.replace(b"[8,32]", b"[8,31]"), "is damaged"),
+        (lambda h: h + b" " * (1 << 24), "its list of tensors has 16,"),
+    ],
+)
+def test_a_crafted_list_of_tensors_is_refused(change: Callable[[bytes], bytes], message: str, saved: Path) -> None:
+    path = saved / "network.safetensors"
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = change(content[8 : 8 + size].strip())
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
+    rewrite_state(saved)
+    checkpoint.verify(saved)
+    with pytest.raises((InputError, DamagedFileError), match=message):
+        checkpoint.read_part(saved, "network", TENSORS)

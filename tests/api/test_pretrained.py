@@ -7,25 +7,25 @@ import re
 from pathlib import Path
 
 import pytest
-from rdlm.api.plan import grid_of
 
 import rdlm
-from rdlm import pretrained as box
+from rdlm import pretrained
+from rdlm.api.generate import grid_of
 from rdlm.cli import main as cli
 
 LIMITS = {"text8": 15_000_000, "digits": 1_000_000, "dna": 1_000_000}
 """Bytes of each model's weights."""
 
 
-def test_the_box_holds_text_images_and_dna() -> None:
-    assert set(box.names()) == set(LIMITS)
+def test_there_are_models_of_text_images_and_dna() -> None:
+    assert set(pretrained.names()) == set(LIMITS)
     assert {name: rdlm.load(name).kind for name in LIMITS} == {"text8": "text", "digits": "image", "dna": "dna"}
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_boxed_model_is_small_and_says_how_good_it_is(name: str) -> None:
+def test_a_pretrained_model_is_small_and_its_card_has_its_evaluation(name: str) -> None:
     """The card quotes the evaluation of these very weights."""
-    folder = box.path(name)
+    folder = pretrained.path(name)
     assert (folder / "model.safetensors").stat().st_size < LIMITS[name]
     (found,) = json.loads((folder / "evaluation.json").read_text())["evaluations"]
     assert found["claims_bound"] and found["split"] == "test"
@@ -34,7 +34,7 @@ def test_a_boxed_model_is_small_and_says_how_good_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_boxed_model_has_the_grid_of_equal_information(name: str) -> None:
+def test_a_pretrained_model_has_the_grid_of_equal_information(name: str) -> None:
     levels = grid_of(rdlm.load(name), "information")(8).remaining
     assert len(levels) == 9 and bool((levels.diff() < 0).all())
 

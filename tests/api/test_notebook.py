@@ -10,7 +10,7 @@ import pytest
 import torch
 from rdlm.api.render import Frame
 
-from rdlm.api import notebook as display
+from rdlm.api import notebook
 from rdlm.api.generate import Generation, generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.score import Effort, Score
@@ -76,32 +76,32 @@ def test_everything_is_escaped_and_nothing_runs(model: LanguageModel, traced: Ge
     assert Page(model._repr_html_()).text.count(NASTY) == 3  # name, corpus, class
 
 
-def test_given_parts_are_marked(model: LanguageModel) -> None:
+def test_prompt_tokens_are_marked(model: LanguageModel) -> None:
     made = generate(model, num=2, steps=2, infill="<b_x__&")
     assert made.known == (True, True, False, True, False, False, True)
-    marked = re.findall(f'<span style="{re.escape(display.GIVEN)}">(.*?)</span>', made._repr_html_())
+    marked = re.findall(f'<span style="{re.escape(notebook.PROMPT)}">(.*?)</span>', made._repr_html_())
     assert [html.unescape(part) for part in marked] == ["<b", "x", "&"] * 2
     assert all(sample.text in Page(made._repr_html_()).text for sample in made.samples)
     assert "underlined" not in generate(model, steps=2)._repr_html_()
 
 
-def test_moments_have_buttons_and_one_is_chosen(traced: Generation) -> None:
+def test_steps_have_buttons_and_one_is_selected(traced: Generation) -> None:
     first, second = traced._repr_html_(), traced._repr_html_()
-    assert first.count('type="radio"') == display.SHOWN_FRAMES == first.count(":checked~div")
+    assert first.count('type="radio"') == notebook.SHOWN_FRAMES == first.count(":checked~div")
     assert first.count(" checked>") == 1
-    assert "call 1 of 40" in first and "the sample" in first
+    assert "step 1 of 40" in first and "the sample" in first
     names = {re.search('name="(rdlm-[0-9a-f]{8}-[0-9]+)"', page)[1] for page in (first, second)}  # type: ignore[index]
     assert len(names) == 2  # shown twice, each has buttons of its own
     assert traced.samples[0].text in Page(first).text
 
 
-def test_sureness_is_the_mean_over_the_walk() -> None:
+def test_certainty_is_the_mean_over_the_steps() -> None:
     frames = [
         Frame(("a", "x"), (0.2, 0.9), ()),
         Frame(("a", "b"), (0.6, 0.5), ()),
         Frame(("a", "b"), (1.0, 1.0), ()),
     ]
-    assert display.sureness(frames) == pytest.approx([0.4, 0.25])
+    assert notebook.mean_certainty(frames) == pytest.approx([0.4, 0.25])
 
 
 def test_images_are_pictures() -> None:
@@ -115,15 +115,15 @@ def test_heat_follows_the_shares() -> None:
     shades = re.findall(r"rgba\([\d,]+,([\d.]+)\)", score._repr_html_())
     assert [float(shade) for shade in shades] == [0.25, 0.0, 0.5]
     assert "upper bound" in score._repr_html_() and "10 bits" in score._repr_html_()
-    rival = Score(Estimate(7.0, 0.1, False), 3, ("a", "<", "c"), ())
-    assert "not a bound" in rival._repr_html_() and "rgba" not in rival._repr_html_()
-    assert Page(rival._repr_html_()).text.endswith("a<c")
+    baseline = Score(Estimate(7.0, 0.1, False), 3, ("a", "<", "c"), ())
+    assert "not a bound" in baseline._repr_html_() and "rgba" not in baseline._repr_html_()
+    assert Page(baseline._repr_html_()).text.endswith("a<c")
 
 
 def test_long_results_are_cut(model: LanguageModel) -> None:
     many = generate(model, num=25, steps=1, rows=25)
     assert "and 5 more samples" in many._repr_html_()
-    tokens = display.SHOWN_TOKENS + 6
+    tokens = notebook.SHOWN_TOKENS + 6
     long = Score(Estimate(7.0, 0.1, True), tokens, ("a",) * tokens, (1.0,) * tokens)
     assert "and 6 more tokens" in long._repr_html_()
 

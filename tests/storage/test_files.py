@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rdlm.storage.files import atomic_open, cache_dir, sha256_of, write_atomic
+from rdlm.errors import DamagedFileError
+from rdlm.storage.files import atomic_open, cache_dir, read_json, sha256_of, write_atomic
 
 
 def test_cache_dir_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_write_atomic_makes_folders_and_stores(tmp_path: Path, content: bytes | 
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_the_users_mask_says_who_may_read(tmp_path: Path, mask: int, mode: int) -> None:
+def test_the_umask_decides_who_may_read(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
         write_atomic(tmp_path / "file", "content")
@@ -72,3 +73,23 @@ def test_sha256_of_reads_every_block(tmp_path: Path, size: int) -> None:
     counts: list[int] = []
     assert sha256_of(path, counts.append) == hashlib.sha256(content).hexdigest()
     assert sum(counts) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "a": 2}', "a duplicate key"),
+        ('{"a": 1e999}', "1e999 is too large"),
+        ('{"a": -Infinity}', "-Infinity is not JSON"),
+        ("[" * 100_000, "recursion"),
+        ("9" * 5000, "4300 digits"),
+        ("[]", "not a JSON object"),
+        ('{"a": "' + "x" * 2000 + '"}', "more than 1000 bytes"),
+        (b"\xff\xfe{}", "can't decode"),
+    ],
+)
+def test_invalid_json_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(DamagedFileError, match=message):
+        read_json(path, 1 << 20 if "x" * 2000 not in str(text) else 1000)

@@ -8,14 +8,14 @@ import pytest
 from rdlm.config import ConvolutionConfig, DataConfig, ObjectiveConfig, RunConfig, TrainingConfig
 from rdlm.errors import InputError
 from rdlm.presets import PRESETS, preset
-from rdlm.storage import config_file as configfile
+from rdlm.storage import config_file
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
     config = preset(name)
-    configfile.write(tmp_path / "run.yaml", config)
-    assert configfile.read(tmp_path / "run.yaml") == config
+    config_file.write(tmp_path / "run.yaml", config)
+    assert config_file.read(tmp_path / "run.yaml") == config
 
 
 def test_tuples_paths_and_absent_values_survive() -> None:
@@ -24,16 +24,16 @@ def test_tuples_paths_and_absent_values_survive() -> None:
         model=ConvolutionConfig(dilations=(1, 2, 4)),
         objective=ObjectiveConfig(interval=(0.1, 0.25)),
     )
-    text = configfile.to_yaml(config)
-    assert configfile.from_yaml(text) == config
+    text = config_file.to_yaml(config)
+    assert config_file.from_yaml(text) == config
     assert "kind: convolution" in text and "protocol: null" in text
 
 
-def test_what_is_left_out_keeps_its_default() -> None:
-    assert configfile.from_yaml("") == RunConfig()
-    config = configfile.from_yaml("model: {width: 128}\ntraining: {rate: 3e-4, betas: [0.9, 1e-1], steps: 7}\n")
+def test_missing_keys_keep_their_defaults() -> None:
+    assert config_file.from_yaml("") == RunConfig()
+    config = config_file.from_yaml("model: {width: 128}\ntraining: {rate: 3e-4, betas: [0.9, 1e-1], steps: 7}\n")
     assert config.model.width == 128
-    assert config.training == TrainingConfig(rate=3e-4, betas=(0.9, 0.1), steps=7)
+    assert config.training == TrainingConfig(lr=3e-4, betas=(0.9, 0.1), steps=7)
 
 
 @pytest.mark.parametrize(
@@ -62,26 +62,26 @@ def test_what_is_left_out_keeps_its_default() -> None:
 )
 def test_mistakes_are_named(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        configfile.from_yaml(text, "x.yaml")
+        config_file.from_yaml(text, "x.yaml")
 
 
 def test_a_missing_or_huge_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the configuration .*none\.yaml"):
-        configfile.read(tmp_path / "none.yaml")
-    (tmp_path / "huge.yaml").write_bytes(b" " * (configfile.LARGEST_FILE + 1))
+        config_file.read(tmp_path / "none.yaml")
+    (tmp_path / "huge.yaml").write_bytes(b" " * (config_file.LARGEST_FILE + 1))
     with pytest.raises(InputError, match="too many for a configuration"):
-        configfile.read(tmp_path / "huge.yaml")
+        config_file.read(tmp_path / "huge.yaml")
 
 
 def test_difference_names_every_key_that_differs() -> None:
     old = RunConfig()
-    assert configfile.difference(old, old) == {}
-    new = replace(old, training=replace(old.training, rate=1e-3, betas=(0.9, 0.95)), data=DataConfig("text8"))
-    assert configfile.difference(old, new) == {
+    assert config_file.difference(old, old) == {}
+    new = replace(old, training=replace(old.training, lr=1e-3, betas=(0.9, 0.95)), data=DataConfig("text8"))
+    assert config_file.difference(old, new) == {
         "data.name": ("demo", "text8"),
         "training.lr": (3e-4, 1e-3),
         "training.betas": ([0.9, 0.999], [0.9, 0.95]),
     }
-    other = configfile.difference(old, replace(old, model=ConvolutionConfig()))
+    other = config_file.difference(old, replace(old, model=ConvolutionConfig()))
     assert other["model.kind"] == ("transformer", "convolution")
     assert other["model.heads"] == (4, None)

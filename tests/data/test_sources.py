@@ -31,7 +31,7 @@ def test_markov_entropy_is_start_plus_transition() -> None:
 
 
 @pytest.mark.parametrize("source", [uniform(27), skewed(27), skewed(3), markov()], ids=lambda s: s.name)
-def test_draws_follow_the_joint_law(source: Source) -> None:
+def test_draws_follow_the_joint_distribution(source: Source) -> None:
     ids = source.draw(20_000, torch.Generator().manual_seed(1))
     assert ids.shape == (20_000, source.length) and ids.dtype == torch.int64
     code = sum(ids[:, i] * source.states ** (source.length - 1 - i) for i in range(source.length))

@@ -12,17 +12,16 @@ import pytest
 import torch
 
 import rdlm
-from rdlm import pretrained as box
-from rdlm.api import publish as publication
+from rdlm import pretrained
+from rdlm.api import publish
 from rdlm.api.language_model import LanguageModel, find
 from rdlm.cli import main as cli
 from rdlm.config import DataConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.rdlm import Rdlm
-from rdlm.storage import checkpoint
-from rdlm.storage import config_file as configfile
-from rdlm.storage import run_folder as folder
+from rdlm.storage import checkpoint, config_file, run_folder
+from rdlm.storage.manifest import with_checksum
 from rdlm.storage.measurements import fingerprint
 
 ALPHABET = " abcdefg"
@@ -49,10 +48,10 @@ def save(run: Path, protocol: str = "toy | <b>corpus</b>") -> Path:
         "signal": False,
         "licence": "none",
     }
-    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": corpus}
+    described = {"counters": {}, "config": config_file.to_dict(config), "corpus": corpus}
     run.mkdir(parents=True)
     checkpoint.save(run, 7, parts, described, Characters(ALPHABET).to_json())
-    folder.point(run, 7, None)
+    run_folder.update_pointers(run, 7, None)
     return run
 
 
@@ -146,7 +145,7 @@ def test_what_does_not_fit_is_not_published(model: LanguageModel, tmp_path: Path
 
 def test_a_card_without_an_evaluation_has_no_number(model: LanguageModel, tmp_path: Path) -> None:
     text = (model.save(tmp_path / "out") / "README.md").read_text()
-    assert "came without an evaluation" in text and "bits per character" not in text
+    assert "have not been evaluated" in text and "bits per character" not in text
     assert text.startswith("---\nlibrary_name: rdlm\n") and "trained for 7 steps" in text
     assert "toy \\| &lt;b&gt;corpus&lt;/b&gt;" in text and "<b>" not in text
 
@@ -159,8 +158,8 @@ def test_a_card_quotes_the_evaluation(run: Path, model: LanguageModel, tmp_path:
     assert "1.988 [1.968, 2.008] | bits per character | not a bound |" in rows["| paper\\_estimator"]
     assert "0.4321 | share | not a bound |" in rows["| known\\_words"]
     again = rdlm.load(place)
-    assert [found["metrics"] for found in publication.evaluations(again)] == [
-        found["metrics"] for found in publication.evaluations(model)
+    assert [found["metrics"] for found in publish.evaluations(again)] == [
+        found["metrics"] for found in publish.evaluations(model)
     ]
     assert "2.346" in (again.save(tmp_path / "second") / "README.md").read_text()
 
@@ -178,7 +177,9 @@ def test_numbers_of_other_weights_are_left_out(run: Path, model: LanguageModel, 
     assert "2.346" not in (model.save(tmp_path / "two") / "README.md").read_text()
 
 
-def test_rounding_after_the_measurement_is_said(run: Path, model: LanguageModel, tmp_path: Path) -> None:
+def test_the_card_tells_that_weights_were_rounded_after_the_evaluation(
+    run: Path, model: LanguageModel, tmp_path: Path
+) -> None:
     leave_evaluation(run, fingerprint(model.method.network))
     half = model.save(tmp_path / "half", dtype="float16")
     for place in (half, rdlm.load(half).save(tmp_path / "again")):
@@ -242,19 +243,19 @@ def test_other_libraries_and_formats_are_named(model: LanguageModel, tmp_path: P
     (place / "config.json").write_text(json.dumps(found | {"format": 9}))
     with pytest.raises(InputError, match="format 9"):
         rdlm.load(place)
-    with pytest.raises(InputError, match="averaged weights alone"):
+    with pytest.raises(InputError, match="averaged weights only"):
         rdlm.load(model.save(tmp_path / "good"), averaged=False)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": {"dtype": "float32"}}, "type and the fingerprint"),
-        ({"weights": {"dtype": ["float32"], "fingerprint": "x"}}, "type and the fingerprint"),
-        ({"files": {"model.safetensors": {"bytes": 1 << 43}}}, "a memory of"),
+        ({"weights": {"dtype": "float32"}}, "type or the fingerprint"),
+        ({"weights": {"dtype": ["float32"], "fingerprint": "x"}}, "type or the fingerprint"),
+        ({"files": {"model.safetensors": {"bytes": 1 << 43, "sha256": "x"}}}, "bytes of memory"),
     ],
 )
-def test_what_is_signed_is_read_with_suspicion(
+def test_a_crafted_config_is_refused(
     model: LanguageModel, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     """A hole of terabytes, too, that nobody could hash."""
@@ -264,7 +265,7 @@ def test_what_is_signed_is_read_with_suspicion(
         os.truncate(place / "model.safetensors", 1 << 43)
         change = {"files": found["files"] | change["files"]}
     content = {key: value for key, value in (found | change).items() if key != "sha256"}
-    (place / "config.json").write_text(json.dumps(content | {"sha256": publication._digest(content)}))
+    (place / "config.json").write_text(json.dumps(with_checksum(content)))
     with pytest.raises((DamagedFileError, InputError), match=message):
         rdlm.load(place)
 
@@ -273,40 +274,42 @@ def test_what_is_signed_is_read_with_suspicion(
 
 
 @pytest.fixture
-def boxed(model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(box, "FOLDER", tmp_path / "box")
+def pretrained_folder(model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "box")
     model.save(tmp_path / "box" / "digits")
     return model.save(tmp_path / "box" / "text8")
 
 
-def test_runs_checkpoints_and_boxed_names_are_found(run: Path, boxed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_checkpoints_and_pretrained_names_are_found(
+    run: Path, pretrained_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find(run) == find(run / "checkpoint-00000007") == run / "checkpoint-00000007"
-    assert find() == find("text8") == find(boxed) == boxed
+    assert find() == find("text8") == find(pretrained_folder) == pretrained_folder
     assert rdlm.load().name == "text8" and rdlm.load("digits").name == "digits"
     monkeypatch.chdir(run.parent)
     (run.parent / "text8").mkdir()
-    assert find("text8") == boxed  # a folder without a model takes nobody's name
+    assert find("text8") == pretrained_folder  # a folder without a model takes nobody's name
     shutil.copytree(run, run.parent / "digits")
     assert find("digits") == Path("digits/checkpoint-00000007")
 
 
-def test_an_empty_box_names_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box, "FOLDER", tmp_path)
+def test_without_pretrained_models_the_error_names_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
     with pytest.raises(InputError, match="rdlm demo"):
         rdlm.load()
     with pytest.raises(InputError, match="rdlm demo"):
-        box.path("dna")
+        pretrained.path("dna")
 
 
-def test_a_name_that_means_nothing_is_explained(boxed: Path) -> None:
-    with pytest.raises(InputError, match=r"not a folder.*in the box \(digits, text8\).*user/name"):
+def test_an_unknown_name_is_explained(pretrained_folder: Path) -> None:
+    with pytest.raises(InputError, match=r"not a folder.*pretrained model \(digits, text8\).*user/name"):
         rdlm.load("nonsense")
     with pytest.raises(InputError, match="did you mean 'digits'"):
-        box.path("digit")
+        pretrained.path("digit")
 
 
-def test_commands_use_the_box(
-    boxed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_commands_default_to_a_pretrained_model(
+    pretrained_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["generate", "--steps", "2", "--json"]) == 0
@@ -332,7 +335,7 @@ def test_an_evaluation_leaves_a_published_model_alone(
 
     config["corpus"]["protocol"] = load_corpus(rdlm.load(place).config).protocol
     del config["sha256"]
-    (place / "config.json").write_text(json.dumps(config | {"sha256": publication._digest(config)}))
+    (place / "config.json").write_text(json.dumps(with_checksum(config)))
     files = {path.name: path.read_bytes() for path in place.iterdir()}
     assert cli.main(["evaluate", str(place), *quick]) == 0, capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in place.iterdir()} == files
@@ -353,7 +356,7 @@ def test_publish_from_the_command_line(run: Path, tmp_path: Path, capsys: pytest
     assert "--private is for the hub" in capsys.readouterr().err
 
 
-def test_a_measured_curve_travels(run: Path, tmp_path: Path) -> None:
+def test_a_measured_curve_is_published(run: Path, tmp_path: Path) -> None:
     total = ProcessConfig().total
     curve = {"noise": [total, total / 2, 0.0], "nats": [0.0, 3.0, 4.0]}
     (run / "checkpoint-00000007" / "curve.json").write_text(json.dumps(curve))
