@@ -21,7 +21,7 @@ test: lint
 	.venv/bin/python -m pytest -n 2
 
 torture: setup
-	OMP_NUM_THREADS=1 .venv/bin/python tests/torture/campaign.py
+	OMP_NUM_THREADS=1 .venv/bin/python torture/campaign.py
 
 audit: setup
 	.venv/bin/python scripts/audit.py

@@ -1,4 +1,4 @@
-"""The campaign: `python tests/torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
+"""The campaign: `python torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
 
 Runs are killed, starved, told to stop and robbed of a companion, and end with the very bytes of a run that nothing
 happened to; meanwhile spoilt checkpoints and published models are read by the thousand; then the service is besieged.

@@ -1,6 +1,6 @@
 """The service under siege: abused, misused by its own description, and crowded; then it must be as it was before.
 
-`python tests/torture/siege.py --requests 600 --seconds 5` does this alone, without the rest of the campaign.
+`python torture/siege.py --requests 600 --seconds 5` does this alone, without the rest of the campaign.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 
 from abuse import abuse
 from crowd import Crowd, crowd
@@ -100,7 +100,7 @@ class Fortress:
     def __init__(self, served: Served, place: Path, seed: int) -> None:
         host, _, port = served.url.removeprefix("http://").rpartition(":")
         self.served, self.target, self.seed = served, Target(host, int(port), TOKEN), seed
-        self.secrets = (TOKEN, str(place), str(Path(__file__).parents[2]), sys.prefix)
+        self.secrets = (TOKEN, str(place), str(Path(__file__).parents[1]), sys.prefix)
 
     @property
     def megabytes(self) -> float:

@@ -18,7 +18,7 @@ from rdlm.errors import DamagedFileError
 from rdlm.storage import checkpoint
 from rdlm.train import record
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 TINY = {
     "data.length": 16,
