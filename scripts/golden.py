@@ -36,7 +36,8 @@ from typing import Any
 Case = Callable[[], Any]
 """A question: asked without arguments, answered by plain values that JSON can hold."""
 
-VOLATILE = {"convention", "lr", "rate", "seconds", "tokens_per_second", "id", "created", "file", "run", "weights", "html"}
+VOLATILE = {"convention", "lr", "rate", "seconds", "tokens_per_second", "id", "created"}
+VOLATILE |= {"file", "run", "weights", "html"}
 """Entries of answers that change from run to run, or that name places; they are left out wherever they stand."""
 
 WORDS = (

@@ -115,8 +115,8 @@ META = torch.device("meta")
 CLOCKS = {
     "together": {},
     "windows": {"window": TokenSchedule(0.5)},
-    "one step": {"window": TokenSchedule(1 / 8, "spread")},
-    "chunks": {"window": TokenSchedule(1 / 8, "spread", 2)},
+    "one step": {"window": TokenSchedule(1 / 8, "strided")},
+    "chunks": {"window": TokenSchedule(1 / 8, "strided", 2)},
 }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.catalogue import CATALOGUE, chosen
 from benchmarks.growth import plot
+from benchmarks.registry import REGISTRY, chosen
 from rdlm.cli.main import main
 from rdlm.errors import InputError
 
@@ -47,7 +47,7 @@ def test_mistakes_are_the_users(options: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_all_figures_are_chosen_without_a_choice() -> None:
-    assert chosen(None) == list(CATALOGUE)
+    assert chosen(None) == list(REGISTRY)
     assert chosen(" draw, growth ") == ["draw", "growth"]
     with pytest.raises(InputError, match="drow"):
         chosen("drow")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.memo import Memo, Row, Work
+from experiments.row_cache import Row, RowCache, Work
 from experiments.steps import Setting, Steps, bound, matched, measure, plot, samples
 from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
@@ -115,16 +115,16 @@ def test_a_table_that_was_stopped_goes_on(model: LanguageModel, tmp_path: Path) 
     path, made = tmp_path / "table" / "rows.jsonl", []
 
     def counted(key: object, work: Work) -> Row:
-        return Memo(path)(key, lambda: (made.append(key), work())[1])
+        return RowCache(path)(key, lambda: (made.append(key), work())[1])
 
-    first = list(islice(measure(model, even(8), None, table, keep=counted), 2))
+    first = list(islice(measure(model, even(8), None, table, cache=counted), 2))
     with path.open("a") as file:
         file.write('{"of": "torn')
-    rows = list(measure(model, even(8), None, table, keep=counted))
+    rows = list(measure(model, even(8), None, table, cache=counted))
     assert rows[:2] == first and len(made) == 3 == len(rows) - 1
     assert rows == list(measure(model, even(8), None, table))
-    list(measure(model, even(8), UDLM(), table, keep=counted))
-    list(measure(model, even(8), None, replace(table, seed=1), keep=counted))
+    list(measure(model, even(8), UDLM(), table, cache=counted))
+    list(measure(model, even(8), None, replace(table, seed=1), cache=counted))
     assert len(made) == 9  # another judge, another seed: other rows
 
 

@@ -1,4 +1,4 @@
-"""What surrounds the network when samples are drawn."""
+"""The cost of sampling besides the network, and what the KV cache saves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from benchmarks.draw import one_pass
+from benchmarks.fixtures import LETTERS, NETWORK, ONE_SPHERE, PIECES, PLAIN, SMALL_TABLE, TINY, Timed, method
 from benchmarks.measure import Figure, Work, alternate, at_most
-from benchmarks.subject import LETTERS, NETWORK, ONE_SPHERE, PIECES, PLAIN, SMALL_TABLE, TINY, Timed, method
 from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Transformer
@@ -32,14 +32,14 @@ class Case:
     process: ProcessConfig
     denoiser: DenoiserConfig
     share: float
-    """Of a whole step that all but the network may take."""
+    """Largest share of a step that may be spent outside of the network."""
 
-    def remaining(self) -> Noise:
-        """Return fresh randomness for every sample."""
+    def noise(self) -> Noise:
+        """Return new noise for every sample."""
         return Noise([generator_of(0, sample) for sample in range(self.batch)], self.batch)
 
     def known(self) -> torch.Tensor:
-        """Return that nothing is known."""
+        """Return token ids of which none is given (-1)."""
         return torch.full((self.batch, self.length), -1)
 
 
@@ -51,12 +51,12 @@ DEFAULT_NFE = 4
 WAYS: dict[str, tuple[str, TokenSchedule | None]] = {
     "mixture": ("mixture", None),
     "drift": ("drift", None),
-    "windows of one step": ("mixture", TokenSchedule(1 / DEFAULT_NFE, "spread")),
+    "windows of one step": ("mixture", TokenSchedule(1 / DEFAULT_NFE, "strided")),
 }
 
 
 def sampler(quick: bool) -> list[Figure]:
-    """Return a step of the sampler's own work over one pass, and its share of the steps of whole walks."""
+    """Measure a sampler step without the network: over one pass of normal numbers, and as a share of the whole step."""
     figures = []
     for case in CASES:
         network = TINY if quick else NETWORK
@@ -67,23 +67,23 @@ def sampler(quick: bool) -> list[Figure]:
     return figures
 
 
-def recall(quick: bool) -> list[Figure]:
-    """Return what a sample from left to right costs if all tokens are asked about at every step, over what it costs."""
+def kv_cache(quick: bool) -> list[Figure]:
+    """Measure left-to-right sampling without the KV cache over the same with it."""
     length, network = (32, TINY) if quick else (128, NETWORK)
     subject = method(RunConfig(process=replace(SMALL_TABLE, window=1 / length, block=1), model=network), LETTERS)
     subject.network.eval()
     assert isinstance(subject.network, Transformer)
     chain = subject.chain(subject.process.mixture.paths[0], length, length=length)
     model = Predictor(subject, block_mask=subject.block_mask(chain))
-    asking = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
+    walker = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
     known = torch.full((1, length), -1)
     works: dict[str, Work] = {
-        name: partial(_run, replace(asking, remember=remember), known)
-        for name, remember in (("all", None), ("recalled", subject.network.cache))
+        name: partial(_run, replace(walker, remember=remember), known)
+        for name, remember in (("all", None), ("cached", subject.network.cache))
     }
     taken = alternate(works, 3)
-    name = f"sample of {length} letters, all asked about at every step"
-    return [Figure.of(name, "recalling finished ones", taken["all"], taken["recalled"])]
+    name = f"sample of {length} letters without the KV cache"
+    return [Figure.of(name, "with it", taken["all"], taken["cached"])]
 
 
 def _run(walker: Walker, known: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ def _step(case: Case, subject: Rdlm, turns: int) -> Figure:
     chain = subject.chain(subject.process.mixture.paths[0], 64)
     model = Predictor(subject, rows=case.batch)
     walker = Walker(model, chain, SOLVERS["mixture"], subject.process.clock)
-    walk = walker.begin(case.known(), case.remaining())
+    walk = walker.begin(case.known(), case.noise())
     law = model(*walker.query(walk))
     walk, _ = walker.advance(walk, law)
     shape = (case.batch, case.length, case.vocabulary + 1)
@@ -108,7 +108,7 @@ def _step(case: Case, subject: Rdlm, turns: int) -> Figure:
 
 
 def _share(case: Case, subject: Rdlm, way: str, turns: int) -> Figure:
-    """Return what of a walk's time is not the denoiser's: network, evidence and features."""
+    """Measure the share of sampling time outside of the denoiser (network, evidence and features)."""
     solver, window = WAYS[way]
     chain = subject.chain(subject.process.mixture.paths[0], DEFAULT_NFE, window=window)
     model = Timed(Predictor(subject, rows=case.batch))
@@ -116,8 +116,8 @@ def _share(case: Case, subject: Rdlm, way: str, turns: int) -> Figure:
     whole, rest = [], []
     for _ in range(1 + turns):
         begin, model.seconds = time.process_time(), 0.0
-        walker.run(case.known(), case.remaining())
+        walker.run(case.known(), case.noise())
         whole.append(time.process_time() - begin)
         rest.append(whole[-1] - model.seconds)
     name = f"sampler's step without the network, {case.name}, {way}"
-    return Figure.of(name, "the whole step", rest[1:], whole[1:], at_most(case.share))  # the first one warms up
+    return Figure.of(name, "the whole step", rest[1:], whole[1:], at_most(case.share))  # the first run warms up
