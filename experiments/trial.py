@@ -11,7 +11,7 @@ import torch
 from rdlm.api import language_model
 from rdlm.config import RunConfig
 from rdlm.display.figure import canvas
-from rdlm.evaluate.evaluate import held_out, size_of
+from rdlm.evaluate.evaluate import held_out_sequences, size_of
 from rdlm.evaluate.metrics import likelihood
 from rdlm.methods.bound import Setting, measure
 from rdlm.methods.rdlm import Rdlm
@@ -33,7 +33,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     """Return the row of a configuration: its validation bound after training in `folder`, which resumes a run there."""
     result = train(config, folder, Rdlm.build)
     model, corpus = language_model.load(folder), load_corpus(config)
-    batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
+    batch = held_out_sequences(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
         setting = Setting(budget.nfe, window=model.rdlm.window)

@@ -1,6 +1,6 @@
-"""What would make a fast device wait for the CPU: a number read from a tensor, or a shape that depends on its values.
+"""No host synchronisation in hot paths: no number read from a tensor, no shape that depends on values.
 
-Everything runs on the CPU here; the places that read numbers are found by name, and each that is allowed has a reason.
+Everything runs on the CPU here; functions that read values are found by name, and each allowed one has a reason.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rdlm.sampling.walk import Walker
 SOURCE = Path(rdlm.__file__).parent
 WAITING = {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "unique_dim", "equal"}
 ON_THE_CPU_ALONE = {
-    "process/clock.py:_checked": "checks the range of tensors on the CPU only",
-    "model/embedding.py:moments": "looks for equal times on the CPU only",
-    "codec.py:encode": "checks the range of ids on the CPU only",
+    "process/schedule.py:_checked": "checks the range of tensors on the CPU only",
+    "model/layers.py:moments": "looks for equal times on the CPU only",
+    "process/layout.py:encode": "checks the range of ids on the CPU only",
 }
 
 

@@ -19,6 +19,6 @@ def test_runs_are_drawn_and_strangers_refused(tmp_path: Path) -> None:
         record.write("validation", 1, bits=3.0, margin=0.1)
     draw_curves([tmp_path / "run"], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match="no record of training"):
+    with pytest.raises(InputError, match="no training record"):
         draw_curves([tmp_path / "empty"], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()

@@ -70,17 +70,17 @@ def test_rows_have_equally_many_network_calls(model: LanguageModel) -> None:
     assert Setting(8, width=0.0).window.discretize(8).steps == 1
 
 
-def test_chunks_come_where_there_are_calls_enough(model: LanguageModel) -> None:
+def test_blocks_are_measured_if_there_are_enough_calls(model: LanguageModel) -> None:
     table = Steps((3, 4, 8), ("mixture",), ("time",), (), block=1, length=8, samples=4, evaluations=40)
     rows = list(measure(model, even(40), None, table))
     assert [(row["calls"], row["clock"]) for row in rows[1:]] == [
         (3, "synchronous"),
         (4, "synchronous"),
-        (4, "chunks of 1"),
+        (4, "blocks of 1"),
         (8, "synchronous"),
-        (8, "chunks of 1"),
+        (8, "blocks of 1"),
     ]
-    (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "chunks of 1")
+    (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "blocks of 1")
     problem = model.rdlm.problem(even(40), 8, window=TokenSchedule(1 / 8, "strided", 1))
     found = stratified_bound(problem, 40, torch.Generator().manual_seed(0)).total
     assert made["bound"] == pytest.approx(found.value / 8 / math.log(2), abs=0.05) and made["network_calls"] == 8

@@ -28,9 +28,9 @@ class Bench:
     quick: bool = False
     """Measure small sizes, which takes about two minutes; the targets are meant for the full sizes."""
     only: str | None = None
-    """Figures to measure, separated by commas; default: all. An unknown name lists the known ones."""
+    """Figures to measure, separated by commas; None: all. An unknown name lists the known ones."""
     out: Path | None = None
-    """Folder for bench.json and growth.png; default: nothing is written."""
+    """Folder for bench.json and growth.png; None: nothing is written."""
 
     def run(self) -> int:
         """Measure, report, and return 0."""

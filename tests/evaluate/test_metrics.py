@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rdlm.evaluate.metrics import Size, count, exponential, likelihood, of, size_of_texts
+from rdlm.evaluate.metrics import Size, count_metric, likelihood, metric_of, perplexity_metric, size_of_texts
 from rdlm.likelihood import Estimate
 
 
@@ -44,5 +44,6 @@ def test_a_text_without_words_has_no_perplexity_per_word() -> None:
 
 def test_json_has_the_promised_keys() -> None:
     keys = {"value", "stderr", "low", "high", "unit", "convention"}
-    for found in (of(Estimate(1.0, 0.1), "nats", "c"), exponential(Estimate(1.0, 0.1), "p", "c"), count(3, "u", "c")):
+    estimate = Estimate(1.0, 0.1)
+    for found in (metric_of(estimate, "nats", "c"), perplexity_metric(estimate, "c"), count_metric(3, "u", "c")):
         assert set(found.to_json()) == keys
