@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tyro
 
 from benchmarks.registry import REGISTRY
-from rdlm.cli.main import COMMANDS, main
+from rdlm.cli.main import main
 from rdlm.config import RunConfig
 from rdlm.deprecated import renamed_configuration, renamed_flags
 from rdlm.methods import METHODS
@@ -23,25 +21,13 @@ LISTS = {("compare", "--methods"): list(METHODS), ("bench", "--only"): list(REGI
 """Flags that take a list, whose parts the parser does not check."""
 
 
-def flags_of(command: str) -> dict[str, list[str] | None]:
-    """Return the flags of a command, for every network that it can configure, with the values of each."""
-    entry = COMMANDS[command]
-    module = importlib.import_module(entry.module)
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
-    found: dict[str, list[str] | None] = {}
-    for preset in ("demo", "promoter") if entry.two_stages else ("",):
-        default = module.defaults([preset]) if entry.two_stages else tyro.MISSING_NONPROP
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the parser is only read here
-            parser = tyro.extras.get_parser(getattr(module, entry.name), default=default, config=config)
-        for action in parser._actions:
-            values = list(action.choices) if action.choices else None
-            found |= dict.fromkeys(action.option_strings, values)
-    return found
+FlagsOf = Callable[[str], dict[str, list[str] | None]]
 
 
 @pytest.mark.parametrize("command", OLD)
-def test_every_flag_of_the_last_version_is_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_of_the_last_version_is_accepted(
+    command: str, flags_of: FlagsOf, capsys: pytest.CaptureFixture[str]
+) -> None:
     present = flags_of(command)
     for old, values in OLD[command].items():
         for value in values or ["1"]:
@@ -54,7 +40,7 @@ def test_every_flag_of_the_last_version_is_accepted(command: str, capsys: pytest
 
 
 @pytest.mark.parametrize("command", ["generate", "score", "evaluate"])
-def test_steps_and_nfe_are_one_flag(command: str) -> None:
+def test_steps_and_nfe_are_one_flag(command: str, flags_of: FlagsOf) -> None:
     assert {"--steps", "--nfe"} <= set(flags_of(command))
 
 
