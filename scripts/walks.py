@@ -48,7 +48,7 @@ TEXT = "the history of the world and of the king in one city by the river and th
 
 SMALL = (
     "--data.length 32 --model.width 32 --model.layers 1 --training.batch 8 --training.steps 5 --process.levels 16 "
-    "--process.pairs 64 --training.validation-calls 8 --training.validation-sequences 8 --training.record-every 1000"
+    "--process.pairs 64 --training.validation-nfe 8 --training.validation-sequences 8 --training.record-every 1000"
 )
 
 

@@ -123,7 +123,7 @@ def seeds_in(place: Path) -> list[Seed]:
     runs = seed_runs(place)
     found = [Seed(run, CHECKPOINT, resumable(run)) for run in runs]
     for run, dtype in zip(runs, ("float32", "float16"), strict=True):
-        quick = ("--calls", "2", "--evaluations", "8", "--sequences", "2", "--samples", "0", "--json")
+        quick = ("--nfe", "2", "--evaluations", "8", "--sequences", "2", "--samples", "0", "--json")
         assert cli.main(["evaluate", str(run), *quick]) == 0
         published = place / f"published-{run.name}"
         assert cli.main(["publish", str(run), str(published), "--dtype", dtype, "--json"]) == 0

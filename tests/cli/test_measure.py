@@ -83,13 +83,15 @@ def test_evaluation_from_flags_to_files(run: Path, tmp_path: Path, capsys: pytes
     assert curve["nats"][0] == 0 and curve["nats"][-1] == pytest.approx(metrics["nats_per_sequence"]["value"])
 
 
-def test_a_sequence_in_chunks_is_looked_at_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sequence_with_blocks_is_evaluated_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Token by token its bound has no noise of its own, so that more looks would narrow the interval for nothing."""
-    options = ("evaluate", str(run), "--chunk", "1", "--nfe", "12", "--sequences", "14", "--samples", "2", "--paper")
+    options = ("evaluate", str(run), "--block", "1", "--nfe", "12", "--sequences", "14", "--samples", "2", "--paper")
     few, many = (
         answer(capsys, *options, "--evaluations", count, "--out", str(tmp_path))["metrics"] for count in ("14", "500")
     )
-    assert "in chunks of 1" in many["bits_per_character"]["convention"]
+    assert "in blocks of 1" in many["bits_per_character"]["convention"]
     for key in ("value", "stderr"):
         assert many["bits_per_character"][key] == pytest.approx(few["bits_per_character"][key], rel=1e-4)
 

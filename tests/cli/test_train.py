@@ -75,8 +75,8 @@ def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "begins with a preset or a YAML file; presets: demo"),
-        (["--json"], "begins with a preset or a YAML file"),
+        ([], "needs a preset or a YAML file as its first argument; presets: demo"),
+        (["--json"], "needs a preset or a YAML file"),
         (["txt8"], "unknown preset 'txt8': did you mean 'text8'"),
         (["none.yaml"], "cannot read the configuration none.yaml"),
         (["demo", "--modl.width", "3"], "--model.width"),
