@@ -134,12 +134,12 @@ class Noisy:
     """Sequences of known values, estimated with noise that an even spread over the batch cancels in part."""
 
     def __init__(self, noise: float) -> None:
-        self.remaining, self.nfe = noise, 0
+        self.noise, self.calls = noise, 0
         self.network = nn.Linear(1, 1)
 
     def bound(self, batch, calls, generator):
-        self.nfe += 1
-        return batch.ids[:, 0].double() + self.remaining * torch.randn(len(batch.ids), generator=generator)
+        self.calls += 1
+        return batch.ids[:, 0].double() + self.noise * torch.randn(len(batch.ids), generator=generator)
 
 
 def test_the_error_has_both_parts():
@@ -147,10 +147,10 @@ def test_the_error_has_both_parts():
     spread = float(ids.double().std()) / 8
     sure, loud = Noisy(0.0), Noisy(400.0)
     exact = repeated_bound(sure, Batch(ids), 1, seed=0)
-    assert sure.nfe == 3
+    assert sure.calls == 3
     assert exact.mean == float(ids.double().mean()) and exact.stderr == pytest.approx(spread)
     guess = repeated_bound(loud, Batch(ids), 1, seed=0)
-    assert loud.nfe == 32
+    assert loud.calls == 32
     own = 400 / math.sqrt(64 * 32)
     assert 0.6 * own < guess.stderr < 3 * math.hypot(spread, own)
     assert abs(guess.mean - exact.mean) < 4 * own
