@@ -1,4 +1,4 @@
-"""Pictures of the page for the documentation: `python scripts/screenshots.py RUN` serves a run and looks at each view.
+"""Screenshots of the web page for the documentation: `python scripts/screenshots.py RUN` serves a run.
 
 Writes page-VIEW.png, page-VIEW-dark.png and page-VIEW-phone.png. Needs the extras `serve` and `dev`, and a Chromium.
 """
@@ -50,7 +50,7 @@ def links(model: dict[str, Any]) -> dict[str, str]:
 def main() -> None:
     """Serve the run and write the pictures of all views."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", help="folder of a run or of a published model; the model in the box if none")
+    parser.add_argument("run", nargs="?", help="folder of a run or of a published model; default: the pretrained model")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="folder of the pictures")
     arguments = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

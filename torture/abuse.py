@@ -301,7 +301,7 @@ def dear(rng: random.Random, target: Target) -> list[Answer]:
     path, body = rng.choice(
         (
             ("/v1/completions", most),
-            ("/v1/completions", most | {"stream": True, "model": "rival"}),
+            ("/v1/completions", most | {"stream": True, "model": "baseline"}),
             ("/v1/score", {"input": ["ab" * 16_000] * 16, "steps": 1024}),
             ("/v1/trajectory", {"steps": 1024}),
         )

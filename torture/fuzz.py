@@ -200,15 +200,15 @@ def limited(seconds: float) -> Iterator[None]:
     def late(*_: object) -> None:
         raise TimeoutError(f"still reading after {seconds:g} s")
 
-    token_steps = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
-    before = {number: signal.signal(number, late) for number in token_steps}
-    for clock, limit in token_steps.values():
-        signal.setitimer(clock, limit)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
+    before = {number: signal.signal(number, late) for number in timers}
+    for timer, limit in timers.values():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        for number, (clock, _) in token_steps.items():
-            signal.setitimer(clock, 0)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
             signal.signal(number, before[number])
 
 

@@ -168,7 +168,7 @@ def besiege(
     """
     begin, siege, log, home, cache = time.monotonic(), Siege(), place / "messages.txt", place / "home", place / "cache"
     home.mkdir(parents=True)
-    runs = [str(save(place / "walks")), str(save(place / "rival", method="mdlm"))]
+    runs = [str(save(place / "plain")), str(save(place / "baseline", method="mdlm"))]
     runs.append(str(save(place / "classed", corpus={"classes": ["cat", "dog"]})))
     written = stamps(place)
     environment = {"RDLM_TOKEN": TOKEN, "HOME": str(home), "TMPDIR": str(home), "RDLM_CACHE": str(cache)}

@@ -116,7 +116,7 @@ CLOCKS = {
     "together": {},
     "windows": {"window": TokenSchedule(0.5)},
     "one step": {"window": TokenSchedule(1 / 8, "strided")},
-    "chunks": {"window": TokenSchedule(1 / 8, "strided", 2)},
+    "blocks": {"window": TokenSchedule(1 / 8, "strided", 2)},
 }
 
 
@@ -130,11 +130,11 @@ def test_a_blocking_copy_is_seen() -> None:
 
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_walk_never_waits_for_the_device(clock: str, solver: str) -> None:
-    """Neither reads from it, nor waits for what it sends there: everything is decided on the CPU."""
+def test_sampling_never_waits_for_the_device(clock: str, solver: str) -> None:
+    """It neither reads values from the device nor waits for copies to it."""
     subject = method(process=ProcessConfig(levels=8, pairs=16))
     chain = subject.chain(subject.process.mixture.paths[0], 8, **CLOCKS[clock], length=6)
-    assert bool(chain.token_steps.block) == (clock == "chunks")
+    assert bool(chain.token_steps.block) == (clock == "blocks")
     subject.network.eval().to(META)
     model = Predictor(subject, rows=2, block_mask=subject.block_mask(chain))
     remember = subject.network.cache if chain.token_steps.block else None

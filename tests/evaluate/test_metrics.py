@@ -92,7 +92,7 @@ def test_agrees_with_the_definition(n, m, dimension, width, shift, seed):
     assert squared_mmd(y, x, width) == pytest.approx(squared_mmd(x, y, width), abs=1e-12)
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_the_result_does_not_depend_on_the_rows_at_once(monkeypatch):
     x, y = normal(50, 3, 1), normal(37, 3, 2)
     whole = permutation_test(x, y, 20, torch.Generator().manual_seed(3))
     monkeypatch.setattr(metrics, "_ROWS", 16)

@@ -11,7 +11,7 @@ from rdlm.errors import InputError
 from rdlm.train.record import Record
 
 
-def test_runs_are_drawn_and_strangers_refused(tmp_path: Path) -> None:
+def test_runs_are_plotted_and_other_folders_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "empty").mkdir()
     with Record(tmp_path / "run", 0) as record:

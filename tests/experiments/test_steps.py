@@ -86,7 +86,7 @@ def test_blocks_are_measured_if_there_are_enough_calls(model: LanguageModel) -> 
     assert made["bound"] == pytest.approx(found.value / 8 / math.log(2), abs=0.05) and made["network_calls"] == 8
 
 
-def test_windows_are_parts_of_the_walk_and_grids_have_names() -> None:
+def test_windows_are_shares_of_the_time_and_grids_have_names() -> None:
     with pytest.raises(InputError, match=r"widths of windows must lie in \[0, 1\), got 0.5, 1.0"):
         Steps(widths=(0.5, 1.0))
     with pytest.raises(InputError, match="unknown grid 'tme': did you mean 'time'"):
