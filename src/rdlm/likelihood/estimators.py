@@ -119,8 +119,8 @@ class Problem:
     def rows_at_once(self, batch: int) -> int:
         """Return the number of sequences whose states are in memory together."""
         chain = self.chains[0]
-        digits = 1 if chain.layout is None else chain.layout.digits
-        width = max(digits * chain.path.bridge.dimension, 0 if chain.layout is None else chain.layout.vocabulary)
+        digits = 1 if chain.joint is None else chain.joint.digits
+        width = max(digits * chain.path.bridge.dimension, 0 if chain.joint is None else chain.joint.vocabulary)
         return max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width)))
 
     def log_probs(

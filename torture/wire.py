@@ -1,4 +1,4 @@
-"""Bytes on a socket, such as no good client sends, and the answers that come back; and what no answer may be."""
+"""Raw bytes on a socket, the responses to them, and the checks that every response must pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAK = re.compile(
 
 @dataclass(frozen=True)
 class Answer:
-    """A response as it came over the line."""
+    """A raw response."""
 
     status: int
     headers: dict[str, str]
@@ -32,7 +32,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, object]:
-        """Return the error that the body describes; empty where it is none of OpenAI's shape."""
+        """The error in the body; empty if it does not have OpenAI's format."""
         try:
             found = json.loads(self.body)["error"]
             return found if found.keys() == {"message", "type", "param", "code"} and found["message"] else {}
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass
 class Tally:
-    """What was tried, what was answered, and what went wrong."""
+    """Counts of requests, responses and defects."""
 
     tried: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
@@ -52,14 +52,14 @@ class Tally:
         return Tally(self.tried + other.tried, self.answered + other.answered, self.defects + other.defects)
 
     def judge(self, label: str, answer: Answer, secrets: Iterable[str] = (), bodiless: bool = False) -> None:
-        """Count an answer, and note whatever it must not be."""
+        """Count a response, and record its violations."""
         self.answered[str(answer.status)] += 1
         for fault in faults(answer, secrets, bodiless):
             self.defects.append(f"{label}: {fault}: {answer.status} {answer.headers} {answer.body[:500]!r}")
 
 
 def faults(answer: Answer, secrets: Iterable[str], bodiless: bool) -> Iterator[str]:
-    """Yield what an answer does that none may do: fail without saying why, or tell what is nobody's business."""
+    """Yield the violations of a response: an error without a reason, or a leak of internal information."""
     overload = answer.status in (429, 503) and answer.headers.get("retry-after", "").isdecimal()
     if answer.status == 429 and not overload:
         yield "no Retry-After"
@@ -78,7 +78,7 @@ def faults(answer: Answer, secrets: Iterable[str], bodiless: bool) -> Iterator[s
 
 @dataclass(frozen=True)
 class Target:
-    """Where the service is, and what opens it."""
+    """The address of the service and its token."""
 
     host: str
     port: int
@@ -91,7 +91,7 @@ class Target:
             yield opened
 
     def head(self, method: str, path: str, *headers: str, version: str = "HTTP/1.1") -> bytes:
-        """Return the head of a request that brings the token."""
+        """Return the header of a request with the token."""
         lines = (f"{method} {path} {version}", f"Host: {self.host}:{self.port}", f"Authorization: Bearer {self.token}")
         return "\r\n".join((*lines, *headers, "", "")).encode("latin-1", "replace")
 
@@ -101,7 +101,7 @@ class Target:
         return self.head("POST", path, "Content-Type: application/json", length, *headers) + body
 
     def ask(self, raw: bytes, most: int = 1, method: str = "GET") -> list[Answer]:
-        """Send bytes, whatever they are, and return the answers until there are so many or the line is closed."""
+        """Send bytes and return the responses, up to a number or until the connection is closed."""
         with self.line() as line:
             # What is refused before it is whole cannot be sent; the answer is there all the same.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -110,7 +110,7 @@ class Target:
 
 
 def answers(line: socket.socket, most: int, method: str) -> Iterator[Answer]:
-    """Yield what comes over a line; one that stays silent is an error."""
+    """Yield the responses on a connection; a timeout is an error."""
     rest = b""
     for _ in range(most):
         reader = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)

@@ -1,4 +1,4 @@
-"""A list of abuses, each drawn at random within its kind: bodies, addresses, headers, framing, and lines cut off."""
+"""Malformed and abusive requests by kind: bodies, addresses, headers, framing, and connections that are cut off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GETS = ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics", "/v1/m
 
 
 def odd_field(rng: random.Random, target: Target) -> list[Answer]:
-    """One or two fields with a value of another kind or size."""
+    """A body with one or two fields of a wrong type or size."""
     path = rng.choice(POSTS)
     odd = {rng.choice(fields(target, path)): rng.choice(ODD) for _ in range(rng.randrange(1, 3))}
     body = valid(rng, path) | odd
@@ -31,7 +31,7 @@ def odd_field(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def odd_json(rng: random.Random, target: Target) -> list[Answer]:
-    """A field whose value is no JSON, or JSON at its limits; or the same field twice."""
+    """A body with a field that is invalid or extreme JSON, or with a duplicated field."""
     path = rng.choice(POSTS)
     field, value = rng.choice(fields(target, path)), rng.choice(RAW)
     form = rng.choice(('{"%s": %s}', '{"model": null, "%s": %s, "steps": 1}', '{"%s": 1, "prompt": %s}'))
@@ -39,7 +39,7 @@ def odd_json(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def odd_bytes(rng: random.Random, target: Target) -> list[Answer]:
-    """A body that is no UTF-8, no object, too large, cut, flipped, or random."""
+    """A body that is not UTF-8, not an object, too large, truncated, corrupted, or random."""
     path = rng.choice(POSTS)
     body = json.dumps(valid(rng, path))
     flipped = bytearray(body.encode())
@@ -71,7 +71,7 @@ def odd_bytes(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def refused_if_broken(target: Target, path: str, raw: bytes) -> list[Answer]:
-    """Ask, and see that what is no JSON is not answered as if it were."""
+    """Send a body, and check that invalid JSON is rejected."""
     found = target.ask(target.post(path, raw))
     try:
         json.loads(raw, parse_constant=lambda _: 1 / 0)
@@ -82,7 +82,7 @@ def refused_if_broken(target: Target, path: str, raw: bytes) -> list[Answer]:
 
 
 def address(rng: random.Random, target: Target) -> list[Answer]:
-    """Addresses that lead out of the page's files, or nowhere, or are no addresses."""
+    """Addresses outside of the page's files, unknown addresses, and invalid ones."""
     up = rng.choice(("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "..\\", "....//", "%252e%252e%252f", ".%00./"))
     inside = rng.choice(("etc/passwd", "app.py", "pyproject.toml", "proc/self/environ", "serve/app.py"))
     path = rng.choice(
@@ -123,7 +123,7 @@ def address(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def method(rng: random.Random, target: Target) -> list[Answer]:
-    """Methods that an address does not take, or that are none."""
+    """Methods that an address does not support, and unknown methods."""
     names = (
         "PUT",
         "DELETE",
@@ -152,7 +152,7 @@ def method(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def header(rng: random.Random, target: Target) -> list[Answer]:
-    """Headers that are broken, doubled, endless or in conflict."""
+    """Headers that are malformed, duplicated, very long or in conflict."""
     line = rng.choice(
         (
             "Host: evil.example",
@@ -198,7 +198,7 @@ def header(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def framing(rng: random.Random, target: Target) -> list[Answer]:
-    """Lengths and chunks that lie, conflict or are no numbers; a body in another coding."""
+    """Wrong, conflicting or invalid content lengths and chunk sizes; an unsupported encoding."""
     path = rng.choice(POSTS)
     body = json.dumps(valid(rng, path)).encode()
     lengths = ("+5", "-1", "0x10", "1e3", "5, 5", "5, 6", "9" * 25, "9" * 5000, "", " ", "abc", "1048577", "\xb2", "0")
@@ -244,7 +244,7 @@ def framing(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def protocol(rng: random.Random, target: Target) -> list[Answer]:
-    """Other versions and other protocols, and many requests at once on one line."""
+    """Other versions and protocols, and pipelined requests."""
     good = target.post("/v1/completions", json.dumps(valid(rng, "/v1/completions")).encode())
     way = rng.randrange(6)
     if way == 0:
@@ -276,7 +276,7 @@ def protocol(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def left_open(target: Target, raw: bytes) -> list[Answer]:
-    """Send something that need not be a request, say that no more comes, and read what there is."""
+    """Send bytes that may not be a request, close the sending side, and read the response."""
     with target.line() as line:
         line.sendall(raw)
         line.shutdown(socket.SHUT_WR)
@@ -284,7 +284,7 @@ def left_open(target: Target, raw: bytes) -> list[Answer]:
 
 
 def cut(rng: random.Random, target: Target) -> list[Answer]:
-    """A request cut off anywhere, ended politely or by a reset; or an answer that nobody waits for."""
+    """A truncated request, closed normally or by a reset; or a client that does not read the response."""
     body = valid(rng, "/v1/completions") | {"steps": 64, "stream": rng.random() < 0.5, "max_tokens": 60}
     raw = target.post("/v1/completions", json.dumps(body).encode())
     with target.line() as line:
@@ -296,12 +296,12 @@ def cut(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def dear(rng: random.Random, target: Target) -> list[Answer]:
-    """As much work as a request may ask for, for a client who leaves soon."""
+    """The most expensive request, from a client that disconnects soon."""
     most = {"prompt": ["a"] * rng.randrange(1, 3), "n": 16, "steps": 1024, "max_tokens": 4096}
     path, body = rng.choice(
         (
             ("/v1/completions", most),
-            ("/v1/completions", most | {"stream": True, "model": "rival"}),
+            ("/v1/completions", most | {"stream": True, "model": "baseline"}),
             ("/v1/score", {"input": ["ab" * 16_000] * 16, "steps": 1024}),
             ("/v1/trajectory", {"steps": 1024}),
         )
@@ -313,7 +313,7 @@ def dear(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def dripped(rng: random.Random, target: Target) -> list[Answer]:
-    """A request that comes in small pieces, over a short while: it is answered like any other."""
+    """A valid request that is sent slowly in small pieces."""
     path = rng.choice(POSTS)
     raw = target.post(path, json.dumps(valid(rng, path)).encode())
     with target.line() as line:
@@ -327,7 +327,7 @@ def dripped(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def stranger(rng: random.Random, target: Target) -> list[Answer]:
-    """Somebody without the token, or with another one, or from another page: nothing is answered but the refusal."""
+    """A request without the token, with a wrong one, or from another origin: it is rejected."""
     path, token = rng.choice(("/v1/models", "/v1/process", "/%761/models", "/metrics", *POSTS)), target.token
     wrong = rng.choice(
         (
@@ -367,7 +367,7 @@ def stranger(rng: random.Random, target: Target) -> list[Answer]:
 
 
 def fine(rng: random.Random, target: Target) -> list[Answer]:
-    """What is right is answered, in the midst of all the rest."""
+    """A valid request, which must succeed."""
     path = rng.choice(POSTS)
     found = target.ask(target.post(path, json.dumps(valid(rng, path)).encode()))
     if len(found) != 1 or found[0].status not in ANSWERED:
@@ -394,7 +394,7 @@ ABUSES: dict[str, tuple[int, Abuse]] = {
 
 
 def abuse(target: Target, count: int, seed: int, secrets: tuple[str, ...]) -> Tally:
-    """Return what came of so many abuses, each kind once and then drawn by their weights."""
+    """Send `count` requests, every kind once and then at random by weight, and return the results."""
     tally, names = Tally(), list(ABUSES)
     for number in range(count):
         rng = random.Random(seed * 1_000_003 + number)

@@ -1,4 +1,4 @@
-"""What is timed: training steps of the method, and of the same network without it."""
+"""What the benchmarks time: training steps of the method, and of the same network without the method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rdlm.process.layout import Layout
 from rdlm.random import Draw
 
 LETTERS, PIECES = 27, 30522
-"""Tokens of text8 and of LM1B."""
+"""Vocabulary sizes of text8 and of LM1B."""
 
 NETWORK = TransformerConfig(width=256, layers=6, heads=4)
 TINY = TransformerConfig(width=64, layers=2, heads=4)
@@ -30,7 +30,7 @@ ONE_SPHERE = replace(SMALL_TABLE, bridge="logarithm")
 """On 30,523 coordinates the Brownian bridge and the evidence are out of range at the paper's noise."""
 PLAIN = DenoiserConfig(features="tokens", evidence=False)
 SYNCHRONOUS, WINDOWS = ObjectiveConfig(), ONE_BY_ONE
-CHUNKS = replace(ONE_BY_ONE, blockwise=1.0, block_sizes=(1,))
+BLOCKWISE = replace(ONE_BY_ONE, blockwise=1.0, block_sizes=(1,))
 
 
 class Timed(nn.Module):
@@ -41,31 +41,31 @@ class Timed(nn.Module):
         self.call, self.seconds = call, 0.0
 
     def forward(self, *inputs: Tensor | float | None) -> Tensor:
-        """Return the answer."""
+        """Return the output of the wrapped call."""
         begin = time.process_time()
-        answer = self.call(*inputs)
+        output = self.call(*inputs)
         self.seconds += time.process_time() - begin
-        return answer
+        return output
 
 
 def tokens(vocabulary: int, batch: int, length: int) -> Tensor:
-    """Return random token ids, always the same ones."""
+    """Return random token ids [batch, length] from a fixed seed."""
     return torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
 def method(config: RunConfig, vocabulary: int) -> Rdlm:
-    """Return the method with fresh weights, always the same ones."""
+    """Return the method with untrained weights from a fixed seed."""
     torch.manual_seed(0)
     return Rdlm(config, vocabulary)
 
 
-def training_step(subject: Rdlm, ids: Tensor) -> Callable[[], None]:
-    """Return a work that takes the loss and its gradient, with other times and states in every call."""
+def training_step(trained: Rdlm, ids: Tensor) -> Callable[[], None]:
+    """Return a function that computes loss and gradient, with new times and states at every call."""
     steps = count()
 
     def work() -> None:
-        subject.network.zero_grad()
-        subject.loss(Batch(ids), Draw(0, next(steps))).backward()
+        trained.network.zero_grad()
+        trained.loss(Batch(ids), Draw(0, next(steps))).backward()
 
     return work
 
@@ -73,9 +73,9 @@ def training_step(subject: Rdlm, ids: Tensor) -> Callable[[], None]:
 def network_on_ids(
     config: TransformerConfig, vocabulary: int, ids: Tensor, layout: Layout | None = None
 ) -> Callable[[], None]:
-    """Return a work that masked diffusion needs too: the network on ids, partly masked, a time per sequence.
+    """Return the training step of masked diffusion: the network on partly masked ids with one time per sequence.
 
-    It tells tokens, or with a codec their digits.
+    The network predicts tokens or, with a codec, their digits.
     """
     network = _network(config, vocabulary + 1, vocabulary if layout is None else layout.base * layout.digits)
     labels = ids if layout is None else layout.encode(ids)
@@ -89,7 +89,7 @@ def network_on_ids(
 
 
 def network_on_features(config: TransformerConfig, vocabulary: int) -> Callable[[Tensor, Tensor], None]:
-    """Return the step of a network with a dense feature and a logit per token, on features and ids."""
+    """Return the training step, on features and ids, of a network with one dense feature and one logit per token."""
     network = _network(config, vocabulary, vocabulary)
     return lambda features, ids: _backward(network, features, torch.rand(len(ids)), ids)
 

@@ -1,6 +1,6 @@
-"""The service under siege: abused, misused by its own description, and crowded; then it must be as it was before.
+"""Attacks on the service: malformed requests, generated requests and a load test, after which it must have recovered.
 
-`python tests/torture/siege.py --requests 600 --seconds 5` does this alone, without the rest of the campaign.
+`python torture/siege.py --requests 600 --seconds 5` runs this part of the campaign alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 
 from abuse import abuse
 from crowd import Crowd, crowd
@@ -49,7 +49,7 @@ LIMITS = ("--steps", "4", "--queue", "32", "--threads", "1")
 
 @dataclass
 class Siege:
-    """What came of it all."""
+    """The results of all attacks on the service."""
 
     tally: Tally = field(default_factory=Tally)
     crowd: Crowd | None = None
@@ -64,11 +64,11 @@ class Siege:
 
     @property
     def requests(self) -> int:
-        """Return how many requests were sent in all."""
+        """The number of requests."""
         return self.tally.tried.total() + (0 if self.crowd is None else self.crowd.sent)
 
     def summary(self) -> dict[str, object]:
-        """Return what was tried and what came of it, for machines."""
+        """Return the results as JSON values."""
         found: dict[str, object] = {
             "abuses": dict(self.tally.tried),
             "answers": dict(self.tally.answered),
@@ -84,7 +84,7 @@ class Siege:
         return found
 
     def lines(self) -> list[str]:
-        """Return what was tried and what came of it, for people."""
+        """Return the results as lines of text."""
         kinds = ", ".join(f"{name} {count}" for name, count in self.tally.tried.most_common())
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.tally.answered.items()))
         found = [f"service: {self.tally.tried.total()} abuses ({kinds}); answers {codes}"]
@@ -95,22 +95,22 @@ class Siege:
 
 
 class Fortress:
-    """A service with a token, some small models, and a log that is read at the end."""
+    """A service with a token and small models, whose log is checked at the end."""
 
     def __init__(self, served: Served, place: Path, seed: int) -> None:
         host, _, port = served.url.removeprefix("http://").rpartition(":")
         self.served, self.target, self.seed = served, Target(host, int(port), TOKEN), seed
-        self.secrets = (TOKEN, str(place), str(Path(__file__).parents[2]), sys.prefix)
+        self.secrets = (TOKEN, str(place), str(Path(__file__).parents[1]), sys.prefix)
 
     @property
     def megabytes(self) -> float:
-        """Return the memory of the service that is in use now."""
+        """Return the resident memory of the service."""
         found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.served.process.pid}/status").read_text())
         assert found is not None
         return int(found[1]) / 1024
 
     def abused(self, count: int, seed: int) -> Tally:
-        """Return what came of so many requests, sent by several clients at once: hand-made abuses and drawn ones."""
+        """Send abusive and generated requests from several clients at once, and return the results."""
         drawn = count * 2 // 5
         with ThreadPoolExecutor(CREW + 1) as crew:
             parts = [crew.submit(misuse, self.target, drawn, seed, self.secrets)]
@@ -121,7 +121,7 @@ class Fortress:
 
     @contextmanager
     def silent(self, count: int) -> Iterator[None]:
-        """Hold lines open on which nothing comes, or half a head, or a stream is asked for and never read."""
+        """Hold idle connections: without a request, with half a header, or with a stream that is never read."""
         half = self.target.head("POST", "/v1/completions", "Content-Type: application/json")[:-7]
         unread = self.target.post("/v1/trajectory", b'{"prompt": "a", "steps": 4}')
         with contextlib.ExitStack() as stack:
@@ -131,7 +131,7 @@ class Fortress:
             yield
 
     def quiet(self) -> float:
-        """Return the memory some seconds after the last that was under way has ended."""
+        """Return the resident memory some seconds after the last request has ended."""
         for _ in range(240):
             time.sleep(0.25)
             if not any(self.served.counted(name) for name in ("rdlm_live_samples", "rdlm_waiting_samples")):
@@ -140,7 +140,7 @@ class Fortress:
         return self.megabytes
 
     def broken(self) -> list[str]:
-        """Return what shows that the service is no longer what it was: dead, not ready, or still at work."""
+        """Return signs that the service has not recovered: dead, not ready, or still busy."""
         found = [] if self.served.process.poll() is None else ["the process has ended"]
         if not found:
             found += [] if self.served.get("/readyz").status_code == 200 else ["the service is not ready"]
@@ -149,7 +149,7 @@ class Fortress:
 
 
 def silence(line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 def besiege(
@@ -161,14 +161,14 @@ def besiege(
     say: Callable[[str], object] = silence,
     program: Sequence[str] = ("-m", "rdlm"),
 ) -> Siege:
-    """Return what came of so many requests, and of so many clients at once for so many seconds.
+    """Send requests, then run the load test, and return the results.
 
     The service is started below `place`, where its home and its temporary files are, too: whatever it writes there is
     a defect.
     """
     begin, siege, log, home, cache = time.monotonic(), Siege(), place / "messages.txt", place / "home", place / "cache"
     home.mkdir(parents=True)
-    runs = [str(save(place / "walks")), str(save(place / "rival", method="mdlm"))]
+    runs = [str(save(place / "plain")), str(save(place / "baseline", method="mdlm"))]
     runs.append(str(save(place / "classed", corpus={"classes": ["cat", "dog"]})))
     written = stamps(place)
     environment = {"RDLM_TOKEN": TOKEN, "HOME": str(home), "TMPDIR": str(home), "RDLM_CACHE": str(cache)}
@@ -201,12 +201,12 @@ def besiege(
 
 
 def stamps(place: Path) -> set[tuple[Path, int]]:
-    """Return all files below a folder, and when they were written."""
+    """Return all files below a folder with their modification times."""
     return {(path, path.stat().st_mtime_ns) for path in place.rglob("*") if path.is_file()}
 
 
 def failures(log: str) -> list[str]:
-    """Return what the service's own log tells of defects."""
+    """Return the defects in the log of the service."""
     return [f"the log: {part[:1500]}" for part in re.findall(r"(?s)Traceback.*?(?=\nrdlm: |\Z)", log)][:5]
 
 

@@ -1,4 +1,4 @@
-"""Requests that follow from the service's own description, and requests that break it, drawn by schemathesis."""
+"""Requests that schemathesis generates from the OpenAPI description: valid ones and invalid ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CHEAP = {"steps": (1024, 6), "max_tokens": (4096, 24), "length": (4096, 24), "n"
 
 
 def operations(target: Target) -> list[APIOperation]:
-    """Return the endpoints that the service describes."""
+    """Return the endpoints of the OpenAPI description."""
     found = requests.get(f"http://{target.host}:{target.port}/openapi.json", timeout=PATIENCE).json()
     schema = schemathesis.openapi.from_dict(found)
     return [one.ok() for one in schema.get_all_operations()]
 
 
 def misuse(target: Target, count: int, number: int, secrets: tuple[str, ...]) -> Tally:
-    """Return what came of so many requests, spread over the endpoints, right and wrong ones by halves."""
+    """Send `count` requests to all endpoints, half of them invalid, and return the results."""
     tally, found = Tally(), operations(target)
     weights = [8 if one.method == "post" else 3 if one.query else 1 for one in found]
     with requests.Session() as session:
@@ -70,7 +70,7 @@ def _draw(
 
 
 def cheaper(body: Any) -> Any:
-    """Return a body that asks for less work, where what it asks for is allowed."""
+    """Return the body with less work, if it is valid."""
     if not isinstance(body, dict):
         return body
     return {

@@ -65,14 +65,14 @@ def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypat
 def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatch):
     contest = Contest(toy.config, ("mdlm", "autoregressive"), 2, 8, 2, lrs=(1e-6, 3e-3), trial=20)
     rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
-    tried = json.loads((tmp_path / "lrs.json").read_text())
+    tried = json.loads((tmp_path / "rates.json").read_text())
     assert [(name, set(found)) for name, found in tried.items()] == [(m, {"1e-06", "0.003"}) for m in contest.methods]
-    assert [row["lr"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
+    assert [row["rate"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
     for row in rows:
         assert folder.find_checkpoint(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
         assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
-    monkeypatch.setattr("rdlm.evaluate.compare.race", None)
-    assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is tried again
+    monkeypatch.setattr(race, "accumulate", None)
+    assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is trained again
 
 
 def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monke
 
 
 def test_a_budget_becomes_steps_once(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr("rdlm.evaluate.compare.pace", lambda configs, *_: {c.method: 0.5 for c in configs})
+    monkeypatch.setattr("rdlm.evaluate.compare.seconds_per_step", lambda configs, *_: {c.method: 0.5 for c in configs})
     contest = Contest(toy.config, ("mdlm", "udlm"), nfe=2, sequences=4, samples=2)
     rows = compare(contest, tmp_path, minutes=0.1, load=toy.corpus)
     assert [row["steps"] for row in rows] == [6, 6]
@@ -134,12 +134,12 @@ class Noisy:
     """Sequences of known values, estimated with noise that an even spread over the batch cancels in part."""
 
     def __init__(self, noise: float) -> None:
-        self.remaining, self.nfe = noise, 0
+        self.noise, self.calls = noise, 0
         self.network = nn.Linear(1, 1)
 
     def bound(self, batch, calls, generator):
-        self.nfe += 1
-        return batch.ids[:, 0].double() + self.remaining * torch.randn(len(batch.ids), generator=generator)
+        self.calls += 1
+        return batch.ids[:, 0].double() + self.noise * torch.randn(len(batch.ids), generator=generator)
 
 
 def test_the_error_has_both_parts():
@@ -147,10 +147,10 @@ def test_the_error_has_both_parts():
     spread = float(ids.double().std()) / 8
     sure, loud = Noisy(0.0), Noisy(400.0)
     exact = repeated_bound(sure, Batch(ids), 1, seed=0)
-    assert sure.nfe == 3
+    assert sure.calls == 3
     assert exact.mean == float(ids.double().mean()) and exact.stderr == pytest.approx(spread)
     guess = repeated_bound(loud, Batch(ids), 1, seed=0)
-    assert loud.nfe == 32
+    assert loud.calls == 32
     own = 400 / math.sqrt(64 * 32)
     assert 0.6 * own < guess.stderr < 3 * math.hypot(spread, own)
     assert abs(guess.mean - exact.mean) < 4 * own
@@ -164,7 +164,7 @@ def test_durations(text, minutes):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--methods", "maskd"], "unknown method 'maskd': did you mean 'masked'?"),
+        (["--methods", "mdml"], "unknown method 'mdml': did you mean 'mdlm'?"),
         (["--methods", "mdlm,mdlm"], "each named once"),
         (["--budget", "soon"], "not a duration"),
         (["--budget", "1m", "--steps", "3"], "not both"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from benchmarks import parallel
+from benchmarks import processes
 
 TAKEN = {
     f"{clock} {number}": [1.0 + (number == "two")]
@@ -24,9 +24,9 @@ def test_a_process_that_dies_on_leaving_spoils_nothing(measured: bool, monkeypat
             (Path(given[0]) / "taken.json").write_text(json.dumps(TAKEN))
         raise ProcessExitedException("process 0 terminated", error_index=0, error_pid=1, exit_code=-6)
 
-    monkeypatch.setattr(parallel, "spawn", dying)
+    monkeypatch.setattr(processes, "spawn", dying)
     if measured:
-        assert [figure.ratio for figure in parallel.parallel(True)] == [0.5, 0.5]
+        assert [figure.ratio for figure in processes.parallel(True)] == [0.5, 0.5]
     else:
         with pytest.raises(ProcessExitedException):
-            parallel.parallel(True)
+            processes.parallel(True)

@@ -1,4 +1,4 @@
-"""Ways to spoil a run or a published model: accidents, and what somebody does who knows the format and signs it."""
+"""Corruptions of runs and published models: accidental ones, and crafted ones with correct checksums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shelf:
-    """How a kind of folder keeps its files."""
+    """The file layout of a kind of folder."""
 
     home: str
     """Folder inside the spoilt one, where the files are."""
@@ -85,7 +85,7 @@ MANY = "{" + ",".join(f'"{i}":[]' for i in range(200_000)) + "}"
 
 
 class Payload:
-    """What a pickle would run, if anybody unpickled it."""
+    """An object whose unpickling would execute code."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -95,7 +95,7 @@ class Payload:
 
 
 def sign(run: Path, shelf: Shelf) -> None:
-    """Make all checksums and sizes agree with what the files hold, as far as they still are what they were."""
+    """Update all checksums and sizes to the present content of the files, where possible."""
     home = shelf.at(run)
     path = home / shelf.state
     try:
@@ -109,14 +109,14 @@ def sign(run: Path, shelf: Shelf) -> None:
 
 
 def seal(path: Path, state: dict[str, Any]) -> None:
-    """Write a description whose own checksum is right."""
+    """Write a manifest with a correct checksum of itself."""
     content = {key: value for key, value in state.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({**content, "sha256": digest}))
 
 
 def bytes_of(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Change some bytes of one file, in one of several ways."""
+    """Corrupt bytes of one file in one of several ways."""
     path = shelf.any_file(rng, run)
     content = bytearray(path.read_bytes())
     at = rng.randrange(len(content))
@@ -138,7 +138,7 @@ def bytes_of(rng: random.Random, run: Path, shelf: Shelf) -> None:
 
 
 def signed(spoil: Spoil) -> Spoil:
-    """Return the same damage with all checksums made to agree."""
+    """Return the same corruption with corrected checksums."""
 
     def both(rng: random.Random, run: Path, shelf: Shelf) -> None:
         spoil(rng, run, shelf)
@@ -148,13 +148,13 @@ def signed(spoil: Spoil) -> Spoil:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the way to every value inside a JSON value."""
+    """Return the paths of all values in a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in items for place in places(item, (*path, key)))]
 
 
 def odd_json(rng: random.Random, value: Any) -> Any:
-    """Return a JSON value with one of its places replaced, removed, doubled or moved."""
+    """Return a JSON value with one of its entries replaced, removed, duplicated or moved."""
     way = rng.choice(places(value)[1:] or [()])
     if not way:
         return rng.choice(ODD)
@@ -174,7 +174,7 @@ def odd_json(rng: random.Random, value: Any) -> Any:
 
 
 def state(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Put something odd into the description, and sign it."""
+    """Corrupt the manifest, and correct its checksum."""
     path = shelf.at(run) / shelf.state
     found = json.loads(path.read_text())
     part = rng.choice([key for key, value in found.items() if isinstance(value, dict)] + ["config", None])
@@ -186,14 +186,14 @@ def state(rng: random.Random, run: Path, shelf: Shelf) -> None:
 
 
 def tokenizer(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Put something odd into the tokenizer, or another file of JSON, and sign it."""
+    """Corrupt the tokenizer or another JSON file, and correct the checksums."""
     path = shelf.at(run) / rng.choice(shelf.others)
     path.write_text(json.dumps(odd_json(rng, json.loads(path.read_text()))))
     sign(run, shelf)
 
 
 def json_text(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Replace a JSON file by a text that readers stumble over, and sign where that is possible."""
+    """Replace a JSON file by malformed or extreme JSON, and correct the checksums where possible."""
     path = run / rng.choice((f"{shelf.home}/{shelf.state}", f"{shelf.home}/{shelf.others[0]}", *shelf.pointers))
     whole = path.read_text().strip()
     texts = [
@@ -219,7 +219,7 @@ def json_text(rng: random.Random, run: Path, shelf: Shelf) -> None:
 
 
 def header(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Put something odd into a file's list of tensors, and sign it."""
+    """Corrupt the header of a safetensors file, and correct the checksums."""
     path = shelf.at(run) / rng.choice(shelf.tensors)
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
@@ -248,7 +248,7 @@ def header(rng: random.Random, run: Path, shelf: Shelf) -> None:
 
 
 def kind_of_file(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Let a file be a link, a pipe, a folder, a hole of terabytes, a pickle, or another file."""
+    """Replace a file by a link, a pipe, a folder, a sparse file of terabytes, a pickle, or another file."""
     path = shelf.any_file(rng, run)
     other = shelf.any_file(rng, run).read_bytes()
     way = rng.randrange(7)
@@ -274,7 +274,7 @@ def kind_of_file(rng: random.Random, run: Path, shelf: Shelf) -> None:
 
 
 def size_only(state: Path, path: Path) -> None:
-    """Sign a file by its size alone: nobody hashes terabytes."""
+    """Correct only the recorded size of a file that is too large to hash."""
     if path != state:
         found = json.loads(state.read_text())
         found["files"][path.name]["bytes"] = path.stat().st_size
@@ -282,7 +282,7 @@ def size_only(state: Path, path: Path) -> None:
 
 
 def name(rng: random.Random, run: Path, shelf: Shelf) -> None:
-    """Rename the checkpoint, link to it, or let another folder pretend to be it; of a model, exchange two files."""
+    """Rename the checkpoint, link to it, or replace it by another folder; exchange two files of a model."""
     way, path = rng.randrange(3), shelf.at(run)
     if shelf is PUBLISHED:
         one, other = shelf.any_file(rng, run), shelf.any_file(rng, run)

@@ -1,4 +1,4 @@
-"""Spoilt checkpoints and published models by the thousand, and all that reads them: none may crash, hang or grow."""
+"""Fuzzing of checkpoints and published models: no reader may crash, hang, execute code or use much memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LEFT_OUT = shutil.ignore_patterns("tensorboard", "report.html", "evaluation-*", 
 
 @dataclass
 class Outcome:
-    """What came of the readings."""
+    """The results of reading corrupted folders."""
 
     refused: Counter[str] = field(default_factory=Counter)
     read: Counter[str] = field(default_factory=Counter)
@@ -73,12 +73,12 @@ class Outcome:
 
     @property
     def lost(self) -> list[str]:
-        """Return all that went wrong."""
+        """All defects."""
         executed = ["a payload was executed"] if self.executed else []
         return self.defects + executed + ([f"reading took {self.grown:.0f} MB"] if self.grown > MEGABYTES else [])
 
     def line(self) -> str:
-        """Return it for people."""
+        """Return the results as one line of text."""
         return (
             f"files: {self.tried} spoilt, {self.refused.total()} refused, {self.read.total()} harmless, slowest "
             f"{self.slowest:.1f} s, {self.grown:.0f} MB grown; lost: {len(self.lost)}"
@@ -97,7 +97,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Seed:
-    """A folder that is whole, and what reads it."""
+    """An intact folder, and the functions that read it."""
 
     folder: Path
     shelf: Shelf
@@ -105,7 +105,7 @@ class Seed:
     """A run that can be asked again and again to continue from a folder."""
 
     def readers(self, run: Path, rng: random.Random) -> list[Callable[[], object]]:
-        """Return what reads a spoilt copy of the folder."""
+        """Return the functions that read a corrupted copy of the folder."""
         if self.again is None:
             return [lambda: rdlm.load(run), lambda: publication.evaluations(rdlm.load(run))]
         loads = [lambda: rdlm.load(run), lambda: rdlm.load(run / STEP, averaged=False)]
@@ -119,11 +119,11 @@ def resume(again: Run, run: Path, accept_changes: bool) -> None:
 
 
 def seeds_in(place: Path) -> list[Seed]:
-    """Return two small runs, over letters and over learnt subwords, and two models that were published from them."""
+    """Return two small runs, with characters and with BPE, and the models published from them."""
     runs = seed_runs(place)
     found = [Seed(run, CHECKPOINT, resumable(run)) for run in runs]
     for run, dtype in zip(runs, ("float32", "float16"), strict=True):
-        quick = ("--calls", "2", "--evaluations", "8", "--sequences", "2", "--samples", "0", "--json")
+        quick = ("--nfe", "2", "--evaluations", "8", "--sequences", "2", "--samples", "0", "--json")
         assert cli.main(["evaluate", str(run), *quick]) == 0
         published = place / f"published-{run.name}"
         assert cli.main(["publish", str(run), str(published), "--dtype", dtype, "--json"]) == 0
@@ -132,7 +132,7 @@ def seeds_in(place: Path) -> list[Seed]:
 
 
 def seed_runs(place: Path) -> list[Path]:
-    """Return two small finished runs, one over letters, one over learnt subwords."""
+    """Return two small finished runs, one with characters and one with BPE."""
     place.mkdir(parents=True, exist_ok=True)
     book = place / "book.txt"
     book.write_text("some text of mine, and then some more of it. " * 80)
@@ -147,14 +147,14 @@ def seed_runs(place: Path) -> list[Path]:
 
 
 def resumable(run: Path) -> Run:
-    """Return a run that can be asked again and again to continue from a folder."""
+    """Return a run that can be resumed repeatedly from a folder."""
     config = rdlm.load(run).config
     corpus = load_corpus(config)
     return Run(config, build(config, corpus), corpus, training_batches(config, corpus, 1), run, Team())
 
 
 def fuzz(place: Path, count: int, seed: int = 0) -> Outcome:
-    """Return what came of `count` spoilt folders."""
+    """Read `count` corrupted folders and return the results."""
     seeds = seeds_in(place / "seeds")
     outcome, begin = Outcome(), 0.0
     names, weights = list(SPOILS), [weight for weight, _ in SPOILS.values()]
@@ -178,7 +178,7 @@ def fuzz(place: Path, count: int, seed: int = 0) -> Outcome:
 
 
 def read_all(readers: Sequence[Callable[[], object]], label: str, kind: str, outcome: Outcome) -> None:
-    """Read a spoilt folder in every way; refusals are what is wanted, and a whole reading is no harm."""
+    """Read a corrupted folder in every way; an error of the expected kind or a correct result is fine."""
     begin, good = time.monotonic(), 0
     for read in readers:
         try:
@@ -195,20 +195,20 @@ def read_all(readers: Sequence[Callable[[], object]], label: str, kind: str, out
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what computes for longer, or waits for ten times as long."""
+    """Raise TimeoutError after this processor time, or ten times this wall-clock time."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"still reading after {seconds:g} s")
 
-    token_steps = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
-    before = {number: signal.signal(number, late) for number in token_steps}
-    for clock, limit in token_steps.values():
-        signal.setitimer(clock, limit)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
+    before = {number: signal.signal(number, late) for number in timers}
+    for timer, limit in timers.values():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        for number, (clock, _) in token_steps.items():
-            signal.setitimer(clock, 0)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
             signal.signal(number, before[number])
 
 

@@ -1,6 +1,6 @@
-"""Processes that run the command line: started anew, or forked from this one, which has imported torch already.
+"""Processes that run the command line: newly started, or forked from this one, which has already imported torch.
 
-A forked one spends its life where there is something to lose, in training, instead of seconds on imports.
+A forked process spends its time in training instead of seconds on imports.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import rdlm.train.loop
 from rdlm.cli import main as cli
 
 PRELOADED = (tensorboard.summary.writer.record_writer, tyro, rdlm.cli.train, rdlm.methods, rdlm.train.loop)
-"""What a forked process need not import again."""
+"""Modules that a forked process need not import again."""
 
 
 class Process(Protocol):
-    """What the faults need to know of a process."""
+    """The interface of a process that the faults use."""
 
     pid: int
     returncode: int | None
@@ -42,7 +42,7 @@ class Process(Protocol):
 
 
 class Forked:
-    """A child of this process that runs `rdlm ARGUMENTS`, in a session of its own."""
+    """A forked child that runs `rdlm ARGUMENTS` in a new session."""
 
     def __init__(self, arguments: list[str], folder: Path, messages: Path, prepare: Callable[[], None]) -> None:
         self.returncode: int | None = None
@@ -71,7 +71,7 @@ class Forked:
 
 
 def _live(arguments: list[str], folder: Path, messages: Path, prepare: Callable[[], None]) -> None:
-    """Run the command line and end the process, whatever happens: nothing of the parent may go on in it."""
+    """Run the command line and always exit the process: code of the parent must not continue in it."""
     code = 70
     try:
         os.setsid()
@@ -91,7 +91,7 @@ def _live(arguments: list[str], folder: Path, messages: Path, prepare: Callable[
 
 
 def limit_files(size: int | None) -> None:
-    """Let this process write no file beyond a size; Python turns the signal that tells it into an error."""
+    """Limit the size of files that this process writes; Python turns the signal into an OSError."""
     if size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
@@ -101,7 +101,7 @@ TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncat
 
 
 def die_at_touch(folder: Path, number: int) -> None:
-    """Let this process be killed just before it touches a file of the folder for the `number`-th time."""
+    """Kill this process just before its `number`-th access to a file of the folder."""
     left = number
 
     def count(event: str, arguments: tuple[object, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The faults that a run must survive: kills at any moment, full disks, signals, a second run, a dead companion."""
+"""Faults that a run must survive: kills at any time, full disks, signals, a second run, a killed peer process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
 class Loss(AssertionError):
-    """Something was lost, or was not said as it should be."""
+    """Data was lost, or an error was not reported as it should be."""
 
 
 def seconds_to_first_save(victim: Victim) -> float:
-    """Return how long a run takes from its start to its first checkpoint, and kill it there."""
+    """Return the seconds from the start of a run to its first checkpoint, and kill it there."""
     begin = time.monotonic()
     process = victim.start()
     if not wait_until(lambda: list(victim.run.glob("checkpoint-*")), process):
@@ -37,14 +37,14 @@ def seconds_to_first_save(victim: Victim) -> float:
 
 
 def end(process: Process) -> None:
-    """Kill a process and its children, and wait until they are gone."""
+    """Kill a process and its children, and wait for them."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def kill(victim: Victim, rng: random.Random, startup: float, seen: Counter[str]) -> bool:
-    """Start the run, kill it at some moment, look at what is left, and return whether it lived to be killed.
+    """Start the run, kill it at a random time, inspect what is left, and return whether the kill hit it.
 
     Four of ten forked runs die just before they touch some file of the run's folder, of which a checkpoint's writing
     takes some thirty touches. One of ten runs is watched and struck while a checkpoint is being written. The others are
@@ -68,7 +68,7 @@ def kill(victim: Victim, rng: random.Random, startup: float, seen: Counter[str])
 
 
 def inspect(victim: Victim, before: int, seen: Counter[str]) -> None:
-    """Count what a kill left, and see that no checkpoint was lost or is half there."""
+    """Count what a kill interrupted, and check that every checkpoint is complete."""
     if victim.newest < before:
         raise Loss(f"checkpoint {before} is gone, {victim.newest} is the newest")
     if list(victim.run.glob("damaged-*")):
@@ -82,7 +82,7 @@ def inspect(victim: Victim, before: int, seen: Counter[str]) -> None:
 
 @contextmanager
 def small_disk(place: Path, megabytes: int) -> Iterator[Path | None]:
-    """Yield a folder on a disk of its own, or None where this user cannot mount one."""
+    """Yield a folder on a small separate disk, or None if this user cannot mount one."""
     place.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
@@ -121,7 +121,7 @@ def fill(victim: Victim, disk: Path, rng: random.Random, patience: float = 2.0) 
 
 
 def ended_in_order(victim: Victim, code: int) -> bool:
-    """Return whether a run is whole; one that is not must have said that there is no room."""
+    """Return whether a run finished; one that did not must have reported that the disk is full."""
     if code == 0:
         report = victim.run / "report.html"
         if victim.newest != victim.steps or not report.read_text().endswith("</html>\n"):
@@ -132,7 +132,7 @@ def ended_in_order(victim: Victim, code: int) -> bool:
 
 
 def fill_up(ballast: Path, free: int) -> None:
-    """Fill a disk with one file, up to so many bytes."""
+    """Fill a disk with one file, and leave `room` bytes."""
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
@@ -140,7 +140,7 @@ def fill_up(ballast: Path, free: int) -> None:
 
 
 def starve(victim: Victim, rng: random.Random) -> str:
-    """Let the run meet a limit to the size of its files, which is less than a checkpoint's, and return what it said."""
+    """Run with a file size limit below the size of a checkpoint, and return the messages of the run."""
     before = victim.newest
     code = victim.start(partial(limit_files, rng.randrange(2_000, 20_000))).wait(timeout=300)
     failed_in_order(victim, code, victim.messages)
@@ -149,13 +149,13 @@ def starve(victim: Victim, rng: random.Random) -> str:
 
 
 def failed_in_order(victim: Victim, code: int, said: str) -> None:
-    """See that a run without room said so, with the exit code of a user's mistake."""
+    """Check that a run reported a full disk, with the exit code of a user error."""
     if code != 2 or "Traceback" in said or "cannot write" not in said or victim.run.name not in said:
         raise Loss(f"exit code {code}: {said[-3000:]}")
 
 
 def stop(victim: Victim, rng: random.Random, number: signal.Signals) -> int:
-    """Tell the running run to stop and return the step that it saved."""
+    """Send a signal to the run and return the step that it saved."""
     process = victim.start()
     known = set(victim.run.glob("checkpoint-*"))
     if not wait_until(lambda: set(victim.run.glob("checkpoint-*")) - known, process):
@@ -169,7 +169,7 @@ def stop(victim: Victim, rng: random.Random, number: signal.Signals) -> int:
 
 
 def intrude(victim: Victim) -> str:
-    """Start the run twice, kill both, and return what the second said: that the first one is there."""
+    """Start the run twice, kill both, and return the error of the second one, which names the first."""
     process = victim.start()
     try:
         if not wait_until((victim.run / "lock").exists, process):
@@ -185,7 +185,7 @@ def intrude(victim: Victim) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process started."""
+    """Return the child processes of a process."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -196,7 +196,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_companions(victim: Victim, rng: random.Random, kills: int) -> int:
-    """Let two processes train, kill one of them again and again after some checkpoints, and return the kills.
+    """Train with two processes, kill one of them repeatedly after some checkpoints, and return the number of kills.
 
     Nobody starts anything anew: torchrun does.
     """

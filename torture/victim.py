@@ -1,4 +1,4 @@
-"""A tiny run of the real `rdlm train` in a process of its own, to be killed, starved and compared bit by bit."""
+"""A small run of `rdlm train` in a separate process, for fault injection and bitwise comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rdlm.errors import DamagedFileError
 from rdlm.storage import checkpoint
 from rdlm.train import record
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 TINY = {
     "data.length": 16,
@@ -62,7 +62,7 @@ PAIR = [
 
 @dataclass(frozen=True)
 class Victim:
-    """A run's folder, what is trained there, and how to start it."""
+    """The folder of a run, its configuration, and the way to start it."""
 
     run: Path
     book: Path
@@ -76,7 +76,7 @@ class Victim:
         return replace(self, run=run, launcher=launcher or self.launcher)
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> Process:
-        """Return the running process, which calls `prepare` first; its messages go to a file beside the book."""
+        """Return the started process, which calls `prepare` first and writes its messages to a file."""
         chosen = TINY | {"training.steps": self.steps} | self.options
         options = [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
         arguments = ["train", "textfile", "--data.file", str(self.book), "--out", str(self.run), *options]
@@ -95,7 +95,7 @@ class Victim:
             )
 
     def finish(self) -> None:
-        """Let the run go on to its end, which must be a good one."""
+        """Continue the run to its end, which must succeed."""
         code = self.start().wait(timeout=600)
         if code:
             raise AssertionError(f"exit code {code}: {self.messages[-2000:]}")
@@ -106,12 +106,12 @@ class Victim:
 
     @property
     def messages(self) -> str:
-        """Return what the last process said."""
+        """The messages of the last process."""
         return self._messages.read_text(errors="replace")
 
     @property
     def newest(self) -> int:
-        """Return the step of the newest whole checkpoint, 0 without one; nothing is changed."""
+        """The step of the newest complete checkpoint, 0 without one."""
         for path in sorted(self.run.glob("checkpoint-*"), reverse=True):
             try:
                 return int(checkpoint.verify(path)["step"])
@@ -120,15 +120,16 @@ class Victim:
         return 0
 
     def half_written(self) -> list[Path]:
-        """Return the checkpoints whose writing is not finished."""
+        """The partly written checkpoints."""
         return list(self.run.glob(".checkpoint-*.part"))
 
 
 def traces(run: Path) -> dict[str, bytes]:
-    """Return all that a finished run is: weights, averages, moments, proposal, counters, and every step's numbers.
+    """Return the content of a finished run: weights, averages, moments, proposal, counters, and the record of every
+    step.
 
     The loss and the norm of each step depend on its batch, its noise and its dropout: they show the order of the data
-    and the state of the random numbers. What only the clock knows is left out.
+    and the state of the random numbers. Timings are left out.
     """
     path = sorted(run.glob("checkpoint-*"))[-1]
     state = checkpoint.verify(path)
@@ -140,14 +141,14 @@ def traces(run: Path) -> dict[str, bytes]:
 
 
 def different(one: Path, other: Path) -> tuple[list[str], int]:
-    """Return the names of what differs between two finished runs, and how many bytes were compared."""
+    """Return the names of the differing parts of two finished runs, and the number of compared bytes."""
     a, b = traces(one), traces(other)
     names = [name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
     return names, sum(map(len, a.values()))
 
 
 def wait_until(condition: Callable[[], object], process: Process, seconds: float = 300.0) -> bool:
-    """Return whether the condition came true while the process lived."""
+    """Return whether the condition became true while the process was running."""
     end = time.monotonic() + seconds
     while process.poll() is None:
         if condition():

@@ -1,4 +1,4 @@
-"""Rows that are kept as they are made: a table that was stopped goes on where it was."""
+"""A cache of table rows on disk: a table that was interrupted continues with the rows that are missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Row = dict[str, object]
 Work = Callable[[], Row]
 
 
-def afresh(key: object, work: Work) -> Row:
-    """Return the row that `work` makes, whatever its key."""
+def uncached(key: object, work: Work) -> Row:
+    """Return a newly computed row, without a cache."""
     return work()
 
 
-class Memo:
-    """A file of rows, a JSON object a line, each with the digest of what it is a row of."""
+class RowCache:
+    """A file with one JSON object per line: a row, and the digest of everything it depends on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,12 +26,12 @@ class Memo:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             whole = [line for line in path.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
-            # The end of a line that was being written when the table was stopped would spoil the next one.
+            # Cut off a line that was only partly written when the process was killed.
             os.truncate(path, sum(len(line.encode()) for line in whole))
             self._rows = {kept["of"]: kept["row"] for kept in map(json.loads, whole)}
 
     def __call__(self, key: object, work: Work) -> Row:
-        """Return the row of a key, which is whatever its `repr` says: from the file, or made now and kept."""
+        """Return the row of a key from the file, or compute and store it; keys are equal if their `repr` is."""
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
         if digest not in self._rows:
             self._rows[digest] = work()

@@ -1,9 +1,9 @@
-"""The campaign: `python tests/torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
+"""Fault injection: `python torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
 
-Runs are killed, starved, told to stop and robbed of a companion, and end with the very bytes of a run that nothing
-happened to; meanwhile spoilt checkpoints and published models are read by the thousand; then the service is besieged.
-What was tried and what was lost goes into a JSON file, and into some lines on standard output. The exit code is 1 if
-anything was lost.
+Runs are killed, stopped by signals, run out of disk space, and lose one of two processes; each must end with the same
+bytes as an undisturbed run. Meanwhile thousands of corrupted checkpoints and published models are read. Then the
+service receives malformed requests and a load test. The counts and the losses are written to a JSON file and summarised
+on standard output. The exit code is 1 if anything was lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from siege import Siege, besiege
 from victim import ALONE, PAIR, Victim, different
 
 COLD = 10
-"""Every so many kills the process is started anew, not forked."""
+"""Every tenth kill hits a newly started process instead of a forked one."""
 
 WORDS = "the quick brown fox jumps over a lazy dog and then runs away from it as fast as it can "
 VARIANTS: list[dict[str, Any]] = [
@@ -42,11 +42,11 @@ VARIANTS: list[dict[str, Any]] = [
     {"training.accumulate": 2, "objective.asynchronous": 0.5},
     {"method": "mdlm", "training.decay": "cosine"},
 ]
-"""What the killed runs train, in turn."""
+"""Options of the killed runs, in turn."""
 
 
 class Campaign:
-    """The counts of all faults, and the comparisons with what no fault has touched."""
+    """Injects faults into runs, counts them, and compares the runs with undisturbed ones."""
 
     def __init__(self, place: Path, seed: int, steps: int) -> None:
         self.place, self.rng, self.steps = place, random.Random(seed), steps
@@ -58,7 +58,7 @@ class Campaign:
         self.book.write_text(WORDS * 40)
 
     def kills(self, count: int) -> None:
-        """Kill runs `count` times in all, each variant its share; a run that ends too early is followed by another."""
+        """Kill runs `count` times in total, divided over the variants; another run follows one that finishes early."""
         for number, options in enumerate(VARIANTS):
             goal = (count * (number + 1)) // len(VARIANTS)
             extra = 0
@@ -82,7 +82,7 @@ class Campaign:
         self.compare(victim, whole)
 
     def signals(self, count: int) -> None:
-        """Tell a run to stop, by SIGTERM and by SIGINT in turn, and start a second one in its folder."""
+        """Stop a run by SIGTERM and SIGINT in turn, and start a second run in its folder."""
         victim = Victim(self.place / "stopped", self.book, self.steps)
         whole = self._whole(victim)
         for number in range(count):
@@ -95,7 +95,7 @@ class Campaign:
         self.compare(victim, whole)
 
     def full_disks(self, count: int) -> None:
-        """Fill the disk of a run again and again; where none can be mounted, limit the size of its files alone."""
+        """Fill the disk of a run repeatedly; if no disk can be mounted, only limit the size of its files."""
         victim = Victim(self.place / "starved", self.book, self.steps)
         whole = self._whole(victim)
         for _ in range(count):
@@ -111,16 +111,16 @@ class Campaign:
             victim = victim.moved(disk / "full")
             while (left := 2 * count - self.counts["full disks"]) > 0:
                 if faults.fill(victim, disk, self.rng) is not None:
-                    self.counts["full disks"] += 2  # once on the way, once at the start
-                    faults.kill(victim, self.rng, 3.0, Counter())  # with room again, it must get on
+                    self.counts["full disks"] += 2  # once during the run, once at its start
+                    faults.kill(victim, self.rng, 3.0, Counter())  # with free space it must continue
                 self.say()
-                if left == 2 or victim.newest == victim.steps:  # a run that has come to its end is followed by another
+                if left == 2 or victim.newest == victim.steps:  # a finished run is followed by another
                     victim.finish()
                     self.compare(victim, whole)
                     shutil.rmtree(victim.run)
 
     def companions(self, count: int) -> None:
-        """Kill one of two processes under torchrun, which starts both again."""
+        """Kill one of two processes under torchrun, which restarts both."""
         victim = Victim(self.place / "pair-killed", self.book, self.steps // 4, launcher=PAIR)
         whole = victim.moved(self.place / "pair-whole")
         whole.finish()
@@ -133,18 +133,18 @@ class Campaign:
         return whole
 
     def compare(self, victim: Victim, whole: Victim) -> None:
-        """Count the bytes of two finished runs that agree; any that does not is a loss."""
+        """Count the equal bytes of two finished runs; any difference is a loss."""
         names, size = different(victim.run, whole.run)
         self.counts["runs compared"] += 1
         self.counts["bytes equal"] += size if not names else 0
         self.lost += [f"{victim.run.name}: {name} differs from the uninterrupted run's" for name in names]
 
     def say(self) -> None:
-        """Show the counts so far."""
+        """Print the counts."""
         tell(str(dict(self.counts)))
 
     def line(self) -> str:
-        """Return the counts for people."""
+        """Return the counts as one line of text."""
         counts = self.counts
         return (
             f"runs: {counts['kills']} kills ({self.seen['inside the write']} inside a checkpoint's writing), "
@@ -155,7 +155,7 @@ class Campaign:
 
 
 def spoilt(place: Path, count: int, seed: int, answer: Any) -> None:
-    """Fuzz in a process of its own: it may be the one that dies."""
+    """Fuzz in a separate process, which may crash."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     with open(os.devnull, "w") as nothing:
@@ -164,7 +164,7 @@ def spoilt(place: Path, count: int, seed: int, answer: Any) -> None:
 
 
 class Fuzzing:
-    """Processes that read spoilt files while other things go on."""
+    """Processes that read corrupted files in the background."""
 
     def __init__(self, place: Path, count: int, seed: int, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -179,7 +179,7 @@ class Fuzzing:
             process.start()
 
     def result(self, seconds: float) -> Outcome:
-        """Return what came of all of them; a reader that crashed or hung is a defect."""
+        """Return the results of all processes; one that crashed or hung is a defect."""
         outcomes: list[Outcome] = []
         end = time.monotonic() + seconds
         while len(outcomes) < len(self.processes) and time.monotonic() < end:
@@ -212,7 +212,7 @@ def parsed() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--steps", type=int, default=400, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that read spoilt files")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that read corrupted files")
     parser.add_argument("--out", type=Path, default=Path("build/torture.json"))
     return parser.parse_args()
 
@@ -242,12 +242,12 @@ def main() -> int:
 
 
 def tell(line: str) -> None:
-    """Show how far it is."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def untried(counts: Counter[str], options: argparse.Namespace) -> list[str]:
-    """Return the faults of which fewer came about than were asked for: what was not tried is not shown."""
+    """Return the faults that were injected less often than requested."""
     asked = {
         "kills": options.kills,
         "signals": options.signals,

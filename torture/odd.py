@@ -1,4 +1,4 @@
-"""What bodies say: right ones, and values that stand where others should."""
+"""Values for request bodies: valid ones, and values of wrong types and sizes."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ NO_FIELDS = ("promt", "__class__", "__proto__", "")
 
 @lru_cache
 def fields(target: Target, path: str) -> tuple[str, ...]:
-    """Return every field that a body may have, by the service's own description, and some that none has."""
+    """Return all fields of a body by the OpenAPI description, and some unknown ones."""
     (answer,) = target.ask(target.head("GET", "/openapi.json"))
     content = json.loads(answer.body)["paths"][path]["post"]["requestBody"]["content"]
     return (*content["application/json"]["schema"]["properties"], *NO_FIELDS)
 
 
 def valid(rng: random.Random, path: str) -> dict[str, Any]:
-    """Return a body that is fine, and cheap to answer."""
+    """Return a valid body with little work."""
     text = "".join(rng.choices("abcdefgh ", k=rng.randrange(2, 12)))
     if path == "/v1/score":
         return {"input": text, "steps": rng.randrange(1, 5)}

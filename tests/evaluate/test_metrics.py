@@ -1,6 +1,8 @@
-"""The squared maximum mean discrepancy against its definition, and its test under both hypotheses."""
+"""Metrics against numbers computed by hand, and the maximum mean discrepancy against its definition."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -8,8 +10,58 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.evaluate import metrics as mmd
-from rdlm.evaluate.metrics import median_bandwidth, permutation_test, squared_mmd
+from rdlm.evaluate import metrics
+from rdlm.evaluate.metrics import (
+    Size,
+    count_metric,
+    likelihood,
+    median_bandwidth,
+    metric_of,
+    permutation_test,
+    perplexity_metric,
+    size_of_texts,
+    squared_mmd,
+)
+from rdlm.likelihood import Estimate
+
+
+def test_size_counts_characters_and_words_of_each_text() -> None:
+    # 5 + 8 characters; "ab" "c" and " d" "ef " "g" -> 2 + 3 words; 13 tokens in all
+    assert size_of_texts(["ab c ", " d ef  g"], 13) == Size(tokens=6.5, characters=6.5, words=2.5)
+
+
+def test_text_metrics_by_hand() -> None:
+    """20 nats a sequence of 10 characters in 4 tokens and 2 words."""
+    found = likelihood(Estimate(20.0, 0.4), Size(4, 10, 2), "text", "bound")
+    assert found["nats_per_sequence"].value == 20
+    bits = found["bits_per_character"]
+    assert bits.value == pytest.approx(2 / math.log(2))
+    assert bits.stderr == pytest.approx(0.04 / math.log(2))
+    assert bits.high == pytest.approx((2 + 1.96 * 0.04) / math.log(2))
+    token = found["perplexity_per_token"]
+    assert token.value == pytest.approx(math.exp(5))
+    assert token.stderr == pytest.approx(math.exp(5) * 0.1)
+    assert (token.low, token.high) == pytest.approx((math.exp(5 - 0.196), math.exp(5 + 0.196)))
+    assert found["perplexity_per_word"].value == pytest.approx(math.exp(10))
+    assert all("bound" in one.convention for one in found.values())
+
+
+def test_other_kinds_have_their_own_units() -> None:
+    image = likelihood(Estimate(6.0, 0.0), Size(3, 3, 0), "image", "bound")
+    assert set(image) == {"nats_per_sequence", "bits_per_dimension"}
+    assert image["bits_per_dimension"].value == pytest.approx(2 / math.log(2))
+    assert "bits_per_base" in likelihood(Estimate(6.0, 0.0), Size(3, 3, 0), "dna", "bound")
+
+
+def test_a_text_without_words_has_no_perplexity_per_word() -> None:
+    assert "perplexity_per_word" not in likelihood(Estimate(1.0, 0.0), Size(2, 2, 0), "text", "bound")
+
+
+def test_json_has_the_promised_keys() -> None:
+    keys = {"value", "stderr", "low", "high", "unit", "convention"}
+    estimate = Estimate(1.0, 0.1)
+    for found in (metric_of(estimate, "nats", "c"), perplexity_metric(estimate, "c"), count_metric(3, "u", "c")):
+        assert set(found.to_json()) == keys
 
 
 def normal(count, dimension, seed):
@@ -40,10 +92,10 @@ def test_agrees_with_the_definition(n, m, dimension, width, shift, seed):
     assert squared_mmd(y, x, width) == pytest.approx(squared_mmd(x, y, width), abs=1e-12)
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_the_result_does_not_depend_on_the_rows_at_once(monkeypatch):
     x, y = normal(50, 3, 1), normal(37, 3, 2)
     whole = permutation_test(x, y, 20, torch.Generator().manual_seed(3))
-    monkeypatch.setattr(mmd, "_ROWS", 16)
+    monkeypatch.setattr(metrics, "_ROWS", 16)
     parts = permutation_test(x, y, 20, torch.Generator().manual_seed(3))
     assert parts.value == pytest.approx(whole.value, abs=1e-12) and parts.p_value == whole.p_value
     assert parts.high == pytest.approx(whole.high, abs=1e-12)

@@ -1,4 +1,4 @@
-"""Many clients at once: each asks, is answered once or told when to come back, and asks again."""
+"""Load test: many concurrent clients, each of which sends requests and obeys Retry-After."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_PAUSE = 2.0
 
 @dataclass
 class Crowd:
-    """What came of the clients' requests."""
+    """The results of a load test."""
 
     clients: int
     sent: int = 0
@@ -35,12 +35,12 @@ class Crowd:
     defects: list[str] = field(default_factory=list)
 
     def percentiles(self, status: int) -> dict[str, float]:
-        """Return milliseconds that so many of a hundred answers took at most."""
+        """Return percentiles of the latency in milliseconds."""
         found = sorted(self.seconds.get(status, [0.0]))
         return {f"p{q}": round(1000 * found[min(len(found) - 1, q * len(found) // 100)], 1) for q in (50, 90, 99, 100)}
 
     def line(self) -> str:
-        """Return it all for people."""
+        """Return the results as one line of text."""
         codes = ", ".join(
             f"{code}: {count} ({_words(self.percentiles(code))})" for code, count in sorted(self.answered.items())
         )
@@ -55,12 +55,12 @@ def _words(numbers: dict[str, float]) -> str:
 
 
 def body(number: int) -> bytes:
-    """Return the request of a number, which is its seed."""
+    """Return the body of a request; its number is the seed."""
     return json.dumps({"prompt": "a" * (1 + number % 7), "steps": 2 + number % 3, "seed": number}).encode()
 
 
 class Client:
-    """One of the crowd, on a line of its own."""
+    """A client with its own connection."""
 
     def __init__(self, target: Target, crowd: Crowd, place: int, secrets: tuple[str, ...]) -> None:
         self.target, self.crowd, self.place, self.secrets = target, crowd, place, secrets
@@ -68,7 +68,7 @@ class Client:
         self.line: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def live(self, end: float) -> None:
-        """Ask again and again until the end."""
+        """Send requests until the time is over."""
         turn = 0
         while time.monotonic() < end:
             status = await self.ask(self.place + self.crowd.clients * turn)
@@ -80,7 +80,7 @@ class Client:
         await self.hang_up()
 
     async def ask(self, number: int) -> int:
-        """Send one request and take its one answer."""
+        """Send one request and read its response."""
         begin = time.monotonic()
         self.crowd.sent += 1
         try:
@@ -118,7 +118,7 @@ class Client:
         return answer
 
     async def hang_up(self) -> None:
-        """Leave the line; bytes that are still on it belong to no request."""
+        """Close the connection; unread bytes are an error."""
         if self.line is None:
             return
         reader, writer = self.line
@@ -132,7 +132,7 @@ class Client:
 
 
 def crowd(target: Target, clients: int, seconds: float, secrets: tuple[str, ...] = (), again: int = 50) -> Crowd:
-    """Return what came of so many clients; some of their requests are then asked once more, alone."""
+    """Run the clients, repeat some of their requests alone, and return the results."""
     found = Crowd(clients)
 
     async def live() -> None:
@@ -153,7 +153,7 @@ def crowd(target: Target, clients: int, seconds: float, secrets: tuple[str, ...]
 
 
 def _counted(target: Target) -> int:
-    """Return how many completions the service says it has answered or lost."""
+    """Return the number of completions in the metrics of the service."""
     (answer,) = target.ask(target.head("GET", "/metrics"))
     lines = [line for line in answer.body.decode().splitlines() if line.startswith("rdlm_requests_total{")]
     return sum(int(line.rpartition(" ")[2]) for line in lines if 'route="/v1/completions"' in line)
