@@ -19,7 +19,7 @@ import rdlm
 from rdlm.api.language_model import LanguageModel
 from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
-from rdlm.serve.engine import Engine, Sample
+from rdlm.serve.engine import Engine, RunningSample
 from rdlm.serve.http_errors import Disconnected, HttpError
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.middleware import Metrics
@@ -76,9 +76,9 @@ def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
         one.engine._thread.join(10)
 
 
-def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> Sample:
+def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> RunningSample:
     plan = Plan.of(model, Request(**{"steps": 6, **options}))
-    return Sample(plan, plan.request.seed, job, index)
+    return RunningSample(plan, plan.request.seed, job, index)
 
 
 async def ended(job: Job) -> tuple[int, ...]:

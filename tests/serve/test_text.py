@@ -6,14 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.data.tokenizer import Bytes, Characters, Levels, Tokenizer
-from rdlm.serve.openai import Draft
+from rdlm.serve.openai import StreamedText
 
 LETTERS = Characters("ab ")
 
 
-def written(tokenizer: Tokenizer, ids: list[int], cuts: list[int], begin: int, end: int, stops: list[str]) -> Draft:
+def written(
+    tokenizer: Tokenizer, ids: list[int], cuts: list[int], begin: int, end: int, stops: list[str]
+) -> StreamedText:
     """Return the draft after tokens have settled in pieces, with the pieces' sum checked on the way."""
-    draft, at, seen = Draft(tokenizer, begin, end, stops), 0, ""
+    draft, at, seen = StreamedText(tokenizer, begin, end, stops), 0, ""
     for cut in sorted(cuts):
         seen += draft.add(ids[at : max(at, cut)])
         at = max(at, cut)
@@ -46,11 +48,11 @@ def test_characters_of_several_bytes_are_never_sent_in_halves(ids: list[int], cu
 
 
 def test_numbers_keep_their_spaces() -> None:
-    draft = Draft(Levels(256), 1, 4)
+    draft = StreamedText(Levels(256), 1, 4)
     assert [draft.add([7, 1]), draft.add([2]), draft.finish([7, 1, 2, 33, 9])] == ["1", " 2", " 33"]
 
 
 def test_what_could_begin_a_stop_is_held_back() -> None:
-    draft = Draft(LETTERS, 0, 9, ["ab"])
+    draft = StreamedText(LETTERS, 0, 9, ["ab"])
     assert [draft.add([1, 0]), draft.add([0]), draft.add([1, 0])] == ["b", "a", ""]
     assert draft.stopped and draft.reason == "stop" and draft.finish([1, 0, 0, 1, 0]) == ""

@@ -66,7 +66,7 @@ class Generate(SamplingOptions):
             print(f"rdlm: wrote {self.trace}", file=sys.stderr)
 
     def _report(self, model: LanguageModel, generation: Generation) -> None:
-        from rdlm.display.tables import print_json
+        from rdlm.display.text_table import print_json
 
         if self.json:
             image = model.kind == "image"
