@@ -75,7 +75,7 @@ def test_the_limit_is_that_of_many_steps():
     generator = torch.Generator().manual_seed(4)
     for time, point in zip(times, points, strict=True):
         token = source.draw(4000, generator)
-        rate = method._rates(token, time.repeat(4000), None, generator).mean()
+        rate = method.integrand(token, time.repeat(4000), None, generator).mean()
         total += float(rate) * float(torch.sigmoid(point) * torch.sigmoid(-point)) * 0.1
     assert total == pytest.approx(source.entropy, rel=0.02)
     estimate = method.limit(Batch(source.draw(100_000, generator)), generator)
