@@ -60,7 +60,7 @@ def test_places_tell_equal_positions_apart(awake: Any) -> None:
     network = awake(replace(CONFIG, places=6), Interface(5, 4))
     logits = network(normal(1, 1, 5).expand(1, 6, 5), 0.3)
     assert (logits - logits[:, :1]).abs().amax(-1)[:, 1:].min() > 1e-3
-    with pytest.raises(InputError, match="6 places, and 7 are asked for"):
+    with pytest.raises(InputError, match="6 position embeddings, but 7 are needed"):
         network(normal(1, 7, 5), 0.3)
 
 
@@ -100,7 +100,7 @@ def test_the_cached_forward_is_the_full_one(awake: Any, chunks: list[int]) -> No
 
 def test_a_cache_needs_a_causal_network(awake: Any) -> None:
     network = awake(CONFIG, Interface(5, 4))
-    with pytest.raises(InputError, match="causal networks and chunks"):
+    with pytest.raises(InputError, match="causal network or blocks"):
         network(normal(1, 2, 5), 0.3, cache=network.cache())
 
 
