@@ -16,7 +16,7 @@ from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Transformer
 from rdlm.process.order import TokenSchedule
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
 
@@ -34,9 +34,9 @@ class Case:
     share: float
     """Of a whole step that all but the network may take."""
 
-    def remaining(self) -> Noise:
+    def remaining(self) -> RandomStreams:
         """Return fresh randomness for every sample."""
-        return Noise([generator_of(0, sample) for sample in range(self.batch)], self.batch)
+        return RandomStreams([generator_of(0, sample) for sample in range(self.batch)], self.batch)
 
     def known(self) -> torch.Tensor:
         """Return that nothing is known."""
@@ -87,7 +87,7 @@ def recall(quick: bool) -> list[Figure]:
 
 
 def _run(walker: Walker, known: torch.Tensor) -> None:
-    walker.run(known, Noise([generator_of(0)], 1))
+    walker.run(known, RandomStreams([generator_of(0)], 1))
 
 
 def _step(case: Case, subject: Rdlm, turns: int) -> Figure:

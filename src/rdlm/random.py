@@ -7,7 +7,7 @@
   uses only operations that all devices round alike (integers, sums, products, square roots). On a CPU it is also faster
   than torch's generator, a sequential Mersenne twister.
 - *Tokens* are drawn by inverting the cumulative probabilities in float64.
-- *Streams per sample.* `Noise` gives every sample of a batch its own generator, so that a sample does not depend on the
+- *Streams per sample.* `RandomStreams` gives every sample of a batch its own generator, so that a sample does not depend on the
   other samples of its batch.
 
 | variable | meaning |
@@ -233,7 +233,7 @@ def _inverse(cumulative: Float[Tensor, "... v"], target: Float[Tensor, ...]) -> 
 # -- one generator per sample --------------------------------------------------------------------
 
 
-class Noise:
+class RandomStreams:
     """Random draws for a batch of samples: one generator per sample, or a single one (or None) for all of them."""
 
     def __init__(self, generators: Sequence[torch.Generator | None], batch: int) -> None:
@@ -264,6 +264,6 @@ class Noise:
             part.uniform_(generator=generator)
         return drawn.to(device, non_blocking=True)
 
-    def subset(self, chosen: Sequence[int]) -> Noise:
+    def subset(self, chosen: Sequence[int]) -> RandomStreams:
         """Return the streams of some of the samples; requires one generator per sample."""
-        return Noise([self.generators[index] for index in chosen], len(chosen))
+        return RandomStreams([self.generators[index] for index in chosen], len(chosen))
