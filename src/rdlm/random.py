@@ -7,8 +7,8 @@
   uses only operations that all devices round alike (integers, sums, products, square roots). On a CPU it is also faster
   than torch's generator, a sequential Mersenne twister.
 - *Tokens* are drawn by inverting the cumulative probabilities in float64.
-- *Streams per sample.* `RandomStreams` gives every sample of a batch its own generator, so that a sample does not depend on the
-  other samples of its batch.
+- *Streams per sample.* `RandomStreams` gives every sample of a batch its own generator, so that a sample does not
+  depend on the other samples of its batch.
 
 | variable | meaning |
 |---|---|
