@@ -30,7 +30,7 @@ from rdlm.random import generator_of
 MIN_TOKENS = 2
 """Least number of tokens of a text."""
 
-FEWEST = 3
+MIN_DRAWS = 3
 """Least number of draws per window for a confidence interval."""
 
 BUDGET = 1 << 15
@@ -95,8 +95,8 @@ class Effort:
 
     def __post_init__(self) -> None:
         check_nfe(self.nfe)
-        if self.draws < FEWEST:
-            raise InputError(f"an interval needs at least {FEWEST} draws of each text, got {self.draws}")
+        if self.draws < MIN_DRAWS:
+            raise InputError(f"an interval needs at least {MIN_DRAWS} draws of each text, got {self.draws}")
 
     def passes(self, model: LanguageModel) -> int:
         """Return the network evaluations of one draw for one window; all blocks are evaluated in parallel."""
@@ -126,7 +126,7 @@ def effort_for(
     chosen = own or estimator or ("path" if few else "steps")
     if chosen == "path":
         return Effort(nfe, "path", seed=seed)
-    return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // windows)), seed)
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.score import FEWEST, Effort, Encoded, encode, score_encoded, windows
+from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode, score_encoded, windows
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
@@ -53,11 +53,11 @@ def effort_of(host: ServedModel, text: Encoded, nfe: int) -> Effort:
     count = len(windows(text.ids, host.model.length))
     own = host.model.method.bound_estimator
     if own is not None:
-        return Effort(nfe, "path", FEWEST) if own == "path" else Effort(nfe, "steps", 16)
+        return Effort(nfe, "path", MIN_DRAWS) if own == "path" else Effort(nfe, "steps", 16)
     path = Effort(nfe)
     if path.cost(host.model, count) <= BUDGET:
         return path
-    return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // count)))
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // count)))
 
 
 async def score(service: Service, host: ServedModel, body: ScoreBody, request: Request) -> Response:
