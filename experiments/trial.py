@@ -36,7 +36,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
-        setting = Setting(budget.nfe, window=model.rdlm.token_schedule)
+        setting = Setting(budget.nfe, token_schedule=model.rdlm.token_schedule)
         profile = measure(model.rdlm, batch, setting, budget.evaluations, generator)
     bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
     return {

@@ -126,9 +126,12 @@ def _bound(
 
 def check_setting(model: LanguageModel, plan: Plan) -> None:
     """Refuse what a rival's bound cannot do: it has one estimator, with so many network calls."""
-    rest = replace(plan.setting, nfe=1, window=None)
+    rest = replace(plan.setting, nfe=1, token_schedule=None)
     if not isinstance(model.method, Rdlm) and (
-        rest != Setting(1) or plan.setting.window is not None or None in (plan.setting.nfe, *plan.curve) or plan.paper
+        rest != Setting(1)
+        or plan.setting.token_schedule is not None
+        or None in (plan.setting.nfe, *plan.curve)
+        or plan.paper
     ):
         raise InputError(
             f"{model.name} is a run of the method {model.config.method!r}, whose bound has a number of calls and "
@@ -167,7 +170,11 @@ def describe(model: LanguageModel, setting: Setting) -> str:
         return f"{word} at {setting.nfe} network calls, method {model.config.method}"
     if setting.nfe is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
-    clock = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
+    clock = (
+        ""
+        if setting.token_schedule is None
+        else f", {setting.token_schedule.order} windows of width {setting.token_schedule.width:g}"
+    )
     block = block_of(model, setting)
     clock += f" in chunks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"
@@ -176,9 +183,9 @@ def describe(model: LanguageModel, setting: Setting) -> str:
 
 def block_of(model: LanguageModel, setting: Setting) -> int:
     """Return how many tokens are in a chunk of the sampler that is bounded; 0 where it has none."""
-    if setting.nfe is None or setting.window is None:
+    if setting.nfe is None or setting.token_schedule is None:
         return 0
-    return setting.window.discretize(setting.nfe, model.length).block
+    return setting.token_schedule.discretize(setting.nfe, model.length).block
 
 
 def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[str, object]:
@@ -227,7 +234,7 @@ def draw_samples(
             nfe,
             generator,
             setting.kernel,
-            setting.window or TokenSchedule(),
+            setting.token_schedule or TokenSchedule(),
             None if given is None else given[: plan.samples],
         )
     else:

@@ -58,7 +58,7 @@ class Setting:
     nfe: int | None = 64
     """Network evaluations M; None: the limit of continuous time."""
     kernel: Kernel = "mixture"
-    window: TokenSchedule | None = None
+    token_schedule: TokenSchedule | None = None
     """None: all positions are synchronous."""
     estimator: Estimator = "steps"
     states: States = "exact"
@@ -67,7 +67,7 @@ class Setting:
     def __post_init__(self) -> None:
         if self.nfe is not None:
             check_nfe(self.nfe)
-        if self.nfe is None and self.window is not None:
+        if self.nfe is None and self.token_schedule is not None:
             raise InputError("the bound in continuous time needs synchronous positions: use a window of 1")
         if self.nfe is None and self.estimator == "path":
             raise InputError("paths have a finite number of steps: estimate continuous time from single steps")
@@ -88,7 +88,7 @@ def measure(
     A path takes M of them, so the path estimator uses the first `evaluations / M` sequences only.
     """
     check_weights(method.network)
-    token_schedule = setting.window or TokenSchedule()
+    token_schedule = setting.token_schedule or TokenSchedule()
     if setting.nfe is None:
         problem = method.problem(batch, FINE, token_schedule=token_schedule)
         return continuous(problem, evaluations, generator, advance=advance)
