@@ -151,7 +151,7 @@ def test_runs_of_other_methods(method: MethodName, tmp_path: Path, capsys: pytes
         (["--calls", "0"], "at least one network call"),
         (["--samples", "1"], "2 samples"),
         (["--calls", "inf", "--estimator", "path"], "continuous time"),
-        (["--calls", "inf", "--window", "0.5"], "use a window of 1"),
+        (["--calls", "inf", "--window", "0.5"], "use --window 1"),
     ],
 )
 def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
