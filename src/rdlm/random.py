@@ -93,7 +93,7 @@ COSINE: Final = (-0.02039858140051365, 0.25359493494033813, -1.233696699142456, 
 """Coefficients of `cos(pi t / 2)` in `t^2`."""
 TWICE_LOG_TWO: Final = 1.3862943649291992
 
-PIECE: Final = 2**17
+TILE: Final = 2**17
 """Words per tile on a CPU, so that intermediate results stay in its cache."""
 
 
@@ -119,7 +119,7 @@ def normals(keys: Int[Tensor, " rows"], count: int, device: torch.device | str =
     keys = keys.to(device, non_blocking=True)
     half = (count + 1) // 2
     drawn = torch.empty(len(keys), 2 * half, device=keys.device)
-    size = max(1, PIECE // max(1, len(keys))) if keys.device.type == "cpu" else half
+    size = max(1, TILE // max(1, len(keys))) if keys.device.type == "cpu" else half
     for begin in range(0, half, size):
         end = min(begin + size, half)
         drawn[:, begin:end], drawn[:, half + begin : half + end] = _pair(words(keys, begin, end))

@@ -118,12 +118,12 @@ def effort_for(
 
     The estimator of a baseline is given: paths for Fisher-Flow, steps for the others.
     """
-    own = model.method.bound_estimator
-    if own is not None and estimator not in (None, own):
-        raise InputError(f"the method {model.config.method!r} only has the {own} estimator, got {estimator}")
+    only = model.method.bound_estimator
+    if only is not None and estimator not in (None, only):
+        raise InputError(f"the method {model.config.method!r} only has the {only} estimator, got {estimator}")
     nfe = model.nfe if nfe is None else nfe
-    few = Effort(nfe).cost(model, windows) <= BUDGET
-    chosen = own or estimator or ("path" if few else "steps")
+    affordable = Effort(nfe).cost(model, windows) <= BUDGET
+    chosen = only or estimator or ("path" if affordable else "steps")
     if chosen == "path":
         return Effort(nfe, "path", seed=seed)
     return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed)
@@ -182,16 +182,16 @@ def _values(
     model: LanguageModel, rows: Sequence[Int[Tensor, " length"]], effort: Effort, advance: Advance
 ) -> list[Float[Tensor, "draws length"]]:
     """Return the draws of every row in nats; rows of equal length are batched."""
-    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    draws: list[Tensor] = [torch.empty(0)] * len(rows)
     lengths = torch.tensor([len(row) for row in rows])
     for length in lengths.unique().tolist():
         for part in (lengths == length).nonzero()[:, 0].split(BATCH_SIZE):
             ids = torch.stack([rows[i] for i in part.tolist()])
             generator = generator_of("score", effort.seed, length, int(part[0]))
-            values = _draws(model, Batch(ids), effort, generator, advance)
-            for place, value in zip(part.tolist(), values.unbind(1), strict=True):
-                found[place] = value
-    return found
+            values = _draws(model, Batch(ids), effort, generator, advance)  # [draws, n, length]
+            for index, value in zip(part.tolist(), values.unbind(1), strict=True):
+                draws[index] = value
+    return draws
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from torch.nn import functional
 from rdlm.config import Interface
 from rdlm.errors import InputError
 
+# -- linear layers --------------------------------------------------------------------------------
+
 
 def scaled_linear(inputs: int, outputs: int) -> nn.Linear:
     """Return a linear layer that preserves variance at initialisation, with a bias of zero."""
@@ -34,6 +36,9 @@ def zero_linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+# -- conditions -----------------------------------------------------------------------------------
 
 
 def label_or_signal(condition: Tensor | None, interface: Interface) -> tuple[Tensor | None, Tensor | None]:
@@ -91,6 +96,9 @@ class SignalCondition(nn.Module):
         absent = signal.isnan().any(-1, keepdim=True)
         present: Tensor = self.linear(signal.masked_fill(absent, 0.0))
         return torch.where(absent, self.null.to(present.dtype), present)
+
+
+# -- time -----------------------------------------------------------------------------------------
 
 
 def sinusoids(time: Float[Tensor, ...], scale: float, count: int) -> Float[Tensor, "... count"]:
@@ -174,6 +182,9 @@ def _worth_deduplicating(time: Tensor) -> bool:
     return per_position and not time.requires_grad and not torch.compiler.is_compiling()
 
 
+# -- input ----------------------------------------------------------------------------------------
+
+
 class Input(nn.Module):
     """The input layer: the sum of the embeddings of all inputs of a position, of the network's width."""
 
@@ -223,6 +234,9 @@ class Input(nn.Module):
         if inputs.shape[-1] != self.interface.features:
             raise InputError(f"the network takes {self.interface.features} features, got {inputs.shape[-1]}")
         return functional.linear(inputs, self.weight.t(), self.bias)
+
+
+# -- features of a state on the sphere, whose last coordinate is the mask ---------------------------
 
 
 def without_mask(x: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:

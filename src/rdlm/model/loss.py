@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-CACHED = 2**17
+TILE = 2**17
 """Logits per tile on a CPU, so that intermediate results stay in its cache."""
 
 
@@ -55,7 +55,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 def _tiles(logits: Tensor, evidence: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of rows and their logits plus evidence: tiles that fit the cache of a CPU, else all rows."""
-    size = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else sys.maxsize
+    size = max(1, TILE // logits.shape[1]) if logits.device.type == "cpu" else sys.maxsize
     flat = None if evidence is None else evidence.reshape(logits.shape)
     for begin in range(0, len(logits), min(size, max(1, len(logits)))):
         rows = slice(begin, begin + size)
