@@ -2,7 +2,7 @@
 
 | function | methods | estimator |
 |---|---|---|
-| `measure` | RDLM | a choice of bounds: stratified steps, whole paths, or continuous time |
+| `measure` | RDLM | stratified steps, paths, or continuous time |
 | `paper` | RDLM | the paper's estimator, Eq. (33), which is not a bound |
 | `repeated_bound` | all | `Method.bound`, repeated until its own error is small |
 """
@@ -48,7 +48,7 @@ BATCH_SIZE = 64
 """Sequences per call of `Method.bound`."""
 
 REPEATS = (3, 32)
-"""Least number of estimates in `repeated_bound`, and the default of the largest."""
+"""Least and, by default, largest number of estimates in `repeated_bound`."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,13 @@ def repeated_bound(
         if len(estimates) < REPEATS[0]:
             continue
         values = torch.stack(estimates)  # [repeats, sequences]
-        estimator = float(values.mean(1).var()) / len(values) * (student(len(values) - 1) / CONFIDENCE) ** 2
-        halves = torch.stack([values[::2].mean(0), values[1::2].mean(0)])
-        sequences = max(0.0, float(torch.cov(halves)[0, 1])) / values.shape[1] if values.shape[1] > 1 else math.inf
-        if estimator < sequences / 4:
+        estimator_variance = float(values.mean(1).var()) / len(values) * (student(len(values) - 1) / CONFIDENCE) ** 2
+        halves = torch.stack([values[::2].mean(0), values[1::2].mean(0)])  # [2, sequences]
+        covariance = float(torch.cov(halves)[0, 1]) if values.shape[1] > 1 else math.inf
+        sample_variance = max(0.0, covariance) / values.shape[1]
+        if estimator_variance < sample_variance / 4:
             break
-    return Bound(float(values.mean()), math.sqrt(estimator + sequences), batch.ids.shape[1])
+    return Bound(float(values.mean()), math.sqrt(estimator_variance + sample_variance), batch.ids.shape[1])
 
 
 def _estimate(method: Method, batch: Batch, nfe: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
@@ -167,4 +168,4 @@ def check_weights(network: nn.Module) -> None:
     """Raise an error if a weight of the network is not finite."""
     for name, parameter in network.named_parameters():
         if not bool(parameter.isfinite().all()):
-            raise DamagedFileError(f"the network's weights {name} are not finite: no bound can be measured")
+            raise DamagedFileError(f"the network's weights {name} are not finite")

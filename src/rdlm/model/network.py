@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from rdlm.config import Interface, NetworkConfig, TransformerConfig
 from rdlm.model.cnn import Convolution
 from rdlm.model.transformer import Transformer
@@ -16,6 +18,6 @@ def build(config: NetworkConfig, interface: Interface) -> Network:
     return Convolution(config, interface)
 
 
-def parameter_count(network: Network) -> int:
+def parameter_count(network: nn.Module) -> int:
     """Return the number of trainable parameters; shared ones count once."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
