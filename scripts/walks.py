@@ -251,8 +251,14 @@ def complete(url: str, seed: int) -> None:
 
 
 WALKS: dict[str, Callable[[Walk], None]] = {
-    "step": step, "bound": bound, "score": score, "generate": generate, "request": request, "sampler": sampler, "http": http,
-}  # fmt: skip
+    "step": step,
+    "bound": bound,
+    "score": score,
+    "generate": generate,
+    "request": request,
+    "sampler": sampler,
+    "http": http,
+}
 
 
 def walked(name: str, cache: str) -> dict[str, list[str]]:

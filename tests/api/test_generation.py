@@ -216,7 +216,7 @@ def test_guidance_weighs_the_condition() -> None:
     """Eq. (45): the two halves of one batch are what two batches would have been."""
     model = tiny(classes=3)
     state = model.method.process.bridge.start.point().repeat(4, LENGTH, 1)
-    noise = torch.full((4, LENGTH), model.method.process.clock.total)
+    noise = torch.full((4, LENGTH), model.method.process.schedule.total)
     label = torch.tensor([0, 1, 2, 1])
     absent, present = (Predictor(model.method, at, rows=4)(state, noise) for at in (torch.full((4,), -1), label))
     for weight in (0.0, 1.0, 2.5):

@@ -65,7 +65,7 @@ class Run:
             Predictor(method, rows=rows, block_mask=method.block_mask(chain)),
             chain,
             SOLVERS[solver],
-            method.process.clock,
+            method.process.schedule,
             callback=self.look,
             remember=remember,
         )

@@ -177,7 +177,7 @@ def test_euler_takes_the_rates_of_its_clock() -> None:
     silent = replace(step, random=Silence([None], 2))
     time = level / 8
     pull = mean_pull(step.chain.path.bridge, step.state, law.exp(), CLOCK.remaining(time).expand(2, 7))
-    expected = sphere.exponential(step.state, CLOCK.pull_rate(time) / 8 * pull)
+    expected = sphere.exponential(step.state, CLOCK.rate(time) / CLOCK.remaining(time) / 8 * pull)
     torch.testing.assert_close(euler(silent), expected, rtol=0, atol=1e-9)
 
 

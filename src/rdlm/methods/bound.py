@@ -32,14 +32,14 @@ from rdlm.likelihood import (
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
-from rdlm.likelihood.oracle import FreshLaw, WalkedLaw
 from rdlm.methods.base import Method, check_nfe
 from rdlm.methods.rdlm import Rdlm
+from rdlm.process.exact import FreshLaw
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import LawName
 from rdlm.process.order import TokenSchedule
+from rdlm.process.simulated import simulated_law
 from rdlm.random import generator_of
-from rdlm.train.validation import Bound, on, part
 
 Estimator = Literal["steps", "path"]
 States = Literal["exact", "simulated"]
@@ -49,6 +49,26 @@ BATCH_SIZE = 64
 
 REPEATS = (3, 32)
 """Least and, by default, largest number of estimates in `repeated_bound`."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The mean bound of sequences in nats, with its standard error."""
+
+    mean: float
+    stderr: float
+    tokens: int
+    """Tokens per sequence."""
+
+    @property
+    def bits(self) -> float:
+        """The bound in bits per token."""
+        return self.mean / self.tokens / math.log(2)
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the 95% confidence interval, in bits per token."""
+        return 1.96 * self.stderr / self.tokens / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -94,7 +114,7 @@ def measure(
         return continuous(problem, evaluations, generator, advance=advance)
     problem = method.problem(batch, setting.nfe, setting.kernel, token_schedule)
     if setting.estimator == "steps":
-        law = FreshLaw if setting.states == "exact" else WalkedLaw
+        law = FreshLaw if setting.states == "exact" else simulated_law
         return stratified_bound(problem, evaluations, generator, law, advance=advance)
     count = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
     problem = replace(problem, token=problem.token[:count])
@@ -134,7 +154,7 @@ def repeated_bound(
 def _estimate(method: Method, batch: Batch, nfe: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
     device = next(method.network.parameters()).device
     slices = [slice(first, first + BATCH_SIZE) for first in range(0, len(batch.ids), BATCH_SIZE)]
-    values = [method.bound(on(part(batch, rows), device), nfe, generator).double().cpu() for rows in slices]
+    values = [method.bound(batch[rows].to(device), nfe, generator).double().cpu() for rows in slices]
     return torch.cat(values)
 
 
