@@ -145,7 +145,7 @@ def score(
     advance: Advance = lambda count: None,
 ) -> list[Score]:
     """Return the score of every text; the default effort is that of `effort_for`."""
-    return score_encoded(model, [encode(model, text, unknown) for text in texts], effort, advance)
+    return score_encoded(model, [encode_text(model, text, unknown) for text in texts], effort, advance)
 
 
 def score_encoded(
@@ -156,7 +156,7 @@ def score_encoded(
 ) -> list[Score]:
     """Return the score of every text, split into windows as described above."""
     check_weights(model.method.network)
-    parts = [windows(text.ids, model.length) for text in texts]
+    parts = [split_windows(text.ids, model.length) for text in texts]
     rows = [row for part in parts for row in part]
     effort = effort or effort_for(model, len(rows))
     effort_for(model, len(rows), effort.nfe, effort.estimator)  # checks the estimator
@@ -214,7 +214,7 @@ def _draws(
     return shares.view(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
 
 
-def windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:
+def split_windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:
     """Return consecutive windows of a document; the last may be shorter, but not a single token."""
     parts = list(ids.split(length))
     if len(parts) > 1 and len(parts[-1]) < MIN_TOKENS:
@@ -222,7 +222,7 @@ def windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " wind
     return parts
 
 
-def encode(model: LanguageModel, text: str, unknown: Unknown = "error") -> Encoded:
+def encode_text(model: LanguageModel, text: str, unknown: Unknown = "error") -> Encoded:
     """Return the tokens of a text; characters outside of the vocabulary are an error, skipped, or replaced."""
     tokenizer = model.tokenizer
     if model.kind == "image":
