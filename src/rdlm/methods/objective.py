@@ -61,9 +61,9 @@ def sequence_loss(
         values = _drift_error(method, token, times, condition, device_generator)
     else:
         state, remaining = method.noisy(token, times.time, device_generator)
-        scores = method.predict(state, remaining, condition, generator)
+        prediction = method.predict(state, remaining, condition, generator)
         time = method.layout.per_symbol(times.time).to(token.device)
-        values = cross_entropy(scores.logits, token, time, scores.evidence)
+        values = cross_entropy(prediction.logits, token, time, prediction.evidence)
     if method.proposal.adaptive:  # `observe` synchronises with the device
         rows = times.synchronous
         method.proposal.observe(step, times.common[rows], values[rows.to(values.device)])
@@ -83,9 +83,9 @@ def block_loss(
     condition = _dropped(method, condition, generator)
     state, remaining = method.noisy(token, times.time, on_device(generator, token.device))
     block_mask = BlockMask(times.block.to(token.device), method.finished(token))
-    scores = method.predict(state, remaining, condition, generator, block_mask)
+    prediction = method.predict(state, remaining, condition, generator, block_mask)
     weight = method.layout.per_symbol(times.weight).to(token.device)
-    return (fused_cross_entropy(scores.logits, token, scores.evidence) * weight).mean(-1)
+    return (fused_cross_entropy(prediction.logits, token, prediction.evidence) * weight).mean(-1)
 
 
 def _length(method: Rdlm, token: Int[Tensor, "batch positions"]) -> int:

@@ -22,7 +22,7 @@ from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
 
 
-class Scores(NamedTuple):
+class Prediction(NamedTuple):
     """Network logits and exact evidence of each token; `log p` is the log-softmax of their sum, Eq. (27)."""
 
     logits: Float[Tensor, "batch positions v"]
@@ -89,9 +89,9 @@ class Denoiser:
         block_mask: BlockMask | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities; `remaining` may be [batch, 1] where all positions share it."""
-        return self.scores(network, state, remaining, condition, previous, block_mask).log_probs()
+        return self.predict(network, state, remaining, condition, previous, block_mask).log_probs()
 
-    def scores(
+    def predict(
         self,
         network: nn.Module,
         state: Float[Tensor, ...],
@@ -99,7 +99,7 @@ class Denoiser:
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
-    ) -> Scores:
+    ) -> Prediction:
         """Return the network's logits and the exact evidence of the states, Eq. (27)."""
         grouped, level = self._grouped(state, remaining)
         inputs, evidence = self._inputs(grouped, level)  # [B, L, F], [B, L, m, b]
@@ -109,10 +109,10 @@ class Denoiser:
         else:
             logits = self._blockwise(network, inputs, time, condition, previous, block_mask)
         if self.layout.joint:
-            return Scores(logits, None if evidence is None else self.layout.evidence(evidence))
+            return Prediction(logits, None if evidence is None else self.layout.evidence(evidence))
         # [B, L, m b] -> [B, L m, b]
         logits = logits.unflatten(-1, (self.layout.spheres, self.layout.base)).flatten(1, 2)
-        return Scores(logits, None if evidence is None else evidence.flatten(1, 2))
+        return Prediction(logits, None if evidence is None else evidence.flatten(1, 2))
 
     def evidence(
         self, state: Float[Tensor, ...], remaining: Float[Tensor, "batch positions"]
