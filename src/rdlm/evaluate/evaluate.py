@@ -25,7 +25,7 @@ from rdlm.evaluate.samples import (
     sample_entropy,
 )
 from rdlm.likelihood import Estimate, Profile
-from rdlm.methods.bound import REPEATS, Setting, check_weights, measure, paper, repeated_bound
+from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
@@ -118,7 +118,7 @@ def _bound(
         evaluations = plan.evaluations
         if block_of(model, setting):  # repeated sequences would add little and count as independent
             evaluations = min(evaluations, max(2, len(batch.ids)))
-        profile = measure(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
+        profile = measure_bound(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
         return profile.total, profile
     assert setting.nfe is not None  # checked by `check_setting`
     check_weights(model.method.network)

@@ -2,7 +2,7 @@
 
 | function | methods | estimator |
 |---|---|---|
-| `measure` | RDLM | stratified steps, paths, or continuous time |
+| `measure_bound` | RDLM | stratified steps, paths, or continuous time |
 | `paper` | RDLM | the paper's estimator, Eq. (33), which is not a bound |
 | `repeated_bound` | all | `Method.bound`, repeated until its own error is small |
 """
@@ -95,7 +95,7 @@ class Setting:
             raise InputError("simulated states apply to single steps of a chain: paths are always simulated")
 
 
-def measure(
+def measure_bound(
     method: Rdlm,
     batch: Batch,
     setting: Setting,
