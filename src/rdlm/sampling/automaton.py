@@ -132,7 +132,7 @@ CLASSES = {"d": DIGITS, "w": frozenset(string.ascii_letters) | DIGITS | {"_"}, "
 
 
 @dataclass(frozen=True)
-class Characters:
+class CharacterSet:
     """Any one character of a set."""
 
     members: frozenset[str]
@@ -161,7 +161,7 @@ class Repeat:
     high: int | None
 
 
-Tree = Characters | Concatenation | Alternatives | Repeat
+Tree = CharacterSet | Concatenation | Alternatives | Repeat
 
 
 class Parser:
@@ -227,14 +227,14 @@ class Parser:
                 self._fail("a group is not closed")
             return inner
         if symbol == "[":
-            return Characters(self._class())
+            return CharacterSet(self._class())
         if symbol in "*+?{":
             self._fail(f"nothing to repeat before {symbol!r}")
         if symbol == ".":
-            return Characters(self.alphabet)
+            return CharacterSet(self.alphabet)
         if symbol == "\\":
-            return Characters(self._escaped())
-        return Characters(self._known(symbol))
+            return CharacterSet(self._escaped())
+        return CharacterSet(self._known(symbol))
 
     def _escaped(self) -> frozenset[str]:
         symbol = self._next("the character after a backslash")
@@ -283,7 +283,7 @@ class Nondeterministic:
     def build(self, tree: Tree, begin: int) -> int:
         """Add the states of a tree that starts in state `begin`, and return its final state."""
         match tree:
-            case Characters(members):
+            case CharacterSet(members):
                 source, end = self.state(), self.state()
                 self.epsilon[begin].append(source)
                 self.moves[source] = (members, end)
