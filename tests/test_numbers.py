@@ -73,7 +73,7 @@ def test_the_radius_to_its_ends(high: int) -> None:
 def test_no_piece_of_the_definition_shows() -> None:
     """Pieces of several keys are cut elsewhere than those of one."""
     keys = torch.tensor([3, 4, 5])
-    count = 2 * numbers.PIECE + 5
+    count = 2 * numbers.TILE + 5
     together = numbers.normals(keys, count)
     for row, key in enumerate(keys):
         assert torch.equal(together[row], numbers.normals(key[None], count)[0])

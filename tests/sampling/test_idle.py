@@ -23,7 +23,7 @@ from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.solvers import SOLVERS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -74,7 +74,7 @@ def test_few_open_tokens_take_few_calls(model: LanguageModel, monkeypatch: pytes
 def test_calls_are_counted_as_they_are_made(solver: str) -> None:
     for token_steps in (TokenSteps(30, 3), TokenSteps(9, 1), TokenSteps(5, 5)):
         made, asked = walker(token_steps, solver)
-        found = made.run(torch.full((6, 2), -1), Noise([generator_of(i) for i in range(6)], 6))
+        found = made.run(torch.full((6, 2), -1), RandomStreams([generator_of(i) for i in range(6)], 6))
         assert int(found.nfe.sum()) == sum(asked)
         assert int(found.nfe.max()) == len(asked)
 
@@ -87,7 +87,7 @@ def test_the_law_stays(steps: int, together: bool) -> None:
     made, asked = walker(token_steps)
     draws = DRAWS if together else 2000
     generators = [generator_of(0)] if together else [generator_of(i) for i in range(draws)]
-    token = made.run(torch.full((draws, 2), -1), Noise(generators, draws)).token
+    token = made.run(torch.full((draws, 2), -1), RandomStreams(generators, draws)).token
     assert len(asked) == 2 * steps
     joint, (first, second) = source.log_joint.exp(), source.log_prior.exp()
     apart = 1 / token_steps.nfe if steps == 1 else 0.0
@@ -98,7 +98,7 @@ def test_the_law_stays(steps: int, together: bool) -> None:
 
 def test_a_model_that_remembers_is_asked_at_every_step() -> None:
     made, asked = walker(TokenSteps(30, 2), tireless=True)
-    made.run(torch.full((4, 2), -1), Noise([generator_of(i) for i in range(4)], 4))
+    made.run(torch.full((4, 2), -1), RandomStreams([generator_of(i) for i in range(4)], 4))
     assert asked == [4] * 30
     remembering = tiny(network={"self_condition": True})
     assert generate(remembering, steps=20, window=0.05, infill="a_b").network_calls == 20
@@ -112,7 +112,7 @@ def test_no_busy_step_is_left_out(data: st.DataObject) -> None:
     token_steps = TokenSteps(calls, data.draw(st.integers(1, calls)))
     made, _ = walker(token_steps)
     known = torch.tensor([data.draw(st.lists(st.integers(-1, 2), min_size=2, max_size=2))])
-    walk = made.begin(known, Noise([generator_of(data.draw(st.integers(0, 99)))], 1))
+    walk = made.begin(known, RandomStreams([generator_of(data.draw(st.integers(0, 99)))], 1))
     busy = [s for s in range(calls) if bool(((walk.offsets <= s) & (s < walk.offsets + token_steps.steps)).any())]
     assert made.stops(walk) == busy
 

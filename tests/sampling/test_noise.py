@@ -7,13 +7,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rdlm.random import Noise, generator_of, pick_token
+from rdlm.random import RandomStreams, generator_of, pick_token
 
 
 def test_a_samples_noise_is_its_own() -> None:
     like = torch.empty(4, 3, 5)
-    together = Noise([generator_of("sample", i) for i in range(4)], 4)
-    apart = Noise([generator_of("sample", i) for i in (2, 3)], 2)
+    together = RandomStreams([generator_of("sample", i) for i in range(4)], 4)
+    apart = RandomStreams([generator_of("sample", i) for i in (2, 3)], 2)
     for _ in range(2):
         assert torch.equal(together.normal(like)[2:], apart.normal(like[2:]))
         assert torch.equal(together.uniform((4, 3))[2:], apart.uniform((2, 3)))
@@ -21,7 +21,7 @@ def test_a_samples_noise_is_its_own() -> None:
 
 
 def together_once(index: int, like: torch.Tensor) -> torch.Tensor:
-    remaining = Noise([generator_of("sample", index)], 1)
+    remaining = RandomStreams([generator_of("sample", index)], 1)
     for _ in range(2):
         remaining.normal(like[:1])
         remaining.uniform((1, 3))
@@ -29,7 +29,7 @@ def together_once(index: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def test_normals_are_normal() -> None:
-    remaining = Noise([generator_of("sample", i) for i in range(8)], 8)
+    remaining = RandomStreams([generator_of("sample", i) for i in range(8)], 8)
     drawn = remaining.normal(torch.empty(8, 4000))
     assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
 

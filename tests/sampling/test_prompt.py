@@ -18,7 +18,7 @@ from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 from rdlm.sampling.solvers import SOLVERS
 
 CLOCK = Geometric()
@@ -41,7 +41,11 @@ def filled(source: Source, known: list[int], chain: Chain, clean: bool = False) 
     given = source.draw(DRAWS, generator)
     given[:, [at for at in range(source.length) if at not in known]] = -1
     posterior = partial(joint_posterior, chain.path, source.log_joint)
-    found = Walker(posterior, chain, SOLVERS["mixture"], CLOCK, clean=clean).run(given, Noise([generator], DRAWS)).token
+    found = (
+        Walker(posterior, chain, SOLVERS["mixture"], CLOCK, clean=clean)
+        .run(given, RandomStreams([generator], DRAWS))
+        .token
+    )
     assert torch.equal(found[:, known], given[:, known])
     return found
 

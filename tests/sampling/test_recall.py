@@ -16,7 +16,7 @@ from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Cache, Transformer
 from rdlm.process.order import TokenSchedule
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
 
@@ -71,8 +71,8 @@ class Run:
         )
         known = torch.full((3, LENGTH * method.symbols_per_token), -1)
         known[:, : method.symbols_per_token] = 1  # a prompt of one token
-        random = Noise([generator_of(i) for i in range(3)], 3)
-        begun = walker.begin(known, Noise([generator_of(i) for i in range(3)], 3))
+        random = RandomStreams([generator_of(i) for i in range(3)], 3)
+        begun = walker.begin(known, RandomStreams([generator_of(i) for i in range(3)], 3))
         self.offsets, self.lane = begun.offsets, chain.grid.steps
         self.token = walker.run(known, random).token
 

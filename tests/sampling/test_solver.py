@@ -22,7 +22,7 @@ from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric, Linear
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 from rdlm.sampling import solvers as piece
 from rdlm.sampling.solvers import SOLVERS, Step, euler, follow, mean_pull, solver_of
 
@@ -33,7 +33,7 @@ CONSISTENT = [name for name, solver in SOLVERS.items() if solver.consistent]
 every_consistent = pytest.mark.parametrize("name", CONSISTENT)
 
 
-class Silence(Noise):
+class Silence(RandomStreams):
     """Noise without any."""
 
     def normal(self, like: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def p_value(source: Source, token: Tensor) -> float:
 def sample(source: Source, name: str, chain: Chain, seed: int = 0) -> Tensor:
     posterior = partial(joint_posterior, chain.path, source.log_joint)
     walker = Walker(posterior, chain, SOLVERS[name], CLOCK)
-    remaining = Noise([torch.Generator().manual_seed(seed)], DRAWS)
+    remaining = RandomStreams([torch.Generator().manual_seed(seed)], DRAWS)
     return walker.run(torch.full((DRAWS, source.length), -1), remaining).token
 
 
@@ -71,7 +71,7 @@ def test_other_clocks_sample_the_source_too(name: str) -> None:
     posterior = partial(joint_posterior, switching.path, alone.log_joint)
     law = switching.law(16384, torch.Generator().manual_seed(0))
     walker = Walker(posterior, switching, SOLVERS[name], CLOCK, law=law)
-    token = walker.run(torch.full((DRAWS, 1), -1), Noise([torch.Generator().manual_seed(2)], DRAWS)).token
+    token = walker.run(torch.full((DRAWS, 1), -1), RandomStreams([torch.Generator().manual_seed(2)], DRAWS)).token
     assert p_value(alone, token) > 1e-3
 
 
@@ -159,7 +159,7 @@ def one_step(name: str, law: Tensor, level: int = 3) -> tuple[Tensor, Step]:
         local,
         law,
         law.argmax(-1),
-        Noise([torch.Generator().manual_seed(1)], 2),
+        RandomStreams([torch.Generator().manual_seed(1)], 2),
         lambda at, local: law,
     )
     return SOLVERS[name].step(step), step
@@ -187,7 +187,7 @@ def test_euler_stands_still_after_its_cut() -> None:
     state = sphere.uniform((1, 4), 4, torch.Generator().manual_seed(0), torch.float64)
     law = torch.full((1, 4, 3), -math.log(3), dtype=torch.float64)
     clock = Linear(S, S)
-    remaining = Noise([torch.Generator().manual_seed(0)], 1)
+    remaining = RandomStreams([torch.Generator().manual_seed(0)], 1)
     step = Step(
         chain, clock, state, torch.ones(1, 4, dtype=torch.long), law, law.argmax(-1), remaining, lambda a, b: law
     )

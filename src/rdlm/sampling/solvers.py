@@ -26,7 +26,7 @@ from rdlm.process.bridge import mean_pull
 from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel, per_sphere
 from rdlm.process.schedule import Schedule
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 
 EULER_END = 1e-3
 """The paper's Euler scheme stops so long before time 1."""
@@ -50,7 +50,7 @@ class Step:
     log_probs: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
     """A token drawn for each decoding position, and for each active one where the solver is `by_token`."""
-    random: Noise
+    random: RandomStreams
 
     @property
     def coefficients(self) -> StepCoefficients:
