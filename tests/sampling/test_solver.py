@@ -24,7 +24,7 @@ from rdlm.process.path import joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric, Linear
 from rdlm.random import RandomStreams
 from rdlm.sampling import solvers as piece
-from rdlm.sampling.solvers import SOLVERS, Step, euler, follow, mean_pull, solver_of
+from rdlm.sampling.solvers import SOLVERS, Step, euler, mean_pull, solver_of
 
 CLOCK = Geometric()
 S = CLOCK.total

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from rdlm.api.generate import generate, prepare
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
-from rdlm.sampling.prompt import encode_text, infilled
+from rdlm.sampling.prompt import encode_prompt, infilled
 from rdlm.serve import http_errors
 from rdlm.serve.engine import RunningSample
 from rdlm.serve.http_errors import HttpError, answer
@@ -155,8 +155,8 @@ def _request(served: ServedModel, body: CompletionBody, options: SamplingOptions
     tokenizer, room = served.model.tokenizer, served.model.length
     if options.infill is not None:
         return CompletionRequest(options, "", 0, len(infilled(tokenizer, options.infill, served.gap)))
-    first = len(encode_text(tokenizer, prompt, "prompt"))
-    last = len(encode_text(tokenizer, body.suffix or "", "suffix"))
+    first = len(encode_prompt(tokenizer, prompt, "prompt"))
+    last = len(encode_prompt(tokenizer, body.suffix or "", "suffix"))
     # Past the model's length, windows slide along the text: half that length is what the next one adds.
     count = body.max_tokens or (room - first - last if first + last < room else max(1, room // 2))
     options = replace(options, prompt=prompt, suffix=body.suffix or "", length=first + count + last)

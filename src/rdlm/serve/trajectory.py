@@ -19,7 +19,7 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.errors import InputError
 from rdlm.process.layout import Layout
 from rdlm.sampling.denoisers import evaluated
-from rdlm.sampling.prompt import OPEN, encode_text
+from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import RunningSample
@@ -179,7 +179,7 @@ def _prepared(served: ServedModel, body: TrajectoryBody) -> PreparedSampling:
     options = options_of(served, body)
     if options.infill is None:
         prompt = body.prompt or ""
-        longest = max(served.model.length, len(encode_text(served.model.tokenizer, prompt, "prompt")) + 1)
+        longest = max(served.model.length, len(encode_prompt(served.model.tokenizer, prompt, "prompt")) + 1)
         options = replace(options, prompt=prompt, length=body.length or longest)
     elif body.prompt:
         raise InputError("an infill is a whole text: leave out prompt")
