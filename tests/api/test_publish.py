@@ -347,7 +347,7 @@ def test_publish_from_the_command_line(run: Path, tmp_path: Path, capsys: pytest
     place = tmp_path / "new" / "out"
     assert cli.main(["publish", str(run), str(place), "--dtype", "float16"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.strip() == str(place) and "no evaluation of these weights" in captured.err
+    assert captured.out.strip() == str(place) and "have not been evaluated" in captured.err
     leave_evaluation(run, fingerprint(rdlm.load(run).method.network))
     assert cli.main(["publish", str(run), str(place), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -361,4 +361,4 @@ def test_a_measured_curve_is_published(run: Path, tmp_path: Path) -> None:
     curve = {"noise": [total, total / 2, 0.0], "nats": [0.0, 3.0, 4.0]}
     (run / "checkpoint-00000007" / "curve.json").write_text(json.dumps(curve))
     again = rdlm.load(rdlm.load(run).save(tmp_path / "out"))
-    assert again.generate(steps=3, grid="information").request.grid == "information"
+    assert again.generate(steps=3, grid="information").options.grid == "information"

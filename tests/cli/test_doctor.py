@@ -152,6 +152,6 @@ def test_damage_in_the_caches_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [doctor.tables().detail, doctor.corpora().detail] == ["1 cached, all intact"] * 2
     path.rename(path.with_name("0.safetensors"))
     (tmp_path / "data" / "toy" / "train.bin").write_bytes(bytes(8) + b"1")
-    reasons = ["other parameters than its name", "train.bin is damaged: its SHA-256"]
+    reasons = ["do not match its name", "train.bin is damaged: its SHA-256"]
     for check, message in zip((doctor.tables(), doctor.corpora()), reasons, strict=True):
         assert not check.ok and not check.required and "1 cached; 1 damaged" in check.detail and message in check.detail

@@ -81,7 +81,7 @@ def test_blocks_are_measured_if_there_are_enough_calls(model: LanguageModel) -> 
         (8, "blocks of 1"),
     ]
     (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "blocks of 1")
-    problem = model.rdlm.problem(even(40), 8, window=TokenSchedule(1 / 8, "strided", 1))
+    problem = model.rdlm.problem(even(40), 8, token_schedule=TokenSchedule(1 / 8, "strided", 1))
     found = stratified_bound(problem, 40, torch.Generator().manual_seed(0)).total
     assert made["bound"] == pytest.approx(found.value / 8 / math.log(2), abs=0.05) and made["network_calls"] == 8
 

@@ -57,7 +57,9 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 TYPES: dict[str, Any] = {
     "label": Label,
-    "order": Annotated[OrderName, BeforeValidator(lambda name: ORDERS.get(name, name))],
+    "order": Annotated[
+        OrderName, BeforeValidator(lambda name: ORDERS.get(name, name) if isinstance(name, str) else name)
+    ],
     "seed": Seed,
 }
 """Options whose values are wider or narrower here than in `SamplingOptions`."""
