@@ -55,6 +55,12 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 """The sampling options that a request may set, with what bounds them; type and description are the option's own."""
 
+
+def _renamed_order(name: object) -> object:
+    """Return an order by its new name."""
+    return ORDERS.get(name, name) if isinstance(name, str) else name
+
+
 TYPES: dict[str, Any] = {
     "label": Label,
     "order": Annotated[
