@@ -183,16 +183,21 @@ def generate(walk: Walk) -> None:
 
 
 def request(walk: Walk) -> None:
-    """Walk from options to samples of a loaded model, without its network: what lies between a request and a step."""
+    """Walk from options to samples of a loaded model, network evaluations aside: between a request and a step."""
+    from rdlm.sampling.denoisers import Query
 
-    def before(number: int) -> None:
+    evaluate = Query.evaluate
+
+    def paused(*given: Any) -> Any:
         walk.on = False
-
-    def after(number: int) -> None:
-        walk.on = True
+        try:
+            return evaluate(*given)
+        finally:
+            walk.on = True
 
     model = rdlm.load()
-    with walk.watching(), network_calls(before, after):
+    Query.evaluate = paused  # type: ignore[method-assign]
+    with walk.watching():
         walk.on = True
         model.generate(prompt=PROMPT[1], steps=int(PROMPT[3]))
 

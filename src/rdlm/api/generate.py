@@ -171,25 +171,18 @@ class PreparedSampling:
     codes: Automaton | None
     condition: Tensor | None
     grid: Callable[[int], Grid]
+    steps: int
+    """The sampling steps of each window."""
+    device: torch.device
+    """The device of the network."""
     classifier: Classifier | None = None
     classifier_scale: float = 1.0
-
-    @property
-    def steps(self) -> int:
-        """The sampling steps of each window."""
-        assert self.options.steps is not None  # `prepare` sets it
-        return self.options.steps
 
     @property
     def claims_bound(self) -> bool:
         """Return whether the likelihood bound of the same chain holds for these samples."""
         plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
         return plain and not self.options.changes_distribution and self.solver.bound is not None
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the network."""
-        return next(self.model.rdlm.network.parameters()).device
 
     @property
     def is_signal(self) -> bool:
@@ -331,7 +324,7 @@ def prepare(
     """Return the options prepared for a model; every mistake in them is found here."""
     layout, tokenizer = model.rdlm.layout, model.tokenizer
     prompt = _prompt(model, options)
-    options = _scheduled(model, options, prompt)
+    options, steps = _scheduled(model, options, prompt)
     # A window without open tokens needs no sampling.
     parts = windows(prompt.length, model.length, options.stride)
     kept = tuple(part for part in parts if bool((prompt.known[part.begin : part.end] == OPEN).any()))
@@ -342,10 +335,9 @@ def prepare(
         raise InputError("conditions on tokens need a model whose head is over tokens; this one's is over digits")
     codes = token_codes(tokenizer.size, layout.base, layout.digits) if layout.symbols_per_token > 1 else None
     condition, grid = _condition(model, options, prompt.length), grid_of(model, options.grid)
-    solver = solver_of(options.solver)
-    return PreparedSampling(
-        model, options, prompt, kept, solver, automaton, codes, condition, grid, classifier, classifier_scale
-    )
+    encoded = (prompt, kept, solver_of(options.solver), automaton, codes, condition, grid)
+    device = next(model.method.network.parameters()).device
+    return PreparedSampling(model, options, *encoded, steps, device, classifier, classifier_scale)
 
 
 def schedule_of(options: SamplingOptions) -> TokenSchedule:
@@ -354,7 +346,7 @@ def schedule_of(options: SamplingOptions) -> TokenSchedule:
     return TokenSchedule(width, options.order or "strided", options.block or 0)
 
 
-def _scheduled(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> SamplingOptions:
+def _scheduled(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> tuple[SamplingOptions, int]:
     """Return the options with the model's own token schedule where none is given, and the steps that it takes."""
     method, known = model.rdlm, prompt.known != OPEN
     own, width, block = method.token_schedule, options.window, options.block
@@ -364,8 +356,8 @@ def _scheduled(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -
     order = options.order or own.order
     options = replace(options, window=own.width if width is None else width, order=order, block=block)
     method.check_blocks(block)
-    steps = schedule_of(options).discretize(options.steps or model.nfe, min(prompt.length, model.length))
-    return replace(options, steps=steps.nfe)
+    steps = schedule_of(options).discretize(options.steps or model.nfe, min(prompt.length, model.length)).nfe
+    return replace(options, steps=steps), steps
 
 
 def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:

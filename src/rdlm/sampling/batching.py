@@ -112,12 +112,16 @@ class Batcher:
 
     def _passes(self, queries: Sequence[Query]) -> list[Query]:
         """Return queries with one batching key as forward passes of nearly equal size."""
+        whole = queries[0] if len(queries) == 1 and not self.self_condition else self._joined(queries)
+        places = torch.arange(len(whole.state)).tensor_split(self._pass_count(len(whole.state)))
+        return [whole.rows(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
+
+    def _joined(self, queries: Sequence[Query]) -> Query:
+        """Return the rows of several queries as one."""
         state, remaining = torch.cat([one.state for one in queries]), torch.cat([one.remaining for one in queries])
         previous = torch.cat([self._previous_of(one) for one in queries]) if self.self_condition else None
         condition = _joined_conditions([(one.condition, len(one.state)) for one in queries])
-        whole = Query(state, remaining, previous, condition, _joined_masks([one.block_mask for one in queries]))
-        places = torch.arange(len(state)).tensor_split(self._pass_count(len(state)))
-        return [whole.rows(slice(int(place[0]), int(place[-1]) + 1)) for place in places]
+        return Query(state, remaining, previous, condition, _joined_masks([one.block_mask for one in queries]))
 
     def _previous_of(self, query: Query) -> Tensor:
         """Return the last prediction, or zeros, which the network treats as none."""

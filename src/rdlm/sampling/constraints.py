@@ -35,12 +35,6 @@ class Constraints:
     classifier: Classifier | None = None
     classifier_scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top-k must be at least 1, got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top-p must lie in (0, 1], got {self.top_p:g}")
-
     def apply(
         self,
         log_probs: Float[Tensor, "batch positions v"],
