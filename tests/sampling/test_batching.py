@@ -73,9 +73,7 @@ def test_rows_of_one_length_share_passes(method: Rdlm) -> None:
     assert batcher.nfe == 3
 
 
-def test_rows_are_evaluated_one_by_one_where_sharing_changes_bits(
-    method: Rdlm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_evaluated_alone_where_sharing_changes_bits(method: Rdlm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutation of the denoiser: other rows change the last bits, and the batcher finds out."""
     real = method.denoiser.__call__
 

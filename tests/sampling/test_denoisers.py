@@ -1,4 +1,4 @@
-"""A model that recalls finished chunks says what it would say if it were asked about everything again."""
+"""Denoisers: the KV cache of finished blocks predicts what whole sequences do; guidance and self-conditioning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from rdlm.sampling.course import Look
-from rdlm.sampling.walk import Walker
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
@@ -17,8 +15,11 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Cache, Transformer
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Noise, generator_of
-from rdlm.sampling.denoisers import Predictor
+from rdlm.sampling.batching import Batcher, drive
+from rdlm.sampling.denoisers import GuidedDenoiser, evaluated
+from rdlm.sampling.sampler import Sampler, StepInfo
 from rdlm.sampling.solvers import SOLVERS
+from tests.sampling.untrained import tiny
 
 LENGTH = 11
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -29,7 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def subject(process: dict[str, Any] | None = None, denoiser: dict[str, Any] | None = None, **model: Any) -> Rdlm:
+def untrained(process: dict[str, Any] | None = None, denoiser: dict[str, Any] | None = None, **model: Any) -> Rdlm:
     network = TransformerConfig(width=16, layers=2, heads=2, time_width=8, **model)
     settings = ProcessConfig(levels=8, pairs=64, **(process or {}))
     config = RunConfig(process=settings, denoiser=DenoiserConfig(**(denoiser or {})), model=network)
@@ -42,80 +43,80 @@ def subject(process: dict[str, Any] | None = None, denoiser: dict[str, Any] | No
 
 
 def blockwise() -> LanguageModel:
-    """Return a model that writes letter after letter."""
-    method = subject({"window": 0.01, "chunk": 1})
+    """Return a model with blocks of one letter."""
+    method = untrained({"window": 0.01, "block": 1})
     about = {"kind": "text", "length": LENGTH, "classes": [], "signal": False}
-    return LanguageModel("chunked", method, Characters(TEXT8_ALPHABET), method.config, about)
+    return LanguageModel("blockwise", method, Characters(TEXT8_ALPHABET), method.config, about)
 
 
 class Run:
-    """The tokens of a walk, and of each step the states, the laws and the moving positions' laws."""
+    """The tokens of a sampler, the lengths of its forward passes, and the log-probabilities of active positions."""
 
     def __init__(
-        self, method: Rdlm, window: TokenSchedule, steps: int, solver: str, recalls: bool, rows: int = 1
+        self, method: Rdlm, token_schedule: TokenSchedule, steps: int, solver: str, cached: bool, rows: int = 1
     ) -> None:
-        chain = method.chain(method.process.mixture.paths[0], steps, window=window, length=LENGTH)
+        path = method.process.mixture.paths[0]
+        chain = method.chain(path, steps, token_schedule=token_schedule, length=LENGTH)
         assert chain.token_steps.block > 0
-        self.asked: list[int] = []
-        method.network.register_forward_pre_hook(lambda _, inputs: self.asked.append(inputs[0].shape[1]))
-        self.laws: list[Tensor] = []
-        remember = method.network.cache if recalls else None
+        self.lengths: list[int] = []
+        self.log_probs: list[Tensor] = []
         assert isinstance(method.network, Transformer)
-        walker = Walker(
-            Predictor(method, rows=rows, block_mask=method.block_mask(chain)),
+        hook = method.network.register_forward_pre_hook(lambda _, inputs: self.lengths.append(inputs[0].shape[1]))
+        sampler = Sampler(
+            GuidedDenoiser(method.denoiser, block_mask=method.block_mask(chain)),
             chain,
             SOLVERS[solver],
-            method.process.clock,
-            callback=self.look,
-            remember=remember,
+            method.process.schedule,
+            callback=self.record,
+            make_cache=method.network.cache if cached else None,
         )
-        known = torch.full((3, LENGTH * method.symbols_per_token), -1)
-        known[:, : method.symbols_per_token] = 1  # a prompt of one token
-        random = Noise([generator_of(i) for i in range(3)], 3)
-        begun = walker.begin(known, Noise([generator_of(i) for i in range(3)], 3))
-        self.offsets, self.lane = begun.offsets, chain.grid.steps
-        self.token = walker.run(known, random).token
+        symbols = method.layout.symbols_per_token
+        known = torch.full((3, LENGTH * symbols), -1)
+        known[:, :symbols] = 1  # a prompt of one token
+        batcher = Batcher(method.denoiser, method.network, rows=rows)
+        self.token = drive(sampler.sample(known, Noise([generator_of(i) for i in range(3)], 3)), batcher).token
+        hook.remove()
 
-    def look(self, look: Look) -> None:
-        offsets, step = self.offsets[look.row], look.step[:, None]
-        moving = (step >= offsets) & (step < offsets + self.lane)
-        self.laws.append(look.log_probs[moving])
+    def record(self, info: StepInfo) -> None:
+        step, offsets = info.before.step, info.before.offsets
+        active = (step >= offsets) & (step < offsets + info.sampler.chain.grid.steps)
+        self.log_probs.append(info.log_probs[active])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("window", "steps"),
+    ("token_schedule", "steps"),
     [
         (TokenSchedule(0.01, "strided", 1), 11),
         (TokenSchedule(0.01, "strided", 4), 7),
-        (TokenSchedule(0.5, "random", 3), 24),  # samples are at steps and chunks of their own
+        (TokenSchedule(0.5, "random", 3), 24),  # samples are at steps and blocks of their own
         (TokenSchedule(1.0, "random", 2), 18),
     ],
 )
-def test_laws_and_tokens_are_those_of_a_model_that_is_asked_about_all(
-    layout: str, window: TokenSchedule, steps: int
+def test_log_probs_and_tokens_are_those_of_whole_sequences(
+    layout: str, token_schedule: TokenSchedule, steps: int
 ) -> None:
-    method = subject(**LAYOUTS[layout])
-    whole, recalled = (Run(method, window, steps, "mixture", recalls) for recalls in (False, True))
-    assert torch.equal(whole.token, recalled.token)
-    for a, b in zip(whole.laws, recalled.laws, strict=True):
+    method = untrained(**LAYOUTS[layout])
+    whole, cached = (Run(method, token_schedule, steps, "mixture", cached) for cached in (False, True))
+    assert torch.equal(whole.token, cached.token)
+    for a, b in zip(whole.log_probs, cached.log_probs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_solver_recalls(solver: str) -> None:
-    method, window = subject(), TokenSchedule(1.0, "random", 4)
-    whole, recalled = (Run(method, window, 12, solver, recalls, rows) for recalls, rows in ((False, 1), (True, 3)))
-    assert torch.equal(whole.token, recalled.token)
+def test_every_solver_works_with_the_cache(solver: str) -> None:
+    method, token_schedule = untrained(), TokenSchedule(1.0, "random", 4)
+    whole, cached = (Run(method, token_schedule, 12, solver, cached, rows) for cached, rows in ((False, 1), (True, 3)))
+    assert torch.equal(whole.token, cached.token)
 
 
-def test_a_chunk_is_asked_about_alone_and_once_more_when_it_is_finished() -> None:
-    method = subject()
-    assert set(Run(method, TokenSchedule(0.01, "strided", 1), 11, "mixture", recalls=False).asked) == {LENGTH}
-    recalled = Run(method, TokenSchedule(0.01, "strided", 1), 11, "mixture", recalls=True)
-    assert set(recalled.asked) == {2}  # with the prompt's token, or the one just finished
-    wider = Run(method, TokenSchedule(1.0, "random", 4), 12, "mixture", recalls=True)
-    assert set(wider.asked) == {3, 4, 7, 8}  # the last chunk has three
+def test_a_block_is_evaluated_alone_and_once_more_when_it_is_finished() -> None:
+    method = untrained()
+    assert set(Run(method, TokenSchedule(0.01, "strided", 1), 11, "mixture", cached=False).lengths) == {LENGTH}
+    cached = Run(method, TokenSchedule(0.01, "strided", 1), 11, "mixture", cached=True)
+    assert set(cached.lengths) == {2}  # with the prompt's token, or the one just finished
+    wider = Run(method, TokenSchedule(1.0, "random", 4), 12, "mixture", cached=True)
+    assert set(wider.lengths) == {3, 4, 7, 8}  # the last block has three
 
 
 def test_a_cache_of_some_rows_is_a_cache_of_its_own() -> None:
@@ -139,20 +140,86 @@ def test_a_cache_of_some_rows_is_a_cache_of_its_own() -> None:
         ({"prompt": "ab c"}, 5),
         ({"temperature": 0.7, "top_k": 5}, 2),
         ({"regex": "[ab ]*"}, LENGTH),
-        ({"wish": lambda law: law[..., 0].sum(-1)}, LENGTH),
+        ({"classifier": lambda p: p[..., 0].sum(-1)}, LENGTH),
     ],
-    ids=["free", "prompt", "cut", "regex", "wish"],
+    ids=["free", "prompt", "truncated", "regex", "classifier"],
 )
-def test_what_looks_ahead_is_asked_about_everything(options: dict[str, Any], longest: int) -> None:
+def test_constraints_on_tokens_ahead_evaluate_whole_sequences(options: dict[str, Any], longest: int) -> None:
     model = blockwise()
-    asked: list[int] = []
-    model.rdlm.network.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].shape[1]))
+    lengths: list[int] = []
+    model.rdlm.network.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     model.generate(**options)
-    assert max(asked) == longest
+    assert max(lengths) == longest
 
 
-def test_a_trace_shows_nothing_where_nothing_was_asked() -> None:
+def test_a_trace_shows_no_token_that_was_not_evaluated() -> None:
     trace = blockwise().generate(trace=True).trace
     assert trace is not None
     for at, frame in enumerate(trace.frames[:-1]):
         assert [token == "" for token in frame.tokens] == [False] * (at + 1) + [True] * (LENGTH - 1 - at)
+
+
+def test_unevaluated_positions_have_uniform_log_probs() -> None:
+    log_probs = torch.log_softmax(torch.tensor([[0.0, 0.0, 0.0], [0.0, 1e-6, 0.0]]), -1)
+    assert evaluated(log_probs).tolist() == [False, True]
+
+
+# -- guidance, temperature and self-conditioning -----------------------------------------------------
+
+
+def denoised(model: LanguageModel, state: Tensor, remaining: Tensor, *options: Any) -> Tensor:
+    denoise = GuidedDenoiser(model.rdlm.denoiser, *options)
+    return drive(denoise(state, remaining), Batcher(model.rdlm.denoiser, model.rdlm.network, rows=4))
+
+
+def start_of(model: LanguageModel) -> tuple[Tensor, Tensor]:
+    process = model.rdlm.process
+    return process.bridge.start.point().repeat(4, 16, 1), torch.full((4, 16), process.schedule.total)
+
+
+def test_guidance_weighs_the_condition() -> None:
+    """Eq. (45): the two halves of one query are what two queries would have been."""
+    model = tiny(classes=3)
+    state, remaining = start_of(model)
+    label = torch.tensor([0, 1, 2, 1])
+    absent, present = (denoised(model, state, remaining, at) for at in (torch.full((4,), -1), label))
+    for weight in (0.0, 1.0, 2.5):
+        found = denoised(model, state, remaining, label, weight)
+        expected = torch.log_softmax(absent + weight * (present - absent), -1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_condition_of_one_row_applies_to_all() -> None:
+    model = tiny(classes=3)
+    state, remaining = start_of(model)
+    for guidance in (1.0, 2.5):
+        one, each = (denoised(model, state, remaining, torch.full((rows,), 2), guidance) for rows in (1, 4))
+        assert torch.equal(one, each)
+
+
+def test_temperature_divides_what_the_context_predicts_alone() -> None:
+    """Eq. (27): log-probabilities are a context's part plus the evidence, which keeps its weight."""
+    model = tiny()
+    state = torch.nn.functional.normalize(torch.rand(4, 16, 28, generator=torch.Generator().manual_seed(0)), dim=-1)
+    remaining = torch.full((4, 16), 0.5 * model.rdlm.process.schedule.total)
+    scores = model.rdlm.denoiser.scores(model.rdlm.network, state, remaining)
+    assert scores.evidence is not None
+    found = denoised(model, state, remaining, None, 1.0, 0.5)
+    expected = torch.log_softmax(scores.logits / 0.5 + scores.evidence, -1)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_self_conditioning_passes_the_last_prediction_on() -> None:
+    model = tiny(network={"self_condition": True})
+    state, remaining = start_of(model)
+    denoise = GuidedDenoiser(model.rdlm.denoiser, self_condition=True)
+    batcher = Batcher(model.rdlm.denoiser, model.rdlm.network, rows=4)
+    asking = denoise(state, remaining)
+    first = next(asking)
+    assert first.previous is None
+    log_probs = batcher.evaluate(first)
+    with pytest.raises(StopIteration):
+        asking.send(log_probs)
+    second = next(denoise(state, remaining))
+    assert second.previous is not None and torch.equal(second.previous, model.rdlm.denoiser.previous(log_probs))
+    assert not torch.equal(batcher.evaluate(second), log_probs)
