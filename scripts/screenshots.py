@@ -1,6 +1,7 @@
-"""Pictures of the page for the documentation: `python scripts/screenshots.py RUN` serves a run and looks at each view.
+"""Take screenshots of the page for the documentation: `python scripts/screenshots.py [RUN]`.
 
-Writes page-VIEW.png, page-VIEW-dark.png and page-VIEW-phone.png. Needs the extras `serve` and `dev`, and a Chromium.
+Serves a run, opens each view, and writes page-VIEW.png, page-VIEW-dark.png and page-VIEW-phone.png. Needs the extras
+`serve` and `dev`, and Chromium.
 """
 
 from __future__ import annotations
@@ -23,75 +24,75 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 from running import serving
 
 TEXT = "the history of ____________ is the ______ of the "
-MEASURED = "the history of the sphere is the history of a qzxv path"
-LOOKS: dict[str, dict[str, Any]] = {
+SCORED = "the history of the sphere is the history of a qzxv path"
+DEVICES: dict[str, dict[str, Any]] = {
     "": {"viewport": {"width": 1120, "height": 800}},
     "-dark": {"viewport": {"width": 1120, "height": 800}, "color_scheme": "dark"},
     "-phone": {"viewport": {"width": 390, "height": 800}, "device_scale_factor": 2},
 }
-"""How the page is looked at, by the ending of the picture's name."""
+"""Options of the browser context by suffix of the file name."""
 
 
 def links(model: dict[str, Any]) -> dict[str, str]:
-    """Return where to look at each view; a sample of text has gaps, and is as long as the model allows."""
+    """Return the link of each view; the prompt has gaps if the model can encode it."""
     length = min(64, model["length"])
     fits = model["kind"] == "text" and len(TEXT) <= length and set(TEXT) - {"_"} <= set(model["vocabulary"] or TEXT)
     sample = f"text={quote_plus(TEXT) if fits else ''}&length={length}&seed=3"
-    # Where positions run one after the other a sphere has little to show: there they run together.
+    # With a narrow active window the trajectory has few points: denoise all positions together.
     return {
         "generate": f"generate?{sample}&ran=1&at=24",
-        "sphere": f"sphere?{sample}&window=1&at=60",
-        "score": f"score?text={quote_plus(MEASURED)}&ran=1",
+        "sphere": f"sphere?{sample}&window=1&at=80",
+        "score": f"score?text={quote_plus(SCORED)}&ran=1",
         "compare": f"compare?{sample}&left_steps=64&right_steps=8&ran=1&at=55",
         "process": "process?noise=-1.425",
     }
 
 
 def main() -> None:
-    """Serve the run and write the pictures of all views."""
+    """Serve the run and write the screenshots of all views."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", help="folder of a run or of a published model; the model in the box if none")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="folder of the pictures")
+    parser.add_argument("run", nargs="?", help="folder of a run or published model; default: the packaged text model")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="folder of the screenshots")
     arguments = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium found on the path")
+        sys.exit("Chromium not found on the PATH")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with serving(*([arguments.run] if arguments.run else [])) as served, sync_playwright() as machine:
+    with serving(*([arguments.run] if arguments.run else [])) as served, sync_playwright() as playwright:
         with urlopen(f"{served.url}/v1/models") as answer:
             model = json.load(answer)["data"][0]["rdlm"]
-        browser = machine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for view, link in links(model).items():
-            for ending, look in LOOKS.items():
-                content = picture(browser, f"{served.url}/#{link}", look)
-                path = arguments.out / f"page-{view}{ending}.png"
+            for suffix, options in DEVICES.items():
+                content = screenshot(browser, f"{served.url}/#{link}", options)
+                path = arguments.out / f"page-{view}{suffix}.png"
                 path.write_bytes(content)
                 print(f"{path}: {len(content) // 1000} kB", flush=True)
         browser.close()
 
 
-def picture(browser: Browser, link: str, look: dict[str, Any]) -> bytes:
-    """Return the page at a link as PNG, once nothing moves in it any more."""
-    context = browser.new_context(reduced_motion="reduce", **look)
+def screenshot(browser: Browser, link: str, options: dict[str, Any]) -> bytes:
+    """Return the page at a link as PNG, once all requests have completed."""
+    context = browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(120_000)
     page = context.new_page()
     page.goto(link, wait_until="networkidle")
     page.wait_for_selector("body[data-ready=true]")
     page.wait_for_selector("main[aria-busy=false]")
-    _point(page)
+    _hover(page)
     taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
     context.close()
     content = io.BytesIO()
-    taken.convert("RGB").save(content, "PNG", optimize=True)  # the browser compresses in haste
+    taken.convert("RGB").save(content, "PNG", optimize=True)  # smaller than the PNG of the browser
     return content.getvalue()
 
 
-def _point(page: Page) -> None:
-    """Look at one position, where a view has something to say of it."""
-    for cells, at in (("#generate-strip > span:not(.known)", 12), ("#score-strip > span", 48)):
-        places = page.locator(f"{cells}:visible")
-        if places.count():
-            places.nth(min(at, places.count() - 1)).hover()
+def _hover(page: Page) -> None:
+    """Point at one position, so that its details are shown."""
+    for cells, at in (("#generate-tokens > span:not(.known)", 12), ("#score-tokens > span", 48)):
+        positions = page.locator(f"{cells}:visible")
+        if positions.count():
+            positions.nth(min(at, positions.count() - 1)).hover()
             return
 
 

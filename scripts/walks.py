@@ -182,6 +182,21 @@ def generate(walk: Walk) -> None:
         command("generate", *PROMPT)
 
 
+def request(walk: Walk) -> None:
+    """Walk from options to samples of a loaded model, without its network: what lies between a request and a step."""
+
+    def before(number: int) -> None:
+        walk.on = False
+
+    def after(number: int) -> None:
+        walk.on = True
+
+    model = rdlm.load()
+    with walk.watching(), network_calls(before, after):
+        walk.on = True
+        model.generate(prompt=PROMPT[1], steps=int(PROMPT[3]))
+
+
 def sampler(walk: Walk) -> None:
     """Walk one step of a sampler: from the log-probabilities that it is sent to its next query."""
     from rdlm.api.generate import SamplingOptions, prepare
@@ -236,8 +251,14 @@ def complete(url: str, seed: int) -> None:
 
 
 WALKS: dict[str, Callable[[Walk], None]] = {
-    "step": step, "bound": bound, "score": score, "generate": generate, "sampler": sampler, "http": http,
-}  # fmt: skip
+    "step": step,
+    "bound": bound,
+    "score": score,
+    "generate": generate,
+    "request": request,
+    "sampler": sampler,
+    "http": http,
+}
 
 
 def walked(name: str, cache: str) -> dict[str, list[str]]:

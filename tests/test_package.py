@@ -70,7 +70,7 @@ def test_licence_is_whole(root: Path) -> None:
 
 def test_readme_names_only_what_exists(root: Path) -> None:
     text = (root / "README.md").read_text()
-    (tree,) = re.findall(r"^## The house\n\n((?:    .*\n)+)", text, re.MULTILINE)
+    (tree,) = re.findall(r"^## Repository\n\n((?:    .*\n)+)", text, re.MULTILINE)
     folder, named = root, 0
     for line in tree.splitlines():
         indent = len(line) - len(line.lstrip())

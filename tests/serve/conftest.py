@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))  # the siege, of which a little is done here
+sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))  # for the stress test
 sys.path.insert(0, str(Path(__file__).parent))
 
 from running import Served, save, serving
@@ -16,19 +16,18 @@ from running import Served, save, serving
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: `together` and `ordered` (left to right), the rival `masked`, `classed`, which knows two classes, and
-    `blockwise`, which writes token after token."""
+    """Runs: `together`, `ordered` (left to right), `baseline` (MDLM), `classed` (two classes), `blockwise`."""
     place = tmp_path_factory.mktemp("runs")
     save(place / "together")
     save(place / "ordered", window=0.1, order="left_to_right")
-    save(place / "rival", method="mdlm")
+    save(place / "baseline", method="mdlm")
     save(place / "classed", corpus={"classes": ["cat", "dog"]})
-    save(place / "chunked", window=0.1, block=1)
+    save(place / "blockwise", window=0.1, block=1)
     return place
 
 
 @pytest.fixture(scope="session")
 def served(runs: Path) -> Iterator[Served]:
-    names = ("together", "ordered", "rival", "classed", "chunked")
+    names = ("together", "ordered", "baseline", "classed", "blockwise")
     with serving(*(str(runs / name) for name in names), "--steps", "8") as found:
         yield found

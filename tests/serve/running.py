@@ -1,4 +1,4 @@
-"""A real service: small runs of nobody's training behind the command itself, and clients."""
+"""Helpers to serve small untrained models by the command `rdlm serve`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ import torch
 from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Tokenizer
 from rdlm.methods import METHODS
-from rdlm.storage import checkpoint
-from rdlm.storage import config_file as configfile
-from rdlm.storage import run_folder as folder
+from rdlm.storage import checkpoint, config_file, run_folder
 
 LENGTH = 16
 
@@ -35,7 +33,7 @@ def save(
     network: TransformerConfig | None = None,
     **process: Any,
 ) -> Path:
-    """Write the folder of a run whose network nobody trained; `corpus` is what it says of its data."""
+    """Write the folder of a run with an untrained network; `corpus` overrides the description of its data."""
     tokenizer = tokenizer or Characters(TEXT8_ALPHABET)
     config = RunConfig(
         method=method,
@@ -60,15 +58,15 @@ def save(
     weights = {name: parameter.detach() for name, parameter in made.network.named_parameters()}
     parts = {"network": made.network.state_dict(), "ema": weights, "optimizer": {}, "method": made.state()}
     run.mkdir()
-    described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
+    described = {"counters": {}, "config": config_file.to_dict(config), "corpus": about}
     checkpoint.save(run, 7, parts, described, tokenizer.to_json())
-    folder.point(run, 7, None)
+    run_folder.point(run, 7, None)
     return run
 
 
 @dataclass(frozen=True)
 class Served:
-    """A service that runs."""
+    """A running service."""
 
     url: str
     process: subprocess.Popen[str]
@@ -101,7 +99,7 @@ def serving(
     cwd: Path | None = None,
     **environment: str,
 ) -> Iterator[Served]:
-    """Start `rdlm serve`, wait until it says that it is ready, and end it; its messages go where this process's go."""
+    """Start `rdlm serve`, wait until it is ready, and terminate it at the end; its log goes to `messages`."""
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--json"]
     inherited = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
@@ -115,7 +113,7 @@ def serving(
     )
     try:
         assert process.stdout is not None
-        # One object over several lines, of which the last is its closing brace; a service that does not start has none.
+        # One JSON object over several lines, which ends with a line "}"; empty if the service does not start.
         announced = "".join(itertools.takewhile(lambda line: line != "}\n", process.stdout))
         assert announced, f"rdlm serve ended with {process.wait()}"
         yield Served(json.loads(announced + "}")["url"], process, environment.get("RDLM_TOKEN"))

@@ -1,4 +1,4 @@
-"""A little of the siege that `make torture` does: abuse, misuse, silent lines and a crowd, at a real service."""
+"""A short version of the stress test of `make torture`: abuse, misuse, silent connections and many clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from wire import Answer, faults
 
 from rdlm.serve import app
-from rdlm.serve.refusal import Refusal
+from rdlm.serve.http_errors import HttpError
 from rdlm.serve.schema import CompletionBody, read
 
 SAID = b'{"error":{"message":"m","type":"t","param":null,"code":null}}'
@@ -43,17 +43,17 @@ AGAIN = {"retry-after": "5"}
         (Answer(200, {"access-control-allow-origin": "*"}, b"{}"), 1),
     ],
 )
-def test_the_judge_knows_a_bad_answer(answer: Answer, count: int) -> None:
+def test_bad_responses_are_recognised(answer: Answer, count: int) -> None:
     assert len(list(faults(answer, ["our secret"], bodiless=False))) == count
 
 
-def test_the_log_is_read() -> None:
+def test_errors_in_the_log_are_found() -> None:
     log = "rdlm: ERROR: a step failed\nTraceback (most recent call last):\n  x\nZeroDivisionError\nrdlm: serving\n"
-    assert len(failures(log)) == 1 and failures("rdlm: serving walks\n") == []
+    assert len(failures(log)) == 1 and failures("rdlm: serving models\n") == []
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/trajectory"])
-def test_a_temperature_at_the_end_of_numbers_is_zero(served: Served, path: str) -> None:
+def test_the_smallest_temperature_is_greedy(served: Served, path: str) -> None:
     coldest = served.post(path, {"prompt": "a", "seed": 1, "temperature": 5e-324})
     frozen = served.post(path, {"prompt": "a", "seed": 1, "temperature": 0})
     assert coldest.status_code == 200 and "internal_error" not in coldest.text
@@ -64,15 +64,15 @@ def test_a_temperature_at_the_end_of_numbers_is_zero(served: Served, path: str) 
 
 
 @pytest.mark.parametrize("header", [{"Host": "["}, {"Host": "[::1"}, {"Origin": "http://["}, {"Origin": "x"}])
-def test_what_is_no_address_is_a_foreign_one(served: Served, header: dict[str, str]) -> None:
+def test_malformed_hosts_and_origins_are_rejected(served: Served, header: dict[str, str]) -> None:
     answer = served.get("/v1/models", headers=header)
     assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
 
 
 @pytest.mark.parametrize("place", ["%s", '{"logit_bias": %s}', '{"stream_options": %s}'])
-def test_an_object_of_many_fields_is_not_described_field_by_field(place: str) -> None:
+def test_objects_with_many_fields_get_one_error(place: str) -> None:
     raw = place % json.dumps({str(number): "x" for number in range(50_000)})
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         read(raw.encode(), CompletionBody)
     assert caught.value.status == 400 and "50000 fields; at most 1024" in caught.value.message
 
@@ -80,21 +80,21 @@ def test_an_object_of_many_fields_is_not_described_field_by_field(place: str) ->
 LEAK = """
 import sys
 from rdlm.cli.main import main
-from rdlm.serve.metrics import Metrics
+from rdlm.serve.middleware import Metrics
 kept, answered = [], Metrics.answered
 Metrics.answered = lambda *given: (kept.append(b"x" * 300_000), answered(*given))[1]
 sys.exit(main(sys.argv[1:]))
 """
-"""A service that keeps something of every request: of these few as much as 1 kB of each would be in the campaign."""
+"""A service that leaks memory with every request."""
 
 
-def test_a_siege_notices_a_leak(tmp_path: Path) -> None:
+def test_a_siege_detects_a_leak(tmp_path: Path) -> None:
     siege = besiege(tmp_path / "siege", requests=100, clients=10, seconds=1, program=("-c", LEAK))
     (defect,) = siege.defects
     assert re.match(r"the service has grown from \d+ to \d+ MB", defect)
 
 
-def test_a_siege_changes_nothing(tmp_path: Path) -> None:
+def test_a_siege_finds_no_defects(tmp_path: Path) -> None:
     siege = besiege(tmp_path / "siege", requests=200, clients=30, seconds=2)
     assert siege.defects == []
     assert siege.tally.tried.keys() >= ABUSES.keys() | {"described, positive", "described, negative"}
@@ -104,9 +104,9 @@ def test_a_siege_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"prompt": "a', b'{"prompt": "a"}'])
-def test_a_body_that_does_not_come_is_not_waited_for(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever came of it: the rest of it is given up, and nothing is computed."""
-    monkeypatch.setattr(app, "PATIENCE", 0.2)
+def test_an_incomplete_body_gets_408(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed for a body that does not arrive in time."""
+    monkeypatch.setattr(app, "BODY_TIMEOUT", 0.2)
     parts = [{"type": "http.request", "body": sent, "more_body": True}]
 
     async def receive() -> dict[str, object]:
@@ -116,6 +116,6 @@ def test_a_body_that_does_not_come_is_not_waited_for(sent: bytes, monkeypatch: p
         headers = [(b"content-type", b"application/json")]
         await app.body_of(Request({"type": "http", "method": "POST", "headers": headers}, receive), CompletionBody)
 
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         asyncio.run(asyncio.wait_for(ask(), 30))
     assert caught.value.status == 408 and "did not arrive within 0.2 s" in caught.value.message

@@ -25,7 +25,7 @@ class Gate:
     def __init__(self, service: Service) -> None:
         self.nfe = 0
         self._open = threading.Semaphore(0)
-        (host,) = service.hosts.values()
+        (host,) = service.models.values()
         if host.engine is None:
             host.model.method.network.register_forward_pre_hook(self._wait)
             return
@@ -85,7 +85,7 @@ async def ask(service: Service, gate: Gate, path: str, body: dict[str, Any]) -> 
     await request
     before = gate.nfe
     gate.open()
-    (host,) = service.hosts.values()
+    (host,) = service.models.values()
     while service._jobs or (host.engine is not None and host.engine.live):
         await asyncio.sleep(0.002)
     return gate.nfe - before

@@ -1,4 +1,4 @@
-"""Scores, trajectories, the process and the service's own state."""
+"""Endpoints: scores, trajectories, process curves, health, metrics and the API description."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def events(served: Served, body: dict[str, Any]) -> list[tuple[str, dict[str, An
     return [(name, json.loads(data)) for name, data in found]
 
 
-@pytest.mark.parametrize(("name", "steps"), [("together", 4), ("chunked", 16)])
-def test_a_score_is_what_the_command_gives(served: Served, runs: Path, name: str, steps: int) -> None:
+@pytest.mark.parametrize(("name", "steps"), [("together", 4), ("blockwise", 16)])
+def test_scores_equal_those_of_the_command(served: Served, runs: Path, name: str, steps: int) -> None:
     texts = ["the quick fox", "a text that is longer than the model's own length".replace("'", "")]
     answer = served.post("/v1/score", {"model": name, "input": texts, "steps": steps}).json()
     assert (answer["object"], answer["model"], answer["steps"]) == ("score", name, steps)
@@ -40,19 +40,19 @@ def test_a_score_is_what_the_command_gives(served: Served, runs: Path, name: str
 
 
 @pytest.mark.parametrize("body", [{"input": ""}, {"input": "a"}, {"input": "É"}, {"input": []}, {"steps": 3}], ids=str)
-def test_what_cannot_be_scored_is_refused(served: Served, body: dict[str, Any]) -> None:
+def test_invalid_texts_to_score_are_rejected(served: Served, body: dict[str, Any]) -> None:
     assert served.post("/v1/score", body).status_code == 400
 
 
-def test_a_rival_is_scored_as_a_whole(served: Served) -> None:
-    (row,) = served.post("/v1/score", {"model": "rival", "input": "the fox", "steps": 4}).json()["data"]
+def test_a_baseline_gives_no_score_per_position(served: Served) -> None:
+    (row,) = served.post("/v1/score", {"model": "baseline", "input": "the fox", "steps": 4}).json()["data"]
     assert row["nats"] > 0 and row["positions"] == []
 
 
-def test_a_completion_in_chunks_is_what_the_command_gives(served: Served, runs: Path) -> None:
-    model = rdlm.load(runs / "chunked")
-    for block in (None, 0, 4):
-        body = {"model": "chunked", "prompt": "the ", "seed": 5, "steps": 16, "chunk": block}
+def test_a_completion_in_blocks_equals_that_of_the_command(served: Served, runs: Path) -> None:
+    model = rdlm.load(runs / "blockwise")
+    for block, field in ((None, "block"), (0, "block"), (4, "block"), (4, "chunk")):
+        body = {"model": "blockwise", "prompt": "the ", "seed": 5, "steps": 16, field: block}
         wanted = model.generate(prompt="the ", seed=5, steps=16, block=block)
         assert "the " + served.text(**body) == wanted.samples[0].text
 
@@ -69,20 +69,20 @@ def test_a_trajectory_ends_in_the_sample(served: Served, runs: Path, model: str)
     assert [frame["step"] for frame in frames] == [0, 3, 6, 8, 11] and frames[0]["time"] == 0
     wanted = rdlm.load(runs / model).generate(prompt="ab", seed=3, steps=12)
     assert done["text"] == "".join(done["tokens"]) == wanted.samples[0].text
-    way = done["sphere"]
-    assert len(way["states"]) == 5 and way["position"] == 2 and way["tokens"][0] == done["tokens"][2]
-    for state, frame in zip(way["states"], frames, strict=True):
+    trail = done["sphere"]
+    assert len(trail["states"]) == 5 and trail["position"] == 2 and trail["tokens"][0] == done["tokens"][2]
+    for state, frame in zip(trail["states"], frames, strict=True):
         assert sum(value**2 for value in state) == pytest.approx(1, abs=1e-3)
         there = dict(zip(frame["sphere"]["tokens"], frame["sphere"]["state"][:3], strict=True))
-        same = {token: value for token, value in zip(way["tokens"], state, strict=False) if token in there}
+        same = {token: value for token, value in zip(trail["tokens"], state, strict=False) if token in there}
         assert same == {token: there[token] for token in same} and state[3] == frame["sphere"]["state"][3]
     assert done["network_calls"] == 12 and done["claims_bound"] is False and done["seed"] == 3
 
 
-def test_a_frame_is_whole(served: Served) -> None:
+def test_frames_are_complete(served: Served) -> None:
     found = events(served, {"model": "ordered", "infill": "a__b", "steps": 20})
     frames = [data for name, data in found if name == "frame"]
-    assert [frame["step"] for frame in frames] == [0, 1, 18, 19]  # in the others neither of the two tokens moves
+    assert [frame["step"] for frame in frames] == [0, 1, 18, 19]  # in all other steps neither token is active
     assert found[0][1]["frames"] == found[-1][1]["network_calls"] == 4
     most = math.log2(27)
     for frame in frames:
@@ -101,9 +101,9 @@ def test_a_frame_is_whole(served: Served) -> None:
     assert frames[0]["settled"] == [True, False, False, True] and frames[-1]["settled"][1] is True
 
 
-def test_tokens_that_nobody_has_asked_about_are_null(served: Served) -> None:
-    """In chunks of one token the model is asked about each when it is its turn."""
-    frames = [data for name, data in events(served, {"model": "chunked", "steps": 16}) if name == "frame"]
+def test_tokens_without_a_prediction_are_null(served: Served) -> None:
+    """With blocks of one token, the model predicts one token after the other."""
+    frames = [data for name, data in events(served, {"model": "blockwise", "steps": 16}) if name == "frame"]
     for at, frame in enumerate(frames):
         blank = [token is None for token in frame["tokens"]]
         assert blank == [False] * (at + 1) + [True] * (15 - at)
@@ -115,19 +115,21 @@ def test_tokens_that_nobody_has_asked_about_are_null(served: Served) -> None:
     [
         ({"length": 40}, "one window"),
         ({"position": 16}, "position 16 is outside"),
-        ({"model": "rival"}, "this needs 'rdlm'"),
+        ({"model": "baseline"}, "this needs 'rdlm'"),
         ({"infill": "no gap"}, "has no gap"),
         ({"infill": "a_", "prompt": "a"}, "leave out prompt"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(served: Served, body: dict[str, Any], message: str) -> None:
+def test_invalid_trajectory_requests_are_rejected(served: Served, body: dict[str, Any], message: str) -> None:
     answer = served.post("/v1/trajectory", body)
     assert answer.status_code == 400 and message in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("start", ["masked", "uniform"])
 @pytest.mark.parametrize("dimension", [4, 28])
-def test_the_process_begins_at_nothing_and_ends_at_the_token(served: Served, start: str, dimension: int) -> None:
+def test_process_curves_start_without_information_and_end_at_the_token(
+    served: Served, start: str, dimension: int
+) -> None:
     found = served.get("/v1/process", params={"start": start, "dimension": dimension, "schedule": "cosine"}).json()
     most = math.log2(dimension - 1)
     assert found["time"][0] == 0 and found["time"][-1] == 1
@@ -138,16 +140,16 @@ def test_the_process_begins_at_nothing_and_ends_at_the_token(served: Served, sta
     assert found["information"][0] == pytest.approx(0, abs=0.01)
     assert found["information"][-1] == pytest.approx(most)
     rises = [b - a for a, b in zip(found["information"], found["information"][1:], strict=False)]
-    assert min(rises) > -0.25  # a curve of 48 draws at each time wavers
+    assert min(rises) > -0.25  # 48 draws per level: the curve is noisy
 
 
-def test_what_the_process_cannot_say_is_null(served: Served) -> None:
+def test_information_that_is_not_available_is_null(served: Served) -> None:
     found = served.get("/v1/process", params={"dimension": 30522}).json()
     assert found["information"] is None and "logarithm" in found["note"]
 
 
-def test_the_process_asks_no_network(served: Served) -> None:
-    """Nor does it wait for one: it comes from small tables, whatever else is under way."""
+def test_process_curves_use_no_network(served: Served) -> None:
+    """They come from small tables and do not wait for an engine."""
     before = served.counted("rdlm_network_calls"), served.counted("rdlm_steps_total")
     for noise in (0.01, 0.02, 0.03):
         assert served.get("/v1/process", params={"noise": noise, "dimension": 256}).status_code == 200
@@ -162,11 +164,11 @@ def test_a_wider_window_gives_a_position_more_steps(served: Served) -> None:
         states = [data["sphere"]["state"] for name, data in found if name == "frame"]
         return sum(one != other for one, other in itertools.pairwise(states))
 
-    assert moves() <= 2  # a tenth of 20 steps, of which the last decodes
+    assert moves() <= 2  # a tenth of 20 steps, the last of which decodes
     assert moves(window=1) == 19
 
 
-def test_a_class_can_be_watched(served: Served, runs: Path) -> None:
+def test_a_trajectory_of_a_class(served: Served, runs: Path) -> None:
     found = events(served, {"model": "classed", "label": "dog", "guidance": 2.5, "seed": 4, "steps": 6})
     wanted = rdlm.load(runs / "classed").generate(label="dog", guidance=2.5, seed=4, steps=6)
     assert found[-1][1]["text"] == wanted.samples[0].text
@@ -175,12 +177,12 @@ def test_a_class_can_be_watched(served: Served, runs: Path) -> None:
 @pytest.mark.parametrize(
     "query", ["noise=0", "noise=nan", "noise=x", "dimension=2", "start=up", "schedule=s", "dimension=1e9"]
 )
-def test_a_wrong_process_is_refused(served: Served, query: str) -> None:
+def test_invalid_process_parameters_are_rejected(served: Served, query: str) -> None:
     answer = served.get(f"/v1/process?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
-def test_the_state_is_told(served: Served) -> None:
+def test_health_and_metrics(served: Served) -> None:
     assert served.get("/healthz").json() == {"status": "ok"}
     assert served.get("/readyz").json() == {"status": "ready"}
     before = served.counted("rdlm_steps_total")
@@ -193,7 +195,7 @@ def test_the_state_is_told(served: Served) -> None:
     assert 'rdlm_waiting_samples{model="together"} 0' in text
 
 
-def test_the_schema_names_every_field(served: Served) -> None:
+def test_the_schema_lists_every_field(served: Served) -> None:
     schema = served.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/models", "/v1/score", "/v1/trajectory", "/v1/process"} <= schema["paths"].keys()
     body = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]

@@ -20,9 +20,9 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.sampling.batching import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, Sample
+from rdlm.serve.http_errors import Disconnected, HttpError
 from rdlm.serve.job import Finished, Job, Progress
-from rdlm.serve.metrics import Metrics
-from rdlm.serve.refusal import Left, Refusal
+from rdlm.serve.middleware import Metrics
 from rdlm.serve.service import Limits, Service
 
 
@@ -136,7 +136,7 @@ def test_the_first_event_of_a_stream_comes_within_two_steps(
 
     async def scene() -> None:
         service, sent = Service([model], Limits(steps=40)), bytearray()
-        gate = Gated(service.host(None).walks)
+        gate = Gated(service.model(None).rdlm_engine)
         asked = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> Any:
@@ -186,7 +186,7 @@ def test_places_are_taken_in_order(model: LanguageModel, gated: Callable[..., Ga
         gate = gated(batch=2, queue=4)
         tickets = [Job(60) for _ in range(4)]
         gate.engine.submit([sample(model, job, seed=seed) for seed, job in enumerate(tickets)])
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(HttpError) as caught:
             gate.engine.submit([sample(model, Job(60))] * 4)
         assert caught.value.status == 429
         gate.let(40)
@@ -230,7 +230,7 @@ def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callab
         await ended(job)
         assert 4 in gate.rows and answer.shape == (3, 16, 27)
         asker.over = True
-        with pytest.raises(Left):
+        with pytest.raises(Disconnected):
             gate.engine.ask(query, asker)
 
     run(scene)

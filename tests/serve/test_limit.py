@@ -1,4 +1,4 @@
-"""A service with a token, one place and little patience: who is let in, who waits, and how it ends."""
+"""Limits of the service: token, queue, deadline, disconnected clients, and shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from running import Served, save, serving
 
 import rdlm
-from rdlm import pretrained as box
+from rdlm import pretrained
 from rdlm.cli import main as cli
 from rdlm.cli.serve import Serve
 from rdlm.serve.service import Limits, Service
@@ -26,7 +26,7 @@ from rdlm.serve.service import Limits, Service
 TOKEN = "a secret of enough characters"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 LONG = {"prompt": "a", "steps": 1024, "max_tokens": 400}
-"""Work for many seconds."""
+"""Takes many seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def busy(strict: Served) -> Iterator[httpx2.Response]:
-    """A stream that holds the only place."""
+    """A stream that occupies the only place in the batch."""
     wait_until(strict, "rdlm_live_samples", 0)
     with httpx2.stream(
         "POST", f"{strict.url}/v1/completions", json={**LONG, "stream": True}, headers=HEADERS, timeout=60
@@ -56,7 +56,7 @@ def wait_until(strict: Served, name: str, value: float) -> None:
     raise AssertionError(f"{name} is {strict.counted(name)}, not {value}")
 
 
-def test_the_token_opens_the_door(strict: Served) -> None:
+def test_the_token_gives_access(strict: Served) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN[:-1]}, {"Authorization": "Basic x"}):
         for path in ("/v1/models", "/metrics", "/v1/nothing"):
             answer = strict.get(path, headers=headers)
@@ -69,7 +69,7 @@ def test_the_token_opens_the_door(strict: Served) -> None:
     assert len(found.choices[0].text) == 15
 
 
-def test_a_full_queue_sends_away(strict: Served, busy: httpx2.Response) -> None:
+def test_a_full_queue_gets_429(strict: Served, busy: httpx2.Response) -> None:
     with ThreadPoolExecutor(1) as waiter:
         waiting = waiter.submit(strict.post, "/v1/completions", {"prompt": "b"}, headers=HEADERS)
         wait_until(strict, "rdlm_waiting_samples", 1)
@@ -77,18 +77,18 @@ def test_a_full_queue_sends_away(strict: Served, busy: httpx2.Response) -> None:
         assert answer.status_code == 429 and answer.json()["error"]["type"] == "rate_limit_error"
         assert 1 <= int(answer.headers["retry-after"]) <= 60
         busy.close()
-        assert waiting.result().status_code == 200  # it got the place that became free
+        assert waiting.result().status_code == 200  # it ran once the place was free
 
 
-def test_more_samples_than_the_queue_has_places_are_a_mistake(strict: Served) -> None:
+def test_more_samples_than_the_queue_holds_are_rejected(strict: Served) -> None:
     answer = strict.post("/v1/completions", {"prompt": "a", "n": 2}, headers=HEADERS)
     assert answer.status_code == 400 and "at most 1 samples" in answer.json()["error"]["message"]
 
 
-def test_the_deadline_is_kept_and_told(strict: Served, busy: httpx2.Response) -> None:
-    """One that runs and one that waits: 504 as an event of the stream, and 503."""
+def test_requests_past_the_deadline_fail(strict: Served, busy: httpx2.Response) -> None:
+    """A running request gets 504 as an event of its stream, a waiting one gets 503."""
     waiting = strict.post("/v1/completions", {"prompt": "b"}, headers=HEADERS)
-    assert waiting.status_code in (200, 503)  # the place may become free just before its own end
+    assert waiting.status_code in (200, 503)  # it may start just before its own deadline
     lines = [line for line in busy.iter_lines() if line.startswith("data: ")]
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["type"] == "timeout_error" and "fewer steps" in error["message"]
@@ -96,7 +96,7 @@ def test_the_deadline_is_kept_and_told(strict: Served, busy: httpx2.Response) ->
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
 
 
-def test_who_leaves_is_no_longer_worked_for(strict: Served, busy: httpx2.Response) -> None:
+def test_a_stream_stops_when_its_client_disconnects(strict: Served, busy: httpx2.Response) -> None:
     wait_until(strict, "rdlm_live_samples", 1)
     next(busy.iter_lines())
     busy.close()
@@ -106,7 +106,7 @@ def test_who_leaves_is_no_longer_worked_for(strict: Served, busy: httpx2.Respons
     assert strict.counted("rdlm_steps_total") == steps
 
 
-def test_who_leaves_without_a_stream_is_no_longer_worked_for(strict: Served) -> None:
+def test_a_request_stops_when_its_client_disconnects(strict: Served) -> None:
     before = strict.counted("rdlm_cancelled_total")
     with pytest.raises(httpx2.ReadTimeout):
         httpx2.post(f"{strict.url}/v1/completions", json=LONG, headers=HEADERS, timeout=0.5)
@@ -119,8 +119,8 @@ def test_who_leaves_without_a_stream_is_no_longer_worked_for(strict: Served) -> 
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_gracefully(runs: Path, ending: signal.Signals) -> None:
-    """What is under way gets an answer: its own, or that the service closes. Then the process ends, within seconds."""
+def test_a_signal_shuts_down_gracefully(runs: Path, ending: signal.Signals) -> None:
+    """Requests in progress get their result or 503; then the process ends within seconds."""
     with serving(str(runs / "together")) as served, ThreadPoolExecutor(2) as crowd:
         short = crowd.submit(served.post, "/v1/completions", {"prompt": "a", "steps": 200})
         long = crowd.submit(served.post, "/v1/completions", {"prompt": "a", "steps": 1024, "max_tokens": 4000})
@@ -128,7 +128,7 @@ def test_a_signal_ends_it_gracefully(runs: Path, ending: signal.Signals) -> None
         begin = time.monotonic()
         served.process.send_signal(ending)
         assert served.process.wait(timeout=60) == (0 if ending == signal.SIGTERM else 130)
-        assert time.monotonic() - begin < 45  # 4 seconds of grace, and a machine that may be busy
+        assert time.monotonic() - begin < 45  # 4 seconds of grace, on a machine that may be busy
         assert short.result().status_code in (200, 503)
         answer = long.result()
         assert answer.status_code == 503 and "shutting down" in answer.json()["error"]["message"]
@@ -142,10 +142,10 @@ def test_a_signal_ends_it_gracefully(runs: Path, ending: signal.Signals) -> None
         (["--port", "70000"], {}, "--port must lie in"),
         (["--steps", "0"], {}, "steps must be at least 1"),
         (["--deadline", "0"], {}, "deadline must be a positive"),
-        (["--host", "no.such.host.invalid"], {"RDLM_TOKEN": TOKEN}, "no address of this machine"),
+        (["--host", "no.such.host.invalid"], {"RDLM_TOKEN": TOKEN}, "not an address of this machine"),
     ],
 )
-def test_a_careless_start_is_refused(
+def test_invalid_options_are_rejected(
     runs: Path,
     arguments: list[str],
     environment: dict[str, str],
@@ -166,21 +166,23 @@ def test_a_port_in_use_is_named(strict: Served, runs: Path, capsys: pytest.Captu
     assert f"port {port}" in capsys.readouterr().err
 
 
-def test_no_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]) -> None:
-    """Then it is the model in the box, where there is one."""
-    monkeypatch.setattr(box, "FOLDER", tmp_path / "box")
+def test_without_a_run_the_packaged_model_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    """It is an error if there is no packaged model."""
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "box")
     assert cli.main(["serve", "--port", "0"]) == 2
     assert "no model in the box" in capsys.readouterr().err
-    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / box.TEXT)
+    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / pretrained.TEXT)
     (model,) = Serve()._models()
-    assert model.name == box.TEXT
+    assert model.name == pretrained.TEXT
     service = Service([model], Limits())
-    card = service.host(None).card
+    card = service.model(None).card
     service.close()
-    assert card["id"] == box.TEXT and int(str(card["created"])) > 0
+    assert card["id"] == pretrained.TEXT and int(str(card["created"])) > 0
 
 
-def test_the_extra_is_named_where_it_is_missing() -> None:
+def test_a_missing_extra_is_named() -> None:
     code = "import sys; sys.modules['uvicorn'] = None; from rdlm.cli.main import main; sys.exit(main(['serve', 'run']))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "pip install 'rdlm[serve]'" in result.stderr

@@ -1,6 +1,6 @@
-"""What a request leaves behind in the service: no object, whatever was asked and however it ended.
+"""Memory of the service: requests leave no objects behind, threads share one arena, and free memory is returned.
 
-The siege watches the memory of the whole process, in which a leak shows only once it has come to megabytes; here every
+The stress test watches the memory of the whole process, where a leak shows only when it reaches megabytes; here every
 small object counts.
 """
 
@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import platform
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,12 @@ import pytest
 from running import save
 
 import rdlm
+from rdlm.serve import memory
 from rdlm.serve.app import create
-from rdlm.serve.metrics import Metrics
+from rdlm.serve.middleware import Metrics
 from rdlm.serve.service import Limits, Service
 
-ASKED: list[tuple[str, bytes]] = [
+REQUESTS: list[tuple[str, bytes]] = [
     ("/v1/completions", b'{"prompt": "a", "steps": 2, "seed": 1}'),
     ("/v1/completions", b'{"prompt": "a", "steps": 2, "seed": 1, "stream": true}'),
     ("/v1/trajectory", b'{"prompt": "a", "steps": 2, "seed": 1}'),
@@ -32,13 +37,13 @@ ASKED: list[tuple[str, bytes]] = [
     ("/v1/nothing", b""),
 ]
 ROUNDS = 25
-"""How often each of them is asked between two looks."""
-LOOKS = 6
-"""Looks, of which the first two come while threads begin and free lists fill: some 300 blocks, once."""
+"""Repetitions of each request between two measurements."""
+MEASUREMENTS = 6
+"""The first two are taken while threads start and free lists fill: some 300 blocks, once."""
 
 
-async def ask(app: Any, path: str, body: bytes, leaves: bool) -> None:
-    """Ask, and take the whole answer, or leave as soon as it begins."""
+async def send_request(app: Any, path: str, body: bytes, leaves: bool) -> None:
+    """Send a request and receive the whole response, or disconnect when it begins."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -68,21 +73,21 @@ async def ask(app: Any, path: str, body: bytes, leaves: bool) -> None:
 
 
 def grown(service: Service) -> float:
-    """Return how many blocks of memory each request leaves, once all that is made once has been made."""
+    """Return the memory blocks that each request leaves behind, after warming up."""
     app, counts = create(service), []
 
-    async def live() -> None:
-        for _ in range(LOOKS):
+    async def run() -> None:
+        for _ in range(MEASUREMENTS):
             for _ in range(ROUNDS):
-                for number, (path, body) in enumerate(ASKED):
-                    await ask(app, path, body, leaves=number in (1, 2))
-            while service._jobs or any(host.engine and host.engine.live for host in service.hosts.values()):
+                for number, (path, body) in enumerate(REQUESTS):
+                    await send_request(app, path, body, leaves=number in (1, 2))
+            while not service.idle:
                 await asyncio.sleep(0.002)
             gc.collect()
             counts.append(sys.getallocatedblocks())
 
-    asyncio.run(asyncio.wait_for(live(), 300))
-    return (counts[-1] - counts[2]) / ((LOOKS - 3) * ROUNDS * len(ASKED))
+    asyncio.run(asyncio.wait_for(run(), 300))
+    return (counts[-1] - counts[2]) / ((MEASUREMENTS - 3) * ROUNDS * len(REQUESTS))
 
 
 @pytest.fixture
@@ -92,12 +97,105 @@ def service(tmp_path: Path) -> Iterator[Service]:
     found.close()
 
 
-def test_a_request_leaves_nothing(service: Service) -> None:
+def test_requests_leave_no_objects(service: Service) -> None:
     assert grown(service) < 0.5
 
 
-def test_one_small_object_of_each_request_would_be_noticed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_of_one_object_per_request_is_detected(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
     answered = Metrics.answered
     monkeypatch.setattr(Metrics, "answered", lambda *given: (kept.append(object()), answered(*given))[1])
     assert grown(service) > 0.8
+
+
+THREADS = """
+import ctypes, os, threading
+from rdlm.serve import memory
+
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc.restype = ctypes.c_void_p
+shared = memory.use_one_arena()
+meet = threading.Barrier(9)
+
+def allocate():
+    libc.malloc(50_000)
+    meet.wait()
+
+for _ in range(8):
+    threading.Thread(target=allocate).start()
+meet.wait()
+print(shared, flush=True)
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, stream)
+libc.fflush(stream)
+"""
+
+
+def arenas(**environment: str) -> tuple[str, int]:
+    """Return the result of `use_one_arena`, and the number of arenas in which nine threads have allocated."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    found = subprocess.run(
+        [sys.executable, "-c", THREADS], env=inherited | environment, capture_output=True, text=True, check=True
+    ).stdout
+    return found.partition("\n")[0], found.count("<heap nr=")
+
+
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+
+
+@GLIBC
+def test_threads_share_one_arena_unless_the_user_set_the_number() -> None:
+    assert arenas() == ("True", 1)
+    shared, count = arenas(MALLOC_ARENA_MAX="4")
+    assert shared == "False" and count > 1
+
+
+HOLES = """
+import ctypes
+from rdlm.serve import memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 >> 20
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+found = [libc.malloc(40_000) for _ in range(2000)]
+for place in found:
+    ctypes.memset(place, 1, 40_000)
+full = resident()
+for place in found[:-1]:  # the last one keeps the end of the heap in use, so that free() does not trim it
+    libc.free(place)
+freed = resident()
+memory.release()
+print(full, freed, resident())
+"""
+
+
+@GLIBC
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_free_memory_inside_the_heap_is_returned() -> None:
+    said = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True).stdout
+    full, freed, after = map(int, said.split())
+    assert freed > full - 10 and after < full - 60  # of 76 MB
+
+
+def test_memory_is_released_once_after_requests_and_never_during_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+    now = {"idle": False, "answered": 0}
+    monkeypatch.setattr(memory, "INTERVAL", 0.01)
+    monkeypatch.setattr(memory, "release", lambda: released.append(now["answered"]))
+    thread = memory.IdleRelease(lambda: bool(now["idle"]), lambda: now["answered"])
+    try:
+        states = ((True, 0, []), (False, 5, []), (True, 5, [5]), (False, 6, [5]), (True, 6, [5, 6]))
+        for idle, answered, expected in states:
+            now |= {"idle": idle, "answered": answered}
+            end = time.monotonic() + 20
+            while released != expected and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.1)  # several checks later
+            assert released == expected
+    finally:
+        thread.close()

@@ -20,11 +20,11 @@ def client(served: Served) -> openai.OpenAI:
 
 def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     found = {model.id: model for model in client.models.list()}
-    assert list(found) == ["together", "ordered", "rival", "classed", "chunked"]
+    assert list(found) == ["together", "ordered", "baseline", "classed", "blockwise"]
     own = found["together"].model_dump()["rdlm"]
     assert own["length"] == LENGTH and own["kind"] == "text" and own["steps"] == 8 and own["gap"] == "_"
     assert "".join(own["vocabulary"]) == " abcdefghijklmnopqrstuvwxyz"
-    assert client.models.retrieve("rival").model_dump()["rdlm"]["method"] == "mdlm"
+    assert client.models.retrieve("baseline").model_dump()["rdlm"]["method"] == "mdlm"
     with pytest.raises(openai.NotFoundError, match="unknown model 'togethr': did you mean 'together'"):
         client.models.retrieve("togethr")
 
@@ -39,7 +39,7 @@ def test_a_completion_is_what_generate_makes(client: openai.OpenAI, runs: Path) 
     assert made.usage is not None and made.usage.total_tokens == 3 + 20 and made.object == "text_completion"
 
 
-@pytest.mark.parametrize("model", ["together", "ordered", "chunked"])
+@pytest.mark.parametrize("model", ["together", "ordered", "blockwise"])
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"max_tokens": 50}, {"stop": ["e", "zz"]}, {"echo": True}], ids=str)
 def test_the_pieces_of_a_stream_add_up(client: openai.OpenAI, model: str, extra: dict[str, object]) -> None:
     options = {"model": model, "prompt": "the ", "seed": 3, **extra}
@@ -173,8 +173,8 @@ def test_classes_are_those_of_generate(client: openai.OpenAI, runs: Path, own: d
         ("classed", {"label": 2}, "unknown label '2'"),
         ("classed", {"guidance": 2}, "needs a label"),
         ("classed", {"guidance": -1, "label": "cat"}, "guidance: "),
-        ("rival", {"label": "cat"}, "leave out label"),
-        ("rival", {"window": 0.5}, "leave out window"),
+        ("baseline", {"label": "cat"}, "leave out label"),
+        ("baseline", {"window": 0.5}, "leave out window"),
         ("together", {"window": 0}, "window: "),
         ("together", {"order": "up"}, "order: "),
         ("together", {"label": ["cat"]}, "label: "),
@@ -188,11 +188,11 @@ def test_settings_that_a_model_does_not_have_are_refused(
 
 
 def test_a_rival_samples_without_a_prompt(client: openai.OpenAI, runs: Path) -> None:
-    made = client.completions.create(model="rival", prompt="", seed=6, n=2)
-    wanted = rdlm.load(runs / "rival").generate(num=2, seed=6, steps=8)
+    made = client.completions.create(model="baseline", prompt="", seed=6, n=2)
+    wanted = rdlm.load(runs / "baseline").generate(num=2, seed=6, steps=8)
     assert [choice.text for choice in made.choices] == [sample.text for sample in wanted.samples]
     with pytest.raises(openai.BadRequestError, match="leave out prompt"):
-        client.completions.create(model="rival", prompt="a")
+        client.completions.create(model="baseline", prompt="a")
 
 
 def test_mistakes_are_the_clients_own_errors(client: openai.OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""The page in a real browser, against `rdlm serve` with small models that nobody trained."""
+"""The page in a real browser, with small untrained models served by `rdlm serve`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ QUIET += ("--disable-sync", "--no-first-run")
 VIEWS = ("generate", "sphere", "score", "compare", "process")
 STATIC = Path(__file__).parents[2] / "src" / "rdlm" / "serve" / "static"
 LARGEST = 300_000
-PATIENCE = 90_000
-"""Milliseconds after which what a test waits for is not to be expected any more, on a machine with other work."""
+TIMEOUT = 90_000
+"""Timeout in milliseconds; generous, because the machine may be busy."""
 LINKS = {
     "generate": "generate?text=the+____+of&steps=6&ran=1&at=3",
     "sphere": "sphere?text=the+____+of&steps=6&position=5&at=3",
@@ -45,44 +45,44 @@ pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no Chromium at {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve small models by `rdlm serve`, and give the address."""
+    """Serve small models and return the URL."""
     place = tmp_path_factory.mktemp("runs")
     letters = Characters(f"{TEXT8_ALPHABET}</>()1")
     runs = [
         save(place / "text", letters, corpus={"kind": "text", "length": 32}),
         save(place / "dna", bases(), corpus={"kind": "dna", "length": 40, "classes": ["coil", "helix"]}, window=0.05),
         save(place / "image", Levels(4), corpus={"kind": "image", "length": 16, "image": [4, 4, 1]}),
-        save(place / "rival", method="mdlm"),
+        save(place / "baseline", method="mdlm"),
     ]
     with serving(*map(str, runs)) as served:
         yield served.url
 
 
-# The browser of this file alone: its event loop would be in the way of other files' loops.
+# Module scope: the event loop of the browser would interfere with those of other test files.
 @pytest.fixture(scope="module")
 def context() -> Iterator[Any]:
-    expect.set_options(timeout=PATIENCE)
+    expect.set_options(timeout=TIMEOUT)
     with playwright.sync_playwright() as machine:
         browser = machine.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         context = browser.new_context(viewport={"width": 1100, "height": 900}, reduced_motion="reduce")
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT)
         yield context
         browser.close()
 
 
 @pytest.fixture(scope="module")
-def wrong() -> list[str]:
-    """What went wrong inside the page unseen: errors of scripts, and what the page's policy refused."""
+def page_errors() -> list[str]:
+    """Script errors and violations of the content security policy in the page."""
     return []
 
 
 @pytest.fixture
-def new(context: Any, service: str, wrong: list[str]) -> Iterator[Callable[..., Page]]:
-    """Open a page of its own at a link."""
+def new(context: Any, service: str, page_errors: list[str]) -> Iterator[Callable[..., Page]]:
+    """Open a new page at a link."""
     pages = []
 
     def opened(link: str = "", prepare: Callable[[Page], object] = lambda page: None) -> Page:
-        pages.append(open_page(context, wrong))
+        pages.append(open_page(context, page_errors))
         prepare(pages[-1])
         pages[-1].goto(f"{service}/#{link}")
         expect(pages[-1].locator("body")).to_have_attribute("data-ready", "true")
@@ -91,37 +91,37 @@ def new(context: Any, service: str, wrong: list[str]) -> Iterator[Callable[..., 
     yield opened
     for page in pages:
         page.close()
-    assert wrong == []
+    assert page_errors == []
 
 
 @pytest.fixture(scope="module")
-def shared(context: Any, service: str, wrong: list[str]) -> Page:
-    page = open_page(context, wrong)
+def shared(context: Any, service: str, page_errors: list[str]) -> Page:
+    page = open_page(context, page_errors)
     page.goto(service)
     expect(page.locator("body")).to_have_attribute("data-ready", "true")
     return page
 
 
 @pytest.fixture
-def show(shared: Page, wrong: list[str]) -> Iterator[Callable[[str], Page]]:
-    """Lead the page that most tests share to a link, which puts its forms back."""
+def show(shared: Page, page_errors: list[str]) -> Iterator[Callable[[str], Page]]:
+    """Open a link in the shared page; this resets its forms."""
 
-    def led(link: str) -> Page:
+    def opened(link: str) -> Page:
         shared.evaluate(FOLLOW, f"{link}&test={uuid.uuid4()}")
         return shared
 
-    yield led
+    yield opened
     shared.unroute_all()
-    assert wrong == []
+    assert page_errors == []
 
 
 FOLLOW = "link => new Promise(done => { addEventListener('hashchange', done, {once: true}); location.hash = link; })"
 
 
-def open_page(context: Any, wrong: list[str]) -> Page:
+def open_page(context: Any, page_errors: list[str]) -> Page:
     page = context.new_page()
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda told: wrong.append(told.text) if "Security Policy" in told.text else None)
+    page.on("pageerror", lambda error: page_errors.append(str(error)))
+    page.on("console", lambda told: page_errors.append(told.text) if "Security Policy" in told.text else None)
     return page
 
 
@@ -129,53 +129,53 @@ def finished(page: Page) -> None:
     expect(page.locator("main")).to_have_attribute("aria-busy", "false")
 
 
-def strip(page: Page, name: str = "generate-strip") -> str:
+def tokens(page: Page, name: str = "generate-tokens") -> str:
     return "".join(page.locator(f"#{name} > span").all_text_contents()).replace("\u00a0", " ")
 
 
-def test_gaps_are_filled_and_watched(show: Callable[[str], Page]) -> None:
+def test_gaps_are_filled_step_by_step(show: Callable[[str], Page]) -> None:
     page = show("generate?steps=6")
-    page.get_by_label("Text; every").fill("the ____ of")
+    page.get_by_label("Prompt; each").fill("the ____ of")
     page.keyboard.press("Enter")
-    expect(page.locator("#generate-status")).to_contain_text("Finished: the ")
-    assert re.fullmatch("the .... of", strip(page))
-    assert page.locator("#generate-strip .known").count() == 7
+    expect(page.locator("#generate-status")).to_contain_text("Complete: the ")
+    assert re.fullmatch("the .... of", tokens(page))
+    assert page.locator("#generate-tokens .known").count() == 7
     curve = page.locator("#generate-entropy")
     expect(curve).to_have_attribute("aria-label", re.compile("Entropy.* goes from .* to 0$"))
     assert page.get_by_role("slider", name="Time").evaluate("slider => slider.value === slider.max")
 
 
-def test_time_goes_back_and_forth(show: Callable[[str], Page]) -> None:
+def test_the_player_moves_through_time(show: Callable[[str], Page]) -> None:
     page = show(LINKS["generate"])
     finished(page)
-    slider, clock = page.get_by_role("slider", name="Time"), page.locator("#generate-player .clock")
+    slider, clock = page.get_by_role("slider", name="Time"), page.locator("#generate-player .time")
     expect(slider).to_have_value("3")
-    last = strip(page)
+    last = tokens(page)
     slider.focus()
     page.keyboard.press("Home")
     expect(clock).to_have_text("step 0 of 6, time 0.00")
-    certainty = page.locator("#generate-strip > span").nth(5).evaluate("cell => cell.style.backgroundColor")
+    certainty = page.locator("#generate-tokens > span").nth(5).evaluate("cell => cell.style.backgroundColor")
     page.keyboard.press("End")
     expect(clock).to_have_text("step 6 of 6, time 1.00")
-    assert page.locator("#generate-strip > span").nth(5).evaluate("cell => cell.style.backgroundColor") != certainty
-    page.evaluate(FACES)
+    assert page.locator("#generate-tokens > span").nth(5).evaluate("cell => cell.style.backgroundColor") != certainty
+    page.evaluate(LABELS)
     page.get_by_role("button", name="Play").click()
-    page.wait_for_function("() => faces.length === 2")
-    assert page.evaluate("faces") == ["Pause", "Play"]
+    page.wait_for_function("() => labels.length === 2")
+    assert page.evaluate("labels") == ["Pause", "Play"]
     expect(clock).to_have_text("step 6 of 6, time 1.00")
-    assert len(last) == len(strip(page))
+    assert len(last) == len(tokens(page))
 
 
-# Writes down what the player's button says from now on.
-FACES = """() => {
-  window.faces = [];
+# Records the labels of the player's button.
+LABELS = """() => {
+  window.labels = [];
   const button = document.querySelector("#generate-player button");
-  new MutationObserver(() => faces.push(button.textContent)).observe(button, { childList: true });
+  new MutationObserver(() => labels.push(button.textContent)).observe(button, { childList: true });
 }"""
 
 
-# Lets a trajectory's beginning through, and holds its frames back until `release` is called: pulled for the second
-# time, the stream knows that its first part has been read.
+# Passes the start of a trajectory and holds back its frames until `release` is called: the second pull of the stream
+# shows that its first part has been read.
 HOLD = """() => {
   const fetched = window.fetch;
   window.fetch = async (path, options) => {
@@ -196,12 +196,12 @@ HOLD = """() => {
 
 
 @pytest.mark.parametrize("view", ["generate", "sphere", "compare"])
-def test_what_is_shown_can_be_pointed_at_until_the_next_is_there(new: Callable[..., Page], view: str) -> None:
-    """A new trajectory has begun, and its first frame is not there: under the pointer is still the last one."""
+def test_the_previous_frame_can_be_inspected_until_the_next_arrives(new: Callable[..., Page], view: str) -> None:
+    """A new trajectory has started, but its first frame has not arrived: the previous one is still shown."""
     page = new(LINKS[view])
     finished(page)
-    name = "compare-left-strip" if view == "compare" else f"{view}-strip"
-    text, cells = strip(page, name), page.locator(f"#{name} > span")
+    name = "compare-left-tokens" if view == "compare" else f"{view}-tokens"
+    text, cells = tokens(page, name), page.locator(f"#{name} > span")
     cells.nth(5).hover()
     page.evaluate(HOLD)
     page.locator(f"#view-{view} button.main").click()
@@ -212,13 +212,13 @@ def test_what_is_shown_can_be_pointed_at_until_the_next_is_there(new: Callable[.
     page.locator(f"#{name}").focus()
     page.keyboard.press("ArrowRight")
     expect(cells.nth(6)).to_have_attribute("aria-label", re.compile("position 7: "))
-    assert strip(page, name) == text
-    if view != "compare":  # whose other side is held back, too
+    assert tokens(page, name) == text
+    if view != "compare":  # its other side is held back as well
         page.evaluate("release()")
         finished(page)
 
 
-# The player's time passes only when `tick` is called, which is there while it plays.
+# The player advances only when `tick` is called.
 TICK = """
 window.setInterval = (tick) => { window.tick = tick; return 1; };
 window.clearInterval = () => { window.tick = () => null; };
@@ -226,7 +226,7 @@ window.clearInterval = () => { window.tick = () => null; };
 
 
 @pytest.mark.parametrize("view", ["generate", "sphere", "compare"])
-def test_what_plays_stops_when_the_reader_turns_away(new: Callable[..., Page], view: str) -> None:
+def test_playing_stops_when_another_link_is_opened(new: Callable[..., Page], view: str) -> None:
     def prepare(page: Page) -> None:
         page.emulate_media(reduced_motion="no-preference")
         page.add_init_script(TICK)
@@ -238,26 +238,28 @@ def test_what_plays_stops_when_the_reader_turns_away(new: Callable[..., Page], v
     expect(player.get_by_role("slider")).to_have_value("1")
     expect(player.get_by_role("button")).to_have_text("Pause")
     page.evaluate(FOLLOW, f"{view}?text=b")
-    page.evaluate("tick()")  # nothing is left of what it showed
+    page.evaluate("tick()")  # must not raise an error
 
 
-def test_a_position_tells_its_alternatives(show: Callable[[str], Page]) -> None:
+def test_alternatives_of_a_position_are_shown(show: Callable[[str], Page]) -> None:
     page = show(LINKS["generate"])
     finished(page)
-    page.locator("#generate-strip > span").nth(5).hover()
-    panel = page.get_by_label("Alternatives of a position")
+    page.locator("#generate-tokens > span").nth(5).hover()
+    panel = page.get_by_label("Most probable tokens of a position")
     expect(panel.get_by_role("heading")).to_have_text("Position 6")
     shares = panel.locator(".value").all_text_contents()
     assert len(shares) == 3
     assert sum(float(share.strip("<%")) for share in shares) <= 101
-    page.locator("#generate-strip").focus()
+    page.locator("#generate-tokens").focus()
     page.keyboard.press("ArrowRight")
     expect(panel.get_by_role("heading")).to_have_text("Position 7")
-    active = page.locator("#generate-strip").get_attribute("aria-activedescendant")
-    expect(page.locator(f"#{active}")).to_have_attribute("aria-label", re.compile("position 7: .*certain; likeliest: "))
+    active = page.locator("#generate-tokens").get_attribute("aria-activedescendant")
+    expect(page.locator(f"#{active}")).to_have_attribute(
+        "aria-label", re.compile("position 7: .*probability .*; most probable: ")
+    )
 
 
-def test_keys_alone_walk_through_generate(show: Callable[[str], Page]) -> None:
+def test_generate_works_with_the_keyboard_alone(show: Callable[[str], Page]) -> None:
     page = show("generate?steps=4")
     page.locator("#tab-generate").focus()
     seen = []
@@ -272,14 +274,14 @@ def test_keys_alone_walk_through_generate(show: Callable[[str], Page]) -> None:
     finished(page)
     for _ in range(6):
         page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "generate-strip"
+    assert page.evaluate("document.activeElement.id") == "generate-tokens"
     page.keyboard.press("End")
     expect(page.locator("#generate-inspector h3")).to_have_text("Position 4")
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Play")).to_be_focused()
     page.keyboard.press("Tab")
     page.keyboard.press("Home")
-    expect(page.locator("#generate-player .clock")).to_contain_text("step 0")
+    expect(page.locator("#generate-player .time")).to_contain_text("step 0")
 
 
 def test_tabs_move_by_arrows(show: Callable[[str], Page]) -> None:
@@ -295,23 +297,23 @@ def test_tabs_move_by_arrows(show: Callable[[str], Page]) -> None:
 def test_the_sphere_follows_a_position(show: Callable[[str], Page]) -> None:
     page = show(LINKS["sphere"])
     finished(page)
-    globe = page.locator("#sphere-globe")
+    globe = page.locator("#sphere-canvas")
     expect(globe).to_have_attribute("aria-label", re.compile("position 5 between the vertices"))
-    expect(page.locator("#sphere-words")).to_contain_text("Position 5 at time")
-    before, text = globe.evaluate("canvas => canvas.toDataURL()"), strip(page, "sphere-strip")
+    expect(page.locator("#sphere-description")).to_contain_text("Position 5 at time")
+    before, text = globe.evaluate("canvas => canvas.toDataURL()"), tokens(page, "sphere-tokens")
     globe.focus()
     page.keyboard.press("ArrowLeft")
     assert globe.evaluate("canvas => canvas.toDataURL()") != before
-    page.locator("#sphere-strip > span").nth(6).click()
-    expect(page.locator("#sphere-words")).to_contain_text("Position 7 at time")
+    page.locator("#sphere-tokens > span").nth(6).click()
+    expect(page.locator("#sphere-description")).to_contain_text("Position 7 at time")
     finished(page)
-    assert strip(page, "sphere-strip") == text
+    assert tokens(page, "sphere-tokens") == text
     page.get_by_label("Position", exact=True).fill("99")
-    page.get_by_role("button", name="Follow").click()
+    page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("alert").filter(has_text="There is no position 99")).to_be_visible()
 
 
-def test_a_short_way_can_be_walked_slowly(show: Callable[[str], Page]) -> None:
+def test_all_positions_can_be_denoised_together(show: Callable[[str], Page]) -> None:
     page = show("sphere?model=dna&steps=20&position=3")
     finished(page)
 
@@ -319,46 +321,49 @@ def test_a_short_way_can_be_walked_slowly(show: Callable[[str], Page]) -> None:
         frames = saved(page, "sphere", "JSON", json.loads)["frames"]
         return len({tuple(frame["sphere"]["state"]) for frame in frames})
 
-    words, slowly = page.locator("#sphere-words"), page.get_by_role("button", name="Walk slowly")
-    expect(words).to_contain_text("Each position has 1 of the 20 steps to itself")
+    words, together = (
+        page.locator("#sphere-description"),
+        page.get_by_role("button", name="Denoise all positions together"),
+    )
+    expect(words).to_contain_text("an active window of 1 of the 20 steps")
     assert places() == 2
-    slowly.click()
+    together.click()
     finished(page)
-    expect(slowly).to_have_attribute("aria-pressed", "true")
+    expect(together).to_have_attribute("aria-pressed", "true")
     expect(words).to_contain_text("Position 3 at time")
-    expect(words).not_to_contain_text("to itself")
+    expect(words).not_to_contain_text("active window")
     expect(page).to_have_url(re.compile("window=1"))
     assert places() == 21
-    slowly.click()
+    together.click()
     finished(page)
-    expect(words).to_contain_text("Each position has 1 of the 20 steps to itself")
-    expect(slowly).to_have_attribute("aria-pressed", "false")
+    expect(words).to_contain_text("an active window of 1 of the 20 steps")
+    expect(together).to_have_attribute("aria-pressed", "false")
     page = show(LINKS["sphere"])
     finished(page)
-    expect(slowly).to_be_hidden()
+    expect(together).to_be_hidden()
 
 
-def test_a_text_is_measured(show: Callable[[str], Page]) -> None:
+def test_a_text_is_scored(show: Callable[[str], Page]) -> None:
     page = show("score?steps=4")
-    page.get_by_label("Text to measure").fill("the history of")
+    page.get_by_label("Text to score").fill("the history of")
     page.keyboard.press("Control+Enter")
-    words = page.locator("#score-words")
+    words = page.locator("#score-result-text")
     interval = r"95% interval [\d.]+ to [\d.]+"
-    expect(words).to_have_text(re.compile(rf"^At most [\d.]+ bits per character, {interval}; a true bound"))
+    expect(words).to_have_text(re.compile(rf"^At most [\d.]+ bits per character, {interval}; an upper bound"))
     bits, low, high = map(float, re.findall(r"\d+\.\d+", words.inner_text())[:3])
     assert low <= bits <= high
-    assert strip(page, "score-strip") == "the history of"
-    page.locator("#score-strip").focus()
+    assert tokens(page, "score-tokens") == "the history of"
+    page.locator("#score-tokens").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#score-inspector")).to_contain_text(re.compile(r"Position 2.*[\d.]+ bits"))
-    expect(page.locator("#score-legend")).to_have_attribute("aria-label", re.compile("0 bits, the strongest is"))
+    expect(page.locator("#score-legend")).to_have_attribute("aria-label", re.compile("from 0 bits to"))
 
 
-def test_a_rival_measures_a_text_as_a_whole(show: Callable[[str], Page]) -> None:
-    page = show("score?model=rival&text=the+history+of&steps=4&ran=1")
+def test_a_baseline_scores_a_text_as_a_whole(show: Callable[[str], Page]) -> None:
+    page = show("score?model=baseline&text=the+history+of&steps=4&ran=1")
     finished(page)
-    expect(page.locator("#score-words")).to_contain_text("for the text as a whole, not by position")
-    expect(page.locator("#score-strip")).to_be_hidden()
+    expect(page.locator("#score-result-text")).to_contain_text("does not give values per position")
+    expect(page.locator("#score-tokens")).to_be_hidden()
     assert saved(page, "score", "PNG", picture).format == "PNG"
 
 
@@ -381,23 +386,23 @@ def test_options_are_sent_and_classes_only_where_there_are_some(show: Callable[[
     page.locator("#generate-form details").evaluate("details => { details.open = false; }")
 
 
-def test_two_walks_share_a_clock(show: Callable[[str], Page]) -> None:
+def test_two_samplers_share_a_time_axis(show: Callable[[str], Page]) -> None:
     page = show(LINKS["compare"])
     finished(page)
     for side in ("left", "right"):
-        assert re.fullmatch("the .... of", strip(page, f"compare-{side}-strip"))
+        assert re.fullmatch("the .... of", tokens(page, f"compare-{side}-tokens"))
     expect(page.locator("#compare-left-name")).to_contain_text("6 steps")
     expect(page.locator("#compare-right-name")).to_contain_text("3 steps")
-    expect(page.locator("#compare-player .clock")).to_have_text("time 0.40")
-    told = re.compile("Left, 6 network calls: the .* Right, 3 network")
+    expect(page.locator("#compare-player .time")).to_have_text("time 0.40")
+    told = re.compile("Left, NFE 6: the .* Right, NFE 3")
     expect(page.locator("#compare-status")).to_contain_text(told)
 
 
-def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
+def test_process_curves_follow_the_sliders(show: Callable[[str], Page]) -> None:
     page = show("process?noise=-1.425")
     radial = page.locator("#process-radial")
     expect(radial).to_have_attribute("aria-label", re.compile("goes from 1.57 to 0"))
-    page.locator("#process-form [name=start]").select_option("udlm")
+    page.locator("#process-form [name=start]").select_option("uniform")
     expect(radial).not_to_have_attribute("aria-label", re.compile("goes from 1.57"))
     rho = page.locator("#process-rho")
     before = rho.evaluate("canvas => canvas.toDataURL()")
@@ -407,7 +412,7 @@ def test_the_process_answers_at_once(show: Callable[[str], Page]) -> None:
     expect(page).to_have_url(re.compile("noise=1"))
 
 
-def test_mistakes_stand_beside_their_field(show: Callable[[str], Page]) -> None:
+def test_errors_are_shown_next_to_their_field(show: Callable[[str], Page]) -> None:
     page = show("generate?text=ab__")
     page.locator("summary").click()
     steps = page.locator("#generate-form [name=steps]")
@@ -420,36 +425,36 @@ def test_mistakes_stand_beside_their_field(show: Callable[[str], Page]) -> None:
     steps.fill("3")
     page.locator("#generate-go").click()
     finished(page)
-    expect(page.locator("#generate-status")).to_contain_text("Finished: ab")
+    expect(page.locator("#generate-status")).to_contain_text("Complete: ab")
     assert steps.get_attribute("aria-invalid") is None
 
 
-def test_a_lost_connection_is_told_and_found_again(show: Callable[[str], Page]) -> None:
+def test_a_lost_connection_is_reported_and_restored(show: Callable[[str], Page]) -> None:
     page = show("generate?text=ab__&steps=3")
     page.route("**/v1/trajectory", lambda route: route.abort())
     page.route("**/healthz", lambda route: route.abort())
     page.locator("#generate-go").click()
-    expect(page.locator("#banner")).to_contain_text("connection to the service is lost")
-    expect(page.locator("#generate-form").get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.locator("#banner")).to_contain_text("Connection to the server lost")
+    expect(page.locator("#generate-form").get_by_role("alert")).to_contain_text("does not respond")
     page.unroute("**/healthz")
     expect(page.locator("#banner")).to_be_hidden()
     cut = 'event: start\ndata: {"steps": 3, "frames": 3, "length": 2, "mask": true, "path": []}\n\n'
     page.unroute("**/v1/trajectory")
     page.route("**/v1/trajectory", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
     page.locator("#generate-go").click()
-    expect(page.locator("#generate-form").get_by_role("alert")).to_contain_text("lost before the answer was complete")
+    expect(page.locator("#generate-form").get_by_role("alert")).to_contain_text("lost before the response was complete")
 
 
 def test_a_script_is_shown_as_text(show: Callable[[str], Page]) -> None:
     page = show("generate?steps=3")
     hostile = "<script>alert(1)</script>"
     page.on("dialog", lambda dialog: pytest.fail("the page ran a script of its prompt"))
-    page.get_by_label("Text; every").fill(f"{hostile}__")
+    page.get_by_label("Prompt; each").fill(f"{hostile}__")
     page.locator("#generate-go").click()
-    expect(page.locator("#generate-status")).to_contain_text(f"Finished: {hostile}")
-    assert strip(page).startswith(hostile)
+    expect(page.locator("#generate-status")).to_contain_text(f"Complete: {hostile}")
+    assert tokens(page).startswith(hostile)
     assert page.locator("body script").count() == 0
-    page.get_by_label("Text; every").fill("<img src=x onerror=alert(1)>__\u2603")
+    page.get_by_label("Prompt; each").fill("<img src=x onerror=alert(1)>__\u2603")
     page.locator("#generate-go").click()
     finished(page)
     assert page.locator("main img").count() == 0
@@ -460,7 +465,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 @pytest.mark.parametrize("view", ["generate", "sphere", "score", "compare"])
 def test_a_link_with_a_script_shows_it_as_text(new: Callable[..., Page], view: str) -> None:
-    """In every view that shows a text, also where it cannot be read: the refusal quotes it."""
+    """In every view that shows text, also in error messages that quote it."""
     told: list[str] = []
     watch = lambda page: page.on("dialog", lambda dialog: (told.append(dialog.message), dialog.dismiss()))  # noqa: E731
     for text in (f"{HOSTILE}__", "<script>alert(1)</script>\u2603__"):
@@ -472,23 +477,23 @@ def test_a_link_with_a_script_shows_it_as_text(new: Callable[..., Page], view: s
 
 
 def test_a_token_is_asked_for_once(new: Callable[..., Page]) -> None:
-    refusal = {"error": {"message": "This service needs a token.", "type": "authentication_error"}}
+    error = {"error": {"message": "This service needs a token.", "type": "authentication_error"}}
 
-    def guard(route: Any) -> None:
+    def check_token(route: Any) -> None:
         if route.request.headers.get("authorization") == "Bearer secret":
             route.continue_()
         else:
-            route.fulfill(status=401, json=refusal)
+            route.fulfill(status=401, json=error)
 
-    page = new("generate?steps=3", lambda page: (page.route("**/v1/**", guard), page.add_init_script(TYPED)))
+    page = new("generate?steps=3", lambda page: (page.route("**/v1/**", check_token), page.add_init_script(TYPED)))
     assert page.evaluate("sessionStorage.getItem('rdlm-token')") == "secret"
     assert page.evaluate("asked") == 1
     page.locator("#generate-go").click()
-    expect(page.locator("#generate-status")).to_contain_text("Finished")
+    expect(page.locator("#generate-status")).to_contain_text("Complete")
     assert page.evaluate("asked") == 1
 
 
-# Answers the dialog as soon as it opens.
+# Enters the token as soon as the dialog opens.
 TYPED = """
 window.asked = 0;
 addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
@@ -501,7 +506,7 @@ addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
 """
 
 
-def test_a_link_shows_what_its_sender_saw(show: Callable[[str], Page], new: Callable[..., Page]) -> None:
+def test_a_link_reproduces_the_page(show: Callable[[str], Page], new: Callable[..., Page]) -> None:
     page = show("generate?text=ab____&steps=5&seed=7")
     page.locator("#generate-go").click()
     finished(page)
@@ -512,11 +517,11 @@ def test_a_link_shows_what_its_sender_saw(show: Callable[[str], Page], new: Call
     other = new(page.url.split("#")[1])
     finished(other)
     expect(other.get_by_role("slider", name="Time")).to_have_value("1")
-    assert strip(other) == strip(page)
+    assert tokens(other) == tokens(page)
     assert other.locator("#generate-form [name=seed]").input_value() == "7"
 
 
-def test_only_the_own_origin_is_asked_and_little_is_sent(new: Callable[..., Page], service: str) -> None:
+def test_the_page_loads_only_its_own_small_files(new: Callable[..., Page], service: str) -> None:
     asked: list[str] = []
     page = new(LINKS["generate"], lambda page: page.on("request", lambda request: asked.append(request.url)))
     finished(page)
@@ -526,7 +531,7 @@ def test_only_the_own_origin_is_asked_and_little_is_sent(new: Callable[..., Page
     assert sum(path.stat().st_size for path in STATIC.iterdir()) < LARGEST
 
 
-def test_a_newer_wish_cancels_the_older(show: Callable[[str], Page]) -> None:
+def test_a_new_request_cancels_the_previous_one(show: Callable[[str], Page]) -> None:
     page = show("process?dimension=3")
     page.locator("#process-form [name=dimension]").focus()
     with page.expect_request(lambda request: "dimension=50258" in request.url) as asked:
@@ -534,7 +539,7 @@ def test_a_newer_wish_cancels_the_older(show: Callable[[str], Page]) -> None:
             page.keyboard.press(key)
     asked.value.response()
     expect(page.locator("#process-dimension")).to_have_text("50258")
-    expect(page.locator("#process-information")).to_have_attribute("aria-label", re.compile("not known"))
+    expect(page.locator("#process-information")).to_have_attribute("aria-label", re.compile("not available"))
     assert saved(page, "process", "JSON", json.loads)["request"]["dimension"] == 50258
 
 
@@ -573,7 +578,7 @@ def picture(content: bytes) -> Image.Image:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_become_files(show: Callable[[str], Page], view: str) -> None:
+def test_views_are_exported(show: Callable[[str], Page], view: str) -> None:
     page = show(LINKS[view])
     finished(page)
     drawn = saved(page, view, "PNG", picture)
@@ -587,7 +592,7 @@ def test_views_become_files(show: Callable[[str], Page], view: str) -> None:
 
 
 ENCODE = """async ([frames, width]) => {
-  const { encodeGif } = await import("/static/gif.js");
+  const { encodeGif } = await import("/static/gif_encoder.js");
   const bytesOf = (pixels) => Uint8ClampedArray.from(atob(pixels), (c) => c.charCodeAt(0));
   const images = frames.map((pixels) => new ImageData(bytesOf(pixels), width));
   const bytes = new Uint8Array(await (await encodeGif(images, images.map(() => 50))).arrayBuffer());
@@ -597,9 +602,9 @@ ENCODE = """async ([frames, width]) => {
 }"""
 
 
-# One colour; few; a full palette of noise, which fills the dictionary many times over; and too many colours.
+# One colour, few colours, a full palette of noise (fills the dictionary many times), and too many colours.
 @pytest.mark.parametrize(("colours", "side"), [(1, 5), (2, 9), (3, 64), (256, 150), (4000, 64)])
-def test_gifs_are_read_by_others(shared: Page, colours: int, side: int) -> None:
+def test_gifs_are_valid(shared: Page, colours: int, side: int) -> None:
     random = np.random.default_rng(0)
     table = random.integers(0, 256, (colours, 3), dtype=np.uint8)
     frames = table[random.integers(0, colours, (2, side, side))]
@@ -615,13 +620,13 @@ def test_gifs_are_read_by_others(shared: Page, colours: int, side: int) -> None:
 def test_dna_has_four_colours(show: Callable[[str], Page]) -> None:
     page = show("generate?model=dna&steps=3&ran=1&at=99")
     finished(page)
-    cells = page.locator("#generate-strip > span")
+    cells = page.locator("#generate-tokens > span")
     shown = cells.evaluate_all("cells => cells.map((cell) => [cell.textContent, cell.style.backgroundColor])")
     assert 2 <= len({colour for _, colour in shown}) == len({base for base, _ in shown}) <= 4
     assert {base for base, _ in shown} <= set("ACGT")
 
 
-def test_images_grow_sharp(show: Callable[[str], Page]) -> None:
+def test_images_are_shown_step_by_step(show: Callable[[str], Page]) -> None:
     page = show("generate?model=image&steps=3&ran=1&at=0")
     finished(page)
     canvas = page.locator("#generate-image")

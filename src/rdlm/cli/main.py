@@ -19,7 +19,6 @@ from typing import NamedTuple, Protocol, cast
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.serve import memory as heap
 from rdlm.storage.files import FULL, cache_dir
 
 
@@ -60,8 +59,6 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; only a defect of the program raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and arguments[:1] != ["serve"]:  # a service gives back what it does not need
-        heap.hold()
     try:
         code = dispatch(arguments)
         sys.stdout.flush()

@@ -62,20 +62,20 @@ class Serve:
 
         import torch
 
-        from rdlm.serve import memory as heap
         from rdlm.serve.app import create
+        from rdlm.serve.memory import freeze_objects, use_one_arena
         from rdlm.serve.server import Server
         from rdlm.serve.service import Service
 
         logging.basicConfig(level=logging.WARNING, format="rdlm: %(levelname)s: %(message)s", stream=sys.stderr)
         torch.set_num_threads(1)
-        heap.share()
+        use_one_arena()
         service = Service(self._models(), limits)
         try:
             server = Server(create(service, token), service.drain)
-            heap.settle()
+            freeze_objects()
             name = f"[{self.host}]" if ":" in self.host else self.host
-            self._announce(f"http://{name}:{opened.getsockname()[1]}", list(service.hosts))
+            self._announce(f"http://{name}:{opened.getsockname()[1]}", list(service.models))
             server.run(sockets=[opened])
         finally:
             service.close()

@@ -1,10 +1,14 @@
-"""The endpoints."""
+"""The ASGI application: endpoints of the API, files of the page, and error handlers."""
 
 from __future__ import annotations
 
 import asyncio
+import html
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
@@ -15,53 +19,63 @@ from starlette.types import ASGIApp
 
 from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
-from rdlm.serve import curves as process
-from rdlm.serve import page, trajectory
-from rdlm.serve import refusal as error
-from rdlm.serve import score as scores
+from rdlm.serve import score, trajectory
+from rdlm.serve.curves import curves
+from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of
 from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
-from rdlm.serve.refusal import Left, Refusal, answer
 from rdlm.serve.schema import Body, CompletionBody, ScoreBody, TrajectoryBody, read
 from rdlm.serve.service import Service
 
-LARGEST_BODY = 1 << 20
-PATIENCE = 30.0
-"""Seconds in which a body must have arrived."""
+LARGEST_BODY: Final = 1 << 20
+"""Bytes."""
+BODY_TIMEOUT = 30.0
+"""Seconds in which the body of a request must arrive."""
+CONTENT_TYPES: Final[Mapping[str, str]] = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "ico": "image/x-icon",
+    "woff2": "font/woff2",
+    "webmanifest": "application/manifest+json",
+}
+"""Content types by file extension; other files of the page are not served."""
 
 Form = TypeVar("Form", bound=Body)
 
 
 async def body_of(request: Request, form: type[Form]) -> Form:
-    """Return a request's body, read within its limits and checked."""
+    """Read and validate the body of a request, within the limits on size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(415, "the body must be JSON: send the header Content-Type: application/json")
-    too_large = Refusal(413, f"the body may have at most {LARGEST_BODY} bytes")
+        raise HttpError(415, "the body must be JSON: send the header Content-Type: application/json")
+    too_large = HttpError(413, f"the body may have at most {LARGEST_BODY} bytes")
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > LARGEST_BODY:
         raise too_large
     raw = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(BODY_TIMEOUT):
             async for part in request.stream():
                 raw += part
                 if len(raw) > LARGEST_BODY:
                     raise too_large
     except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {PATIENCE:g} s") from None
+        raise HttpError(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
     except ClientDisconnect:
-        raise Left from None
+        raise Disconnected from None
     return await asyncio.to_thread(read, bytes(raw), form)
 
 
 def _described(form: type[Body], stream: bool = False) -> dict[str, Any]:
-    """Return what the list of endpoints says of a body and of the answers."""
+    """Return the OpenAPI description of a request body and its responses."""
     schema = form.model_json_schema(ref_template="#/components/schemas/{model}")
     kinds = ["application/json"] + (["text/event-stream"] if stream else [])
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": "The answer.", "content": {kind: {} for kind in kinds}}},
+        "responses": {"200": {"description": "Success.", "content": {kind: {} for kind in kinds}}},
     }
 
 
@@ -77,61 +91,61 @@ def create(service: Service, token: str | None = None) -> ASGIApp:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", response_class=Response)
-    async def models() -> Response:
+    async def list_models() -> Response:
         """List the served models."""
-        return answer({"object": "list", "data": [host.card for host in service.hosts.values()]})
+        return answer({"object": "list", "data": [served.card for served in service.models.values()]})
 
     @app.get("/v1/models/{name:path}", response_class=Response)
-    async def model(name: str) -> Response:
+    async def describe_model(name: str) -> Response:
         """Describe one served model."""
-        return answer(service.host(name).card)
+        return answer(service.model(name).card)
 
     @app.post("/v1/completions", response_class=Response, openapi_extra=_described(CompletionBody, stream=True))
-    async def completions(request: Request) -> Response:
-        """Complete a prompt, fill in before a suffix, or fill the gaps of a text; OpenAI's legacy completions."""
+    async def complete(request: Request) -> Response:
+        """Complete a prompt, insert text before a suffix, or fill the gaps of a text (OpenAI's legacy completions)."""
         body = await body_of(request, CompletionBody)
-        return await Completion(service, service.host(body.model), body).respond(request)
+        return await Completion(service, service.model(body.model), body).respond(request)
 
     @app.post("/v1/score", response_class=Response, openapi_extra=_described(ScoreBody))
-    async def score(request: Request) -> Response:
-        """Bound the likelihood of texts, with 95% intervals, character by character."""
+    async def score_texts(request: Request) -> Response:
+        """Bound the likelihood of texts, with 95% intervals, in total and per position."""
         body = await body_of(request, ScoreBody)
-        return await scores.score(service, service.host(body.model), body, request)
+        return await score.score(service, service.model(body.model), body, request)
 
     @app.post("/v1/trajectory", response_class=Response, openapi_extra=_described(TrajectoryBody, stream=True))
-    async def watch(request: Request) -> Response:
-        """Watch a sample take shape: events start, frame (many), done or error."""
+    async def stream_trajectory(request: Request) -> Response:
+        """Stream the trajectory of a sample: the events start, frame (many), and done or error."""
         body = await body_of(request, TrajectoryBody)
-        return await trajectory.follow(service, service.host(body.model), body, request)
+        return await trajectory.follow(service, service.model(body.model), body, request)
 
     @app.get("/v1/process", response_class=Response)
-    async def curves(
+    async def describe_process(
         start: Annotated[str, Query(max_length=32)] = "masked",
         noise: Annotated[float, Query(gt=0, le=10, allow_inf_nan=False)] = PAPER_TOTAL_NOISE,
         schedule: Annotated[str, Query(max_length=32)] = "geometric",
         dimension: Annotated[int, Query(ge=3, le=1 << 17)] = 28,
     ) -> Response:
-        """Compute the curves of a process: alpha, rho, the angle to the token, and the information, over time."""
-        return answer(await asyncio.to_thread(partial(process.curves, start, noise, schedule, dimension)))
+        """Return curves of a bridge over time: alpha, rho, the angle to the token, and the information."""
+        return answer(await asyncio.to_thread(partial(curves, start, noise, schedule, dimension)))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", response_class=Response)
     async def healthz() -> Response:
-        """Say that the process lives."""
+        """Report that the process is running."""
         return answer({"status": "ok"})
 
     @app.get("/readyz", response_class=Response)
     async def readyz() -> Response:
-        """Say whether requests are taken."""
+        """Report whether the service accepts requests."""
         if not service.ready:
-            raise error.closing()
+            raise closing()
         return answer({"status": "ready"})
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Count requests, rows, steps and times, in Prometheus's text format."""
-        engines = {name: host.engine for name, host in service.hosts.items() if host.engine is not None}
+        """Return counts of requests, steps and rows, and latencies, in Prometheus's text format."""
+        engines = service.engines
         gauges = {
             "rdlm_waiting_samples": {name: engine.depth for name, engine in engines.items()},
             "rdlm_live_samples": {name: engine.live for name, engine in engines.items()},
@@ -141,36 +155,76 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def _add_pages(app: FastAPI) -> None:
-    pages = page.Pages()
+    files = dict(_page_files(resources.files("rdlm.serve") / "static", ""))
+
+    def page_file(name: str) -> Response:
+        if name not in files:
+            raise HttpError(404, "no such file")
+        content_type = CONTENT_TYPES[name.rpartition(".")[2]]
+        return Response(files[name], headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
 
     @app.get("/", response_class=Response, include_in_schema=False)
     async def index() -> Response:
-        return pages.file("index.html")
+        return page_file("index.html")
 
     @app.get("/static/{name:path}", response_class=Response, include_in_schema=False)
     async def static(name: str) -> Response:
-        return pages.file(name)
+        return page_file(name)
 
     @app.get("/docs", response_class=Response, include_in_schema=False)
     async def docs() -> Response:
-        return page.reference(app.openapi())
+        return _api_reference(app.openapi())
+
+
+def _page_files(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
+    """Return the paths and contents of all files in a folder that have a known content type."""
+    found: list[tuple[str, bytes]] = []
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found += _page_files(entry, f"{prefix}{entry.name}/")
+        elif entry.name.rpartition(".")[2] in CONTENT_TYPES:
+            found.append((prefix + entry.name, entry.read_bytes()))
+    return found
+
+
+def _api_reference(schema: Mapping[str, Any]) -> Response:
+    """Return the endpoints and their fields as a static HTML page without scripts."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>rdlm: HTTP API</title></head><body>",
+        "<main><h1>HTTP API</h1><p>OpenAPI schema: <a href='/openapi.json'>/openapi.json</a></p>",
+    ]
+    for path, methods in schema["paths"].items():
+        for method, about in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2>")
+            parts.append(f"<p>{html.escape(about.get('description', ''))}</p>")
+            parts.append(_field_list(about))
+    return Response("\n".join([*parts, "</main></body></html>"]), media_type="text/html")
+
+
+def _field_list(about: Mapping[str, Any]) -> str:
+    """Return the body fields and query parameters of an endpoint as an HTML list."""
+    body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    found = {name: one.get("description", "") for name, one in body.get("properties", {}).items()}
+    found |= {one["name"]: one.get("description", "") for one in about.get("parameters", ())}
+    rows = [f"<dt><code>{html.escape(name)}</code></dt><dd>{html.escape(words)}</dd>" for name, words in found.items()]
+    return f"<dl>{''.join(rows)}</dl>" if rows else ""
 
 
 def _handle_errors(app: FastAPI) -> None:
     async def refuse(request: Request, reason: Exception) -> Response:
-        return error.of(reason).response()
+        return http_error_of(reason).response()
 
-    for kind in (Refusal, InputError, Left, Exception):
+    for kind in (HttpError, InputError, Disconnected, Exception):
         app.add_exception_handler(kind, refuse)
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, reason: HTTPException) -> Response:
-        words = {404: "there is no such address", 405: "this address does not take that method"}
+        words = {404: "no such path", 405: "this path does not support that method"}
         message = f"{words.get(reason.status_code, str(reason.detail))}; /docs lists the endpoints"
-        return Refusal(reason.status_code, message, headers=dict(reason.headers or {})).response()
+        return HttpError(reason.status_code, message, headers=dict(reason.headers or {})).response()
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, reason: RequestValidationError) -> Response:
         first = reason.errors()[0]
         name = str(first["loc"][-1])
-        return Refusal(400, f"{name}: {first['msg']}", name).response()
+        return HttpError(400, f"{name}: {first['msg']}", name).response()

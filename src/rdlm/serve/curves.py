@@ -1,4 +1,4 @@
-"""What the process looks like over time, from a small table of pairs: the curves that the page plots."""
+"""Statistics of a bridge over time, from a small table of the exact law: the curves that the page plots."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Process
-from rdlm.process import bridge as start
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked, uniform
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import match_moments
 from rdlm.process.schedule import schedule
 
 LEVELS, PAIRS, STATES = 48, 512, 48
-"""Times of a curve, draws of the pair at each, and states at each of which the evidence is taken."""
+"""Time levels of a curve, draws of the table per level, and states per level for the information."""
 LARGEST_EVIDENCE = 512
-"""Tokens up to which the information is computed."""
+"""Largest vocabulary for which the information is computed."""
 
 
 @lru_cache(maxsize=256)
 def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[str, object]:
-    """Return the curves of a bridge over time: alpha and rho of Eq. (23), the angle to the token, the information.
+    """Return curves of a bridge over time: alpha and rho of Eq. (23), the angle to the token, and the information.
 
-    The information is that of a position's own state about its token, all tokens being equally likely: the mean of
-    `log2 V - H` of the evidence, Eq. (25). What cannot be had for a setting is null, and the note says why.
+    The information is the mutual information in bits between a token and its own state for uniformly distributed
+    tokens: the mean of `log2 V - H` with the entropy `H` of the evidence, Eq. (25). It is null where it is not
+    available, and the note gives the reason.
     """
     if not 3 <= dimension <= 1 << 17:
         raise InputError(f"dimension must lie in [3, {1 << 17}], got {dimension}")
-    starts = {"masked": start.masked, "uniform": start.uniform}
+    starts = {"masked": masked, "uniform": uniform}
     if name not in starts:
         raise InputError(f"start must be one of {', '.join(starts)}, got {name!r}")
     if not 0 < noise <= 10:
@@ -44,7 +44,7 @@ def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[
     law = tabulate(bridge, grid, PAIRS, torch.Generator().manual_seed(0))
     on_token, on_start, radius = _means(law)
     angle, spread = match_moments(bridge, on_token, on_start)
-    # The last level is the vertex itself.
+    # The last level is the vertex.
     times = [level / LEVELS for level in range(LEVELS + 1)]
     return {
         "time": times,
@@ -57,7 +57,7 @@ def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[
 
 
 def _means(law: ExactLaw) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the means of the coordinates on the token and on the start, and of the angle, at every level."""
+    """Return the mean coordinates on the token and on the start, and the mean angle to the token, at every level."""
     cosine, radius = law.bridge.start.token_coordinate, law.radius.double()
     on_token, across = radius.cos(), radius.sin() * law.heading.double()
     on_start = cosine * on_token + math.sqrt(1 - cosine**2) * across
@@ -68,12 +68,12 @@ def _information(law: ExactLaw) -> list[float] | None:
     bridge, grid = law.bridge, law.grid
     if bridge.vocabulary > LARGEST_EVIDENCE:
         return None
-    token = torch.zeros(LEVELS, STATES, dtype=torch.long)
+    token = torch.zeros(LEVELS, STATES, dtype=torch.long)  # the bridge is symmetric in the tokens
     level = torch.arange(LEVELS)[:, None].expand_as(token)
     state = law.draw_at_level(token, level, torch.Generator().manual_seed(1))
-    noise = grid.remaining[:-1, None].to(state).expand(token.shape)
-    known = torch.log_softmax(bridge.log_likelihood(state, noise), -1).double()
-    entropy = -(known.exp() * known.clamp_min(-200)).sum(-1).mean(1) / math.log(2)
+    remaining = grid.remaining[:-1, None].to(state).expand(token.shape)
+    log_probs = torch.log_softmax(bridge.log_likelihood(state, remaining), -1).double()  # [levels, states, vocabulary]
+    entropy = -(log_probs.exp() * log_probs.clamp_min(-200)).sum(-1).mean(1) / math.log(2)
     most = math.log2(bridge.vocabulary)
     return [*(most - entropy).clamp(0, most).tolist(), most]
 
@@ -81,12 +81,12 @@ def _information(law: ExactLaw) -> list[float] | None:
 def _note(bridge: Bridge, brownian: bool) -> str:
     if not brownian:
         return (
-            f"S (d - 2) is above {EXPANSION_RANGE:g}: the Brownian bridge and the evidence are not accurate there. The "
-            "curves are the logarithm bridge's, and there is no information; lower the noise or split tokens."
+            f"S (d - 2) is above {EXPANSION_RANGE:g}, where the Brownian bridge and the evidence are not accurate. The "
+            "curves are those of the logarithm bridge, without information; lower the noise or split the tokens."
         )
     if bridge.vocabulary > LARGEST_EVIDENCE:
-        return f"The Brownian bridge; the information is computed for at most {LARGEST_EVIDENCE} tokens."
-    return "The Brownian bridge; information in bits, all tokens being equally likely."
+        return f"Brownian bridge; the information is computed for at most {LARGEST_EVIDENCE} tokens."
+    return "Brownian bridge; information in bits for uniformly distributed tokens."
 
 
 @lru_cache(maxsize=16)
@@ -94,12 +94,12 @@ def _mean_path(bridge: Bridge, schedule_name: str) -> tuple[list[list[float]], l
     grid = uniform_in_time(schedule(schedule_name, bridge.total), LEVELS)
     law = tabulate(bridge, grid, PAIRS, torch.Generator().manual_seed(0))
     on_token, on_start, _ = _means(law)
-    # <X, x0> has the mask's part and that of the tokens, of which all but one are alike.
-    beginning = bridge.start
+    # By symmetry, the mean has equal coordinates on all other tokens.
+    start = bridge.start
     points: list[Float[Tensor, " 3"]] = []
     for token, origin in zip(on_token, on_start, strict=True):
-        across = (origin - beginning.token_coordinate * token) / math.sin(beginning.angle)
-        mask = across * beginning.mask_coordinate / math.sin(beginning.angle)
+        across = (origin - start.token_coordinate * token) / math.sin(start.angle)
+        mask = across * start.mask_coordinate / math.sin(start.angle)
         rest = (1 - token.square() - mask.square()).clamp_min(0).sqrt()
         points.append(torch.stack([token, mask, rest]))
     rounded = [[round(value, 5) for value in point.tolist()] for point in points]
@@ -107,8 +107,8 @@ def _mean_path(bridge: Bridge, schedule_name: str) -> tuple[list[list[float]], l
 
 
 def mean_path(process: Process) -> tuple[list[list[float]], list[float]]:
-    """Return the mean way of a position, as coordinates on its token, on the mask and the rest, at times of its own.
+    """Return the mean path of a position as (token, mask, rest) coordinates, and the times of its points.
 
-    The mean itself lies inside of the sphere; the rest is what completes it to a unit vector.
+    The mean lies inside the sphere; the rest completes it to a unit vector.
     """
     return _mean_path(process.bridge, process.config.schedule)

@@ -23,10 +23,10 @@ from rdlm.api.generate import PreparedSampling, WindowStep
 from rdlm.api.language_model import LanguageModel
 from rdlm.sampling.batching import Batcher
 from rdlm.sampling.denoisers import Query
-from rdlm.serve import refusal
+from rdlm.serve import http_errors
+from rdlm.serve.http_errors import HttpError
 from rdlm.serve.job import Finished, Job, Progress
-from rdlm.serve.metrics import Metrics
-from rdlm.serve.refusal import Refusal
+from rdlm.serve.middleware import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +132,11 @@ class Engine:
     def check_room(self, count: int) -> None:
         """Refuse a request whose samples do not fit into the queue, before any work is done for it."""
         if not self.alive:
-            raise refusal.closing()
+            raise http_errors.closing()
         if count > self.queue:
-            raise Refusal(400, f"a request may ask for at most {self.queue} samples, not {count}", "n")
+            raise HttpError(400, f"a request may ask for at most {self.queue} samples, not {count}", "n")
         if len(self._waiting) + count > self.queue:
-            raise refusal.busy(self.retry_after)
+            raise http_errors.queue_full(self.retry_after)
 
     def submit(self, samples: Sequence[Sample]) -> None:
         """Queue the samples of a request, all or none of them."""
@@ -152,7 +152,7 @@ class Engine:
         pending = PendingQuery(query)
         with self._changed:
             if not self.alive:
-                raise refusal.closing()
+                raise http_errors.closing()
             self._pending.append(pending)
             self._changed.notify()
         return pending.answer.result()
@@ -162,7 +162,7 @@ class Engine:
         with self._changed:
             self._closed = True
             for sample in self._waiting:
-                sample.job.fail(refusal.closing())
+                sample.job.fail(http_errors.closing())
             self._waiting.clear()
             limit = time.monotonic() + seconds
             for sample in self._live:
@@ -206,7 +206,7 @@ class Engine:
     def _wanted(self, sample: Sample) -> bool:
         job = sample.job
         if not job.over and (late := job.late()) is not None:
-            job.fail(refusal.closing() if self._closed else late)
+            job.fail(http_errors.closing() if self._closed else late)
         elif job.over or sample.dropped:
             self.metrics.cancelled()
         return not (job.over or sample.dropped)

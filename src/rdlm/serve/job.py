@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from rdlm.serve.refusal import Left, Refusal, late
+from rdlm.serve.http_errors import Disconnected, HttpError, late
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class Job:
             self.over = True
             self.post(Failed(reason))
 
-    def late(self) -> Refusal | None:
-        """Return the refusal of a request past its deadline."""
+    def late(self) -> HttpError | None:
+        """Return the error of a request past its deadline."""
         return late(self.seconds, self.begun) if time.monotonic() > self.deadline else None
 
     def check(self) -> None:
         """Raise an error where the work is no longer wanted; called between steps by those who do it."""
         if self.over:
-            raise Left
-        if (refusal := self.late()) is not None:
-            raise refusal
+            raise Disconnected
+        if (error := self.late()) is not None:
+            raise error
 
     async def events(self) -> AsyncIterator[object]:
         """Yield what is posted, until the request has failed: that is raised."""

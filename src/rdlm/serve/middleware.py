@@ -1,7 +1,8 @@
-"""The guard before the application: who may ask, what every answer says, and what is counted.
+"""Middleware around the application: access control, security headers, and metrics in Prometheus's text format.
 
-On a loopback address without a token anybody on the machine may ask, but no web page from elsewhere: a foreign Host
-(a rebound name) or Origin is turned away, and bodies must be JSON, which a foreign page cannot send unasked.
+On a loopback address without a token, every process of the machine has access, but no web page of another origin: a
+foreign Host (DNS rebinding) or Origin is rejected, and bodies must be JSON, which a foreign page cannot send without a
+preflight request.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rdlm.serve import refusal as error
-from rdlm.serve.metrics import Metrics
-from rdlm.serve.refusal import GONE, Refusal
+from rdlm.serve.http_errors import GONE, HttpError, http_error_of
 
 log = logging.getLogger(__name__)
 
 PROTECTED: Final = ("/v1/", "/metrics")
-"""How addresses begin that a token protects; the page, the description and the signs of life are anybody's."""
+"""Prefixes of the paths that need the token; the page, the API description and the health checks do not."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -39,10 +40,109 @@ HEADERS: Final[Mapping[str, str]] = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
+LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Upper limits in seconds of the latency histogram."""
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Histogram:
+    """Cumulative counts of values up to each limit, as Prometheus defines them."""
+
+    def __init__(self, limits: Sequence[float]) -> None:
+        self.limits, self.counts, self.total, self.number = limits, [0] * len(limits), 0.0, 0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.number += 1
+        self.total += value
+        for index, limit in enumerate(self.limits):
+            self.counts[index] += value <= limit
+
+    def lines(self, name: str, labels: str = "") -> Iterator[str]:
+        """Yield the lines of the histogram."""
+        inner = f"{labels}," if labels else ""
+        for limit, count in zip(self.limits, self.counts, strict=True):
+            yield f'{name}_bucket{{{inner}le="{limit:g}"}} {count}'
+        yield f'{name}_bucket{{{inner}le="+Inf"}} {self.number}'
+        outer = f"{{{labels}}}" if labels else ""
+        yield f"{name}_sum{outer} {self.total:.6f}"
+        yield f"{name}_count{outer} {self.number}"
+
+
+class Metrics:
+    """Counters of the service; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._latency: dict[str, Histogram] = defaultdict(lambda: Histogram(LATENCIES))
+        self._batch = Histogram(BATCH_SIZES)
+        self._steps = self._rows = self._cancelled = 0
+
+    @property
+    def requests(self) -> int:
+        """Total number of requests answered."""
+        with self._lock:
+            return self._requests.total()
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        with self._lock:
+            self._requests[method, route, status] += 1
+            self._latency[route].add(seconds)
+
+    def stepped(self, samples: int, rows: int) -> None:
+        """Count one forward pass of an engine: `samples` sampler steps, `rows` rows through the network."""
+        with self._lock:
+            self._steps += samples
+            self._rows += rows
+            self._batch.add(rows)
+
+    def cancelled(self) -> None:
+        """Count a sample that was dropped because its request had ended."""
+        with self._lock:
+            self._cancelled += 1
+
+    def text(self, gauges: Mapping[str, Mapping[str, int]]) -> str:
+        """Return all metrics as text; `gauges` are current values by name and model."""
+        with self._lock:
+            return "\n".join([*self._counter_lines(), *_gauge_lines(gauges), ""])
+
+    def _counter_lines(self) -> Iterator[str]:
+        yield from _head("rdlm_requests_total", "counter", "Requests by method, route and status.")
+        for (method, route, status), count in sorted(self._requests.items()):
+            yield f'rdlm_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}'
+        yield from _head("rdlm_request_seconds", "histogram", "Time from the arrival of a request to its last byte.")
+        for route, histogram in sorted(self._latency.items()):
+            yield from histogram.lines("rdlm_request_seconds", f'route="{route}"')
+        yield from _head("rdlm_batch_rows", "histogram", "Rows per forward pass of the network.")
+        yield from self._batch.lines("rdlm_batch_rows")
+        for name, value, words in (
+            ("rdlm_steps_total", self._steps, "Sampler steps, summed over samples."),
+            ("rdlm_rows_total", self._rows, "Rows through the network."),
+            ("rdlm_cancelled_total", self._cancelled, "Samples dropped because their request had ended."),
+        ):
+            yield from _head(name, "counter", words)
+            yield f"{name} {value}"
+
+
+def _gauge_lines(gauges: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    for name, by_model in gauges.items():
+        yield from _head(name, "gauge", name.removeprefix("rdlm_").replace("_", " ") + " by model.")
+        for model, number in by_model.items():
+            yield f'{name}{{model="{_escaped(model)}"}} {number}'
+
+
+def _head(name: str, kind: str, words: str) -> tuple[str, str]:
+    return f"# HELP {name} {words}", f"# TYPE {name} {kind}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address, or `localhost`, can be reached from this machine alone."""
+    """Return whether an address, or `localhost`, is reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -51,27 +151,27 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host(address: str) -> str:
-    """Return the name of a host in an address; of what is no address, nothing."""
+def _host_name(url: str) -> str:
+    """Return the host name in a URL, or an empty string if the URL is malformed."""
     try:
-        return urlsplit(address).hostname or ""
+        return urlsplit(url).hostname or ""
     except ValueError:
         return ""
 
 
 class AccessMiddleware:
-    """An ASGI application around another one."""
+    """ASGI middleware that checks access, adds security headers, turns exceptions into responses, counts requests."""
 
     def __init__(self, inner: ASGIApp, metrics: Metrics, token: str | None) -> None:
         self.inner, self.metrics, self._token = inner, metrics, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; whatever goes wrong is an answer, too."""
+        """Respond to one request."""
         if scope["type"] != "http":
             raise RuntimeError(f"the service speaks HTTP, not {scope['type']}")
         begin, status = time.perf_counter(), 0
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -81,30 +181,30 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            self._admit(scope)
-            await self.inner(scope, receive, guarded)
+            self._check_access(scope)
+            await self.inner(scope, receive, send_with_headers)
         except Exception as reason:
-            if not isinstance(reason, Refusal):
+            if not isinstance(reason, HttpError):
                 log.exception("a request failed")
             if status == 0:
-                await error.of(reason).response()(scope, receive, guarded)
+                await http_error_of(reason).response()(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
             self.metrics.answered(method, route, status or GONE, time.perf_counter() - begin)
 
-    def _admit(self, scope: Scope) -> None:
-        """Refuse a request that comes from the wrong place or without the token."""
+    def _check_access(self, scope: Scope) -> None:
+        """Reject a request from another origin or without the token."""
         headers = Headers(scope=scope)
-        if self._token is None and not is_loopback(_host(f"//{headers.get('host', '')}")):
-            raise Refusal(403, "this address is served under a loopback name only, such as 127.0.0.1")
+        if self._token is None and not is_loopback(_host_name(f"//{headers.get('host', '')}")):
+            raise HttpError(403, "without a token, the Host header must be a loopback name such as 127.0.0.1")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
-            raise Refusal(403, "requests from other web pages are not answered")
+            raise HttpError(403, "requests from other web pages are not allowed")
         if self._token is not None and scope["path"].startswith(PROTECTED):
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
-                raise Refusal(
+                raise HttpError(
                     401,
                     "a token is needed: send the header Authorization: Bearer TOKEN",
                     code="invalid_api_key",

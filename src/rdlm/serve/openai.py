@@ -22,13 +22,12 @@ from rdlm.api.generate import generate, prepare
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode, infilled
-from rdlm.serve import refusal
+from rdlm.serve import http_errors
 from rdlm.serve.engine import Sample
+from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.job import Finished, Job, Progress
-from rdlm.serve.refusal import Refusal, answer
 from rdlm.serve.schema import Body, CompletionBody, sampling_of
-from rdlm.serve.served_model import ServedModel
-from rdlm.serve.service import Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_connected
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
 """Tells proxies not to buffer events."""
@@ -134,15 +133,15 @@ def refuse_unsupported(body: CompletionBody) -> None:
     """Refuse OpenAI's fields that have no meaning here."""
     if body.logprobs is not None:
         reason = "tokens are not drawn one after the other, so none has a log-probability given those before it; "
-        raise Refusal(400, f"logprobs: {reason}POST /v1/score bounds the likelihood of a text", "logprobs")
+        raise HttpError(400, f"logprobs: {reason}POST /v1/score bounds the likelihood of a text", "logprobs")
     if body.best_of not in (None, body.n or 1):
-        raise Refusal(400, "best_of: samples are not ranked; ask for n of them", "best_of")
+        raise HttpError(400, "best_of: samples are not ranked; ask for n of them", "best_of")
     for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(body, name):
-            raise Refusal(400, f"{name}: not supported; leave it out", name)
+            raise HttpError(400, f"{name}: not supported; leave it out", name)
     if "infill" in sampling_of(body) and (body.prompt or body.suffix or body.max_tokens or body.echo):
         reason = "an infill is a whole text: leave out prompt, suffix, max_tokens and echo"
-        raise Refusal(400, f"infill: {reason}", "infill")
+        raise HttpError(400, f"infill: {reason}", "infill")
 
 
 def requests_of(served: ServedModel, body: CompletionBody) -> list[CompletionRequest]:
@@ -196,9 +195,9 @@ class Completion:
         self._begin()
         pieces = self._pieces()
         if self.body.stream:
-            first = await while_present(request, self.job, anext(pieces))
+            first = await while_connected(request, self.job, anext(pieces))
             return StreamingResponse(self._stream(first, pieces), headers=HEADERS, media_type="text/event-stream")
-        return await while_present(request, self.job, self._whole(pieces))
+        return await while_connected(request, self.job, self._whole(pieces))
 
     def _prepare(self) -> None:
         """Check and plan all samples; on a thread, since a long prompt takes its time."""
@@ -283,7 +282,7 @@ class Completion:
                 yield data({**self._about, "choices": [], "usage": self._usage()})
             yield data("[DONE]")
         except Exception as reason:
-            yield data(refusal.of(reason).body())
+            yield data(http_errors.http_error_of(reason).body())
         finally:
             self.job.over = True
 

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from rdlm.config import OrderName, SamplingOptions, attribute_docstrings
 from rdlm.deprecated import ORDERS
-from rdlm.serve.refusal import Refusal
+from rdlm.serve.http_errors import HttpError
 
 LONGEST_TEXT = 32_768
 """Characters of a prompt, suffix, infill or text to score."""
@@ -137,27 +137,27 @@ class TrajectoryBody(Body):
 
 
 def read(raw: bytes, form: type[Form]) -> Form:
-    """Return a parsed body; a mistake raises a refusal that names the field."""
+    """Return a parsed body; a mistake raises an error that names the field."""
     try:
         content = json.loads(raw.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_few)
     except UnicodeDecodeError:
-        raise Refusal(400, "the body is not UTF-8") from None
+        raise HttpError(400, "the body is not UTF-8") from None
     except RecursionError:
-        raise Refusal(400, "the body is nested too deeply") from None
+        raise HttpError(400, "the body is nested too deeply") from None
     except ValueError as mistake:
-        raise Refusal(400, f"the body is not JSON: {mistake}") from None
+        raise HttpError(400, f"the body is not JSON: {mistake}") from None
     if not isinstance(content, dict):
-        raise Refusal(400, "the body must be a JSON object")
+        raise HttpError(400, "the body must be a JSON object")
     try:
         return form.model_validate(content)
     except ValidationError as mistakes:
-        raise _refusal(mistakes) from None
+        raise _error(mistakes) from None
 
 
 def _few(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; one mistake for each of a hundred thousand fields would take tens of megabytes to describe."""
     if len(pairs) > MOST_FIELDS:
-        raise Refusal(400, f"an object in the body has {len(pairs)} fields; at most {MOST_FIELDS} are read")
+        raise HttpError(400, f"an object in the body has {len(pairs)} fields; at most {MOST_FIELDS} are read")
     return dict(pairs)
 
 
@@ -165,13 +165,13 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _refusal(mistakes: ValidationError) -> Refusal:
-    """Return a refusal that names the first mistake; of a field with alternatives, all of its mistakes."""
+def _error(mistakes: ValidationError) -> HttpError:
+    """Return an error that names the first mistake; of a field with alternatives, all of its mistakes."""
     found: list[dict[str, Any]] = [dict(mistake) for mistake in mistakes.errors(include_url=False, include_input=False)]
     name = str(found[0]["loc"][0]) if found[0]["loc"] else None
     words = dict.fromkeys(str(one["msg"]) for one in found if str((*one["loc"], None)[0]) == str(name))
     text = " or ".join(words).replace("Extra inputs are not permitted", "unknown field")
-    return Refusal(400, f"{_plain(name or 'body')}: {text}", None if name is None else _plain(name))
+    return HttpError(400, f"{_plain(name or 'body')}: {text}", None if name is None else _plain(name))
 
 
 def _plain(name: str) -> str:

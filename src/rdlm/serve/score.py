@@ -1,4 +1,4 @@
-"""Scores: the likelihood bound of texts, whose network calls go along with everybody else's."""
+"""`/v1/score`: likelihood bounds of texts, with the forward passes batched by the engine."""
 
 from __future__ import annotations
 
@@ -15,68 +15,68 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.denoisers import Query
 from rdlm.serve.engine import Engine
+from rdlm.serve.http_errors import answer
 from rdlm.serve.job import Job
-from rdlm.serve.refusal import answer
 from rdlm.serve.schema import ScoreBody
-from rdlm.serve.served_model import ServedModel
-from rdlm.serve.service import Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_connected
 
 BUDGET = 4096
-"""Rows through the network that a text may cost; a longer one is scored from single steps in place of whole paths."""
+"""Largest number of rows through the network per text; above it, single steps are estimated in place of whole paths."""
 
 
-class Relayed(Rdlm):
-    """A method whose questions to its network go through an engine, together with those of all others."""
+class BatchedRdlm(Rdlm):
+    """A method whose forward passes run in the batches of an engine."""
 
     def __init__(self, method: Rdlm, engine: Engine, job: Job) -> None:
         self.__dict__.update(method.__dict__)
         self._engine, self._job = engine, job
 
     def posterior(self, condition: Tensor | None = None, block_mask: BlockMask | None = None) -> Posterior:
-        """Return `log p(token | states)` as the engine answers it; texts come without a condition."""
+        """Return the function `log p(token | states)`, evaluated by the engine; texts have no condition."""
 
-        def ask(state: Tensor, noise: Tensor) -> Tensor:
-            return self._engine.evaluate(Query(state, noise.expand(state.shape[:2]), block_mask=block_mask), self._job)
+        def log_probs(state: Tensor, remaining: Tensor) -> Tensor:
+            return self._engine.evaluate(
+                Query(state, remaining.expand(state.shape[:2]), block_mask=block_mask), self._job
+            )
 
-        return ask
-
-
-def relayed(host: ServedModel, job: Job) -> LanguageModel:
-    """Return the model with its network behind the engine; a rival's as it is."""
-    if host.engine is None:
-        return host.model
-    return replace(host.model, method=Relayed(host.model.rdlm, host.engine, job))
+        return log_probs
 
 
-def effort_of(host: ServedModel, text: Encoded, nfe: int) -> Effort:
-    """Return whole paths where they fit the budget, else as many single steps as do; of a rival, what it has."""
-    count = len(windows(text.ids, host.model.length))
-    own = host.model.method.bound_estimator
+def batched(served: ServedModel, job: Job) -> LanguageModel:
+    """Return the model with its forward passes in the engine; baselines are returned unchanged."""
+    if served.engine is None:
+        return served.model
+    return replace(served.model, method=BatchedRdlm(served.model.rdlm, served.engine, job))
+
+
+def effort_of(served: ServedModel, text: Encoded, nfe: int) -> Effort:
+    """Return whole paths if they fit the budget, otherwise as many single steps as fit."""
+    own, count = served.model.method.bound_estimator, len(windows(text.ids, served.model.length))
     if own is not None:
         return Effort(nfe, "path", FEWEST) if own == "path" else Effort(nfe, "steps", 16)
     path = Effort(nfe)
-    if path.cost(host.model, count) <= BUDGET:
+    if path.cost(served.model, count) <= BUDGET:
         return path
     return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // count)))
 
 
-async def score(service: Service, host: ServedModel, body: ScoreBody, request: Request) -> Response:
-    """Return the bound of each text: what `rdlm score` gives for it alone."""
+async def score(service: Service, served: ServedModel, body: ScoreBody, request: Request) -> Response:
+    """Return the bound of each text, equal to that of `rdlm score` for the text alone."""
     service.check_worker()
     job = Job(service.limits.deadline)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    nfe = body.steps or host.steps
+    nfe = body.steps or served.steps
 
     def bounds() -> list[dict[str, object]]:
-        model = relayed(host, job)
+        model = batched(served, job)
         rows = []
         for index, text in enumerate(texts):
             encoded = encode(model, text)
-            with host.interruptible(job):
-                (found,) = score_encoded(model, [encoded], effort_of(host, encoded, nfe))
+            with served.interruptible(job):
+                (found,) = score_encoded(model, [encoded], effort_of(served, encoded, nfe))
             rows.append({"index": index, **found.row(positions=True)})
         return rows
 
     service.work(job, bounds)
-    rows = await while_present(request, job, anext(job.events()))
-    return answer({"object": "score", "model": host.name, "steps": nfe, "data": rows})
+    rows = await while_connected(request, job, anext(job.events()))
+    return answer({"object": "score", "model": served.name, "steps": nfe, "data": rows})

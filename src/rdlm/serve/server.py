@@ -1,8 +1,6 @@
-"""Connections that wait for nobody for ever: not for a request that does not come, nor for a reader who does not read.
+"""The HTTP server: a listening socket, connections with timeouts, and graceful shutdown on a signal.
 
-uvicorn's own ones wait as long as the client likes, so that a few hundred silent clients would keep all others out.
-
-The server: a socket, signals that end it gracefully, and the service behind it.
+uvicorn's connections have no timeout for slow clients: a few hundred silent ones would block all others.
 """
 
 from __future__ import annotations
@@ -22,71 +20,74 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rdlm.errors import InputError
-from rdlm.serve import refusal as error
+from rdlm.serve.http_errors import HttpError, too_many_connections
 from rdlm.serve.middleware import is_loopback
-from rdlm.serve.refusal import Refusal
 
-PATIENCE = 20.0
-"""Seconds in which the head of a request must have arrived, and in which a reader must have taken what is sent."""
-MOST = min(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-"""Connections that are served; half of the files that this process may open stay free."""
+TIMEOUT = 20.0
+"""Seconds in which the head of a request must arrive, and in which a client must read what is sent."""
+MOST_CONNECTIONS = min(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+"""At most half of the file descriptors of the process."""
+GRACE = 4.0
+"""Seconds that requests in progress have after the first signal."""
+SHORTEST_TOKEN = 16
+"""Characters of a token on an address that other machines can reach."""
 
 
-async def crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request for which there is no connection left."""
-    await error.crowded().response()(scope, receive, send)
+async def reject(scope: Scope, receive: Receive, send: Send) -> None:
+    """Respond with status 503: an ASGI application for connections above the limit."""
+    await too_many_connections().response()(scope, receive, send)
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with a clock and with this service's words."""
+    """uvicorn's connection with timeouts for requests and responses, and errors in OpenAI's format."""
 
-    _head: asyncio.TimerHandle | None = None
-    _reader: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request; one connection too many is told so when it asks."""
+        """Start the timeout of the first request; reject requests if there are too many connections."""
         super().connection_made(transport)
-        if len(self.connections) > MOST:
-            self.app = crowded
-        self._head = self.loop.call_later(PATIENCE, transport.abort)
+        if len(self.connections) > MOST_CONNECTIONS:
+            self.app = reject
+        self._head_timer = self.loop.call_later(TIMEOUT, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; the clock runs from the first byte of a head to its last."""
+        """Receive data; the timeout runs until the head of a request is complete."""
         super().data_received(data)
-        asked = self.cycle is not None and not self.cycle.response_complete
-        if asked and self._head is not None:
-            self._head.cancel()
-            self._head = None
-        elif not asked and self._head is None and not self.transport.is_closing():
-            self._head = self.loop.call_later(PATIENCE, self.transport.abort)
+        received = self.cycle is not None and not self.cycle.response_complete
+        if received and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        elif not received and self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(TIMEOUT, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """Wait for a reader, but not for long."""
+        """Start the timeout of a client that does not read."""
         super().pause_writing()
-        self._reader = self.loop.call_later(PATIENCE, self.transport.abort)
+        self._read_timer = self.loop.call_later(TIMEOUT, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the reader has read."""
+        """Stop the timeout: the client has read."""
         super().resume_writing()
-        if self._reader is not None:
-            self._reader.cancel()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Cancel the timeouts."""
         super().connection_lost(exc)
-        for clock in (self._head, self._reader):
-            if clock is not None:
-                clock.cancel()
+        for timer in (self._head_timer, self._read_timer):
+            if timer is not None:
+                timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; in the middle of another answer, end the connection."""
+        """Respond to malformed HTTP; if another response has begun, close the connection."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        response = Refusal(400, "this is no HTTP request that can be read").response()
+        response = HttpError(400, "malformed HTTP request").response()
         headers = [*response.raw_headers, (b"connection", b"close")]
         begin = h11.Response(status_code=response.status_code, headers=headers, reason=b"Bad Request")
         for event in (begin, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
@@ -94,14 +95,8 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-GRACE = 4.0
-"""Seconds that requests under way have after the first signal."""
-SHORTEST_TOKEN = 16
-"""Characters of a token on an address that others can reach."""
-
-
 def token_for(host: str) -> str | None:
-    """Return the token that requests must bring, from RDLM_TOKEN; an address that others can reach needs one."""
+    """Return the access token from RDLM_TOKEN; it is required unless the address is a loopback address."""
     token = os.environ.get("RDLM_TOKEN") or None
     if is_loopback(host):
         return token
@@ -113,18 +108,18 @@ def token_for(host: str) -> str | None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes any free one."""
+    """Return a listening socket; port 0 takes any free port."""
     if not 0 <= port <= 65535:
         raise InputError(f"--port must lie in [0, 65535], got {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:
-        raise InputError(f"--host {host} is no address of this machine") from None
+        raise InputError(f"--host {host} is not an address of this machine") from None
     opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
-        opened.listen(1024)  # who comes while the models are loaded waits; and only now is a port known to be free
+        opened.listen(1024)  # before models are loaded: a port in use is reported at once, and early clients wait
     except OSError as reason:
         opened.close()
         raise InputError(f"cannot listen on {host} port {port}: {reason.strerror}; choose another --port") from None
@@ -132,7 +127,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which tells the service when it is asked to end."""
+    """uvicorn's server; calls `on_exit(seconds)` when a signal requests shutdown."""
 
     def __init__(self, app: ASGIApp, on_exit: Callable[[float], object]) -> None:
         super().__init__(
@@ -155,7 +150,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle the signals that end a service, and put back who handled them before."""
+        """Handle SIGINT and SIGTERM, and restore the previous handlers at the end."""
         before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -164,7 +159,7 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End: requests under way have some seconds; a second signal ends at once."""
+        """Shut down: requests in progress have `GRACE` seconds; a second signal ends them at once."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True

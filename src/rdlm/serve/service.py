@@ -1,111 +1,197 @@
-"""The service: served models, their limits, and the threads that score texts and sample from rivals."""
+"""The service: served models, their limits, and worker threads for everything that is not batched by an engine."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from threading import get_ident
 from typing import TypeVar
 
 import torch
 from starlette.requests import Request
 
 from rdlm.api.language_model import LanguageModel
+from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError, unknown
 from rdlm.methods.bound import check_weights
-from rdlm.methods.rdlm import Rdlm
-from rdlm.serve import refusal as error
 from rdlm.serve.engine import Engine
+from rdlm.serve.http_errors import Disconnected, HttpError, closing, queue_full
 from rdlm.serve.job import Job, until_left
-from rdlm.serve.memory import Keeper
-from rdlm.serve.metrics import Metrics
-from rdlm.serve.refusal import Left, Refusal
-from rdlm.serve.served_model import ServedModel
+from rdlm.serve.memory import IdleRelease
+from rdlm.serve.middleware import Metrics
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 WORKERS = 4
-"""Threads for what is not a walk."""
+"""Worker threads: scores, and samples of baselines."""
+GAPS = "_□¤"
+"""Candidate marks of an open token; the first that is not in the model's alphabet is used."""
+LARGEST_CARD = 512
+"""Largest vocabulary that a model card lists."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the service takes on."""
+    """Limits of the service."""
 
     steps: int | None = None
-    """Steps of a walk for which none are asked; the model's own number if not given."""
+    """Sampler steps if a request gives none; the model's own default if None."""
     queue: int = 64
     """Samples that may wait."""
     batch: int = 16
-    """Samples that are under way together."""
+    """Samples in progress at the same time."""
     deadline: float = 60.0
-    """Seconds after which a request is given up."""
+    """Seconds after which a request fails."""
     threads: int = 1
-    """Threads over which the network's calls are spread."""
+    """Threads that run the network."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("queue", 1), ("batch", 1), ("threads", 1)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("steps", "queue", "batch", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.deadline > 0:
             raise InputError(f"deadline must be a positive number of seconds, got {self.deadline:g}")
 
 
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model under its name in the API, with its engine."""
+
+    name: str
+    model: LanguageModel
+    steps: int
+    engine: Engine | None
+    """None for baselines: their samplers call the network directly."""
+    _jobs: dict[int, Job] = field(default_factory=dict, init=False)
+    """Jobs of baselines in progress, by thread."""
+
+    def __post_init__(self) -> None:
+        if self.engine is None:
+            self.model.method.network.register_forward_pre_hook(self._check)
+
+    @property
+    def rdlm_engine(self) -> Engine:
+        """The engine; an error for baselines, which have none."""
+        if self.engine is None:
+            raise InputError(f"{self.name} is a model of the method {self.model.config.method!r}; this needs 'rdlm'")
+        return self.engine
+
+    @cached_property
+    def gap(self) -> str:
+        """The mark of an open token in an infill."""
+        tokenizer = self.model.tokenizer
+        taken = tokenizer.alphabet if isinstance(tokenizer, Characters) else ""
+        return next((mark for mark in GAPS if mark not in taken), GAPS[0])
+
+    @cached_property
+    def card(self) -> dict[str, object]:
+        """The entry in OpenAI's list of models; fields of this package are under `rdlm`."""
+        model, size = self.model, self.model.tokenizer.size
+        own: dict[str, object] = {
+            "method": model.config.method,
+            "kind": model.kind,
+            "length": model.length,
+            "vocabulary": [model.tokenizer.decode([i]) for i in range(size)] if size <= LARGEST_CARD else None,
+            "steps": self.steps,
+            "gap": self.gap,
+            "protocol": model.about["protocol"],
+            "parameters": sum(p.numel() for p in model.method.network.parameters()),
+            **self._sampler_defaults,
+            "image": model.about["image"],
+            "classes": model.about["classes"],
+        }
+        return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
+
+    @property
+    def _sampler_defaults(self) -> dict[str, object]:
+        names = ("solver", "grid", "window", "order", "block", "chunk")
+        schedule = self.model.method.token_schedule
+        if schedule is None:
+            return dict.fromkeys(names)
+        # "chunk" is the former name of "block".
+        values = ("mixture", "time", schedule.width, schedule.order, schedule.block, schedule.block)
+        return dict(zip(names, values, strict=True))
+
+    @contextmanager
+    def interruptible(self, job: Job) -> Iterator[None]:
+        """Check before each forward pass of a baseline on this thread that the job is still wanted."""
+        self._jobs[get_ident()] = job
+        try:
+            yield
+        finally:
+            del self._jobs[get_ident()]
+
+    def _check(self, *_: object) -> None:
+        if (job := self._jobs.get(get_ident())) is not None:
+            job.check()
+
+    @property
+    def _created(self) -> int:
+        folder = self.model.folder
+        return 0 if folder is None else int((folder / "tokenizer.json").stat().st_mtime)
+
+
 class Service:
-    """All that requests have in common."""
+    """State that all requests share: models, limits, metrics and worker threads."""
 
     def __init__(self, models: Sequence[LanguageModel], limits: Limits) -> None:
         self.limits, self.metrics, self.closed = limits, Metrics(), False
-        self.hosts: dict[str, ServedModel] = {}
+        self.models: dict[str, ServedModel] = {}
         for model in models:
             check_weights(model.method.network)
             name = self._free_name(model.name)
-            self.hosts[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
+            self.models[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
-        self._keeper = Keeper(lambda: self.resting, lambda: self.metrics.requests)
+        self._idle_release = IdleRelease(lambda: self.idle, lambda: self.metrics.requests)
 
     def _engine(self, model: LanguageModel) -> Engine | None:
-        limits = self.limits
-        own = isinstance(model.method, Rdlm)
-        return Engine(model, self.metrics, limits.batch, limits.queue, limits.threads) if own else None
+        if model.method.token_schedule is None:
+            return None
+        return Engine(model, self.metrics, self.limits.batch, self.limits.queue, self.limits.threads)
 
     def _free_name(self, wanted: str) -> str:
-        names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(self.hosts) + 2)))
-        return next(name for name in names if name not in self.hosts)
+        names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(self.models) + 2)))
+        return next(name for name in names if name not in self.models)
 
-    def host(self, name: str | None) -> ServedModel:
-        """Return a model by its name, or the first one."""
+    def model(self, name: str | None) -> ServedModel:
+        """Return the model with this name, or the first one for None."""
         if name is None:
-            return next(iter(self.hosts.values()))
-        if name not in self.hosts:
-            raise Refusal(404, str(unknown("model", name, self.hosts)), "model", "model_not_found")
-        return self.hosts[name]
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise HttpError(404, str(unknown("model", name, self.models)), "model", "model_not_found")
+        return self.models[name]
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Engines by the name of their model."""
+        return {name: served.engine for name, served in self.models.items() if served.engine is not None}
 
     @property
     def ready(self) -> bool:
-        """Return whether requests are taken."""
-        return not self.closed and all(host.engine is None or host.engine.alive for host in self.hosts.values())
+        """Whether the service accepts requests."""
+        return not self.closed and all(engine.alive for engine in self.engines.values())
 
     @property
-    def resting(self) -> bool:
-        """Return whether nothing is computed and nothing waits."""
-        engines = [host.engine for host in self.hosts.values() if host.engine is not None]
-        return self._jobs == 0 and not any(engine.live or engine.depth for engine in engines)
+    def idle(self) -> bool:
+        """Whether no request is running or waiting."""
+        return self._jobs == 0 and not any(engine.live or engine.depth for engine in self.engines.values())
 
     def check_worker(self) -> None:
-        """Refuse a job for which there is no place in the workers' queue."""
+        """Raise an error if the queue of the workers is full or the service is shutting down."""
         if self.closed:
-            raise error.closing()
+            raise closing()
         if self._jobs >= WORKERS + self.limits.queue:
-            raise error.busy(5)
+            raise queue_full(5)
 
     def work(self, job: Job, function: Callable[[], object]) -> None:
-        """Have a worker do a job and post what it returns; what it raises ends the request."""
+        """Run a function on a worker and post its result to the job; an exception fails the job."""
         self.check_worker()
         self._jobs += 1
 
@@ -114,10 +200,10 @@ class Service:
                 job.check()
                 job.begun = True
                 job.post(function())
-            except Left:
+            except Disconnected:
                 self.metrics.cancelled()
             except Exception as reason:
-                if not isinstance(reason, InputError | Refusal):
+                if not isinstance(reason, InputError | HttpError):
                     log.exception("a job failed")
                 job.fail(reason)
 
@@ -127,29 +213,27 @@ class Service:
         self._jobs -= 1
 
     def drain(self, seconds: float) -> None:
-        """Take no more requests, and give those under way so many seconds."""
+        """Accept no more requests, and limit those in progress to this many seconds."""
         self.closed = True
-        for host in self.hosts.values():
-            if host.engine is not None:
-                host.engine.drain(seconds)
+        for engine in self.engines.values():
+            engine.drain(seconds)
 
     def close(self) -> None:
         """Stop all threads."""
         self.drain(0)
-        for host in self.hosts.values():
-            if host.engine is not None:
-                host.engine.close()
-        self._keeper.close()
+        for engine in self.engines.values():
+            engine.close()
+        self._idle_release.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def while_present(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
-    """Return the answer; a client that leaves before it is there ends the request."""
+async def while_connected(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
+    """Await the answer; end the job with `Disconnected` if the client disconnects first."""
     wanted, left = asyncio.ensure_future(answer), asyncio.ensure_future(until_left(request))
     try:
         await asyncio.wait({wanted, left}, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
-            raise Left
+            raise Disconnected
         return wanted.result()
     except BaseException:
         job.over = True

@@ -20,14 +20,13 @@ from rdlm.errors import InputError
 from rdlm.process.layout import Layout
 from rdlm.sampling.denoisers import evaluated
 from rdlm.sampling.prompt import OPEN, encode
-from rdlm.serve import refusal
+from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Sample
 from rdlm.serve.job import Finished, Job
 from rdlm.serve.openai import HEADERS, data, options_of
 from rdlm.serve.schema import TrajectoryBody
-from rdlm.serve.served_model import ServedModel
-from rdlm.serve.service import Service, while_present
+from rdlm.serve.service import ServedModel, Service, while_connected
 
 SHOWN = 3
 """Alternatives of a position, and axes of the sphere."""
@@ -188,8 +187,8 @@ def _prepared(served: ServedModel, body: TrajectoryBody) -> PreparedSampling:
 
 
 async def follow(service: Service, served: ServedModel, body: TrajectoryBody, request: Request) -> Response:
-    """Return the stream of a trajectory; it begins with its first frame, so that refusals are plain answers."""
-    engine = served.walks
+    """Return the stream of a trajectory; it begins with its first frame, so that errors are plain answers."""
+    engine = served.rdlm_engine
     engine.check_room(1)
     job = Job(service.limits.deadline)
 
@@ -201,7 +200,7 @@ async def follow(service: Service, served: ServedModel, body: TrajectoryBody, re
     recorder, sample = await asyncio.to_thread(begin)
     engine.submit([sample])
     events = job.events()
-    first = await while_present(request, job, anext(events))
+    first = await while_connected(request, job, anext(events))
     stream = _stream(served, recorder, first, events)
     return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
 
@@ -222,7 +221,7 @@ async def _stream(
         end |= {"network_calls": event.nfe, "claims_bound": prepared.claims_bound}
         yield data(end | {"sphere": await asyncio.to_thread(recorder.trail, ids)}, "done")
     except Exception as reason:
-        yield data(refusal.of(reason).body(), "error")
+        yield data(http_errors.http_error_of(reason).body(), "error")
     finally:
         recorder.job.over = True
 

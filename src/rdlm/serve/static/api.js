@@ -1,6 +1,6 @@
-// The service: JSON and server-sent events from the page's own origin, and its errors in plain words.
+// HTTP client of the server: JSON requests, server-sent events, and errors with readable messages.
 
-export class Problem extends Error {
+export class ApiError extends Error {
   constructor(message, { param = null, status = 0 } = {}) {
     super(message);
     this.param = param;
@@ -9,32 +9,32 @@ export class Problem extends Error {
 }
 
 export const connection = new EventTarget();
-const LOST = "The service does not answer. It may have been stopped, or the network is down; what you see here stays.";
-const CUT = "The connection was lost before the answer was complete. Try again.";
+const LOST = "The server does not respond. It may have been stopped, or the network may be down. Results are kept.";
+const CUT = "The connection was lost before the response was complete. Please try again.";
 const KEY = "rdlm-token";
 
-let asking = null;
-let askForToken = async () => null;
-export function onToken(ask) {
-  askForToken = ask;
+let pendingToken = null;
+let promptForToken = async () => null;
+export function onTokenNeeded(prompt) {
+  promptForToken = prompt;
 }
 
-// All requests that are refused at once wait for one answer.
-function newToken(words) {
-  asking ??= askForToken(words).finally(() => { asking = null; });
-  return asking;
+// Concurrent requests that fail with 401 share one prompt for a token.
+function newToken(message) {
+  pendingToken ??= promptForToken(message).finally(() => { pendingToken = null; });
+  return pendingToken;
 }
 
-async function problemOf(response) {
+async function errorOf(response) {
   let error = {};
   try {
     error = (await response.json()).error ?? {};
   } catch (failure) {
     if (failure.name === "AbortError") throw failure;
-    // Not JSON: the status is all there is to tell.
+    // Not JSON: only the status is known.
   }
-  const message = error.message || `The service answered with status ${response.status}.`;
-  return new Problem(message, { param: error.param, status: response.status });
+  const message = error.message || `The server responded with status ${response.status}.`;
+  return new ApiError(message, { param: error.param, status: response.status });
 }
 
 async function send(path, { body, signal } = {}) {
@@ -48,30 +48,30 @@ async function send(path, { body, signal } = {}) {
   } catch (failure) {
     if (failure.name === "AbortError") throw failure;
     connection.dispatchEvent(new Event("lost"));
-    throw new Problem(LOST);
+    throw new ApiError(LOST);
   }
   connection.dispatchEvent(new Event("back"));
   if (response.ok) return response;
-  const problem = await problemOf(response);
-  if (response.status !== 401) throw problem;
-  const given = await newToken(problem.message);
-  if (!given) throw problem;
+  const error = await errorOf(response);
+  if (response.status !== 401) throw error;
+  const given = await newToken(error.message);
+  if (!given) throw error;
   sessionStorage.setItem(KEY, given);
   return send(path, { body, signal });
 }
 
-export async function ask(path, options = {}) {
+export async function fetchJson(path, options = {}) {
   const response = await send(path, options);
   try {
     return await response.json();
   } catch (failure) {
     if (failure.name === "AbortError") throw failure;
-    throw new Problem(CUT);
+    throw new ApiError(CUT);
   }
 }
 
-// Whether the service lives, without a word to the reader.
-export async function alive() {
+// Whether the server responds; never shows a message.
+export async function isAlive() {
   try {
     return (await fetch("healthz")).ok;
   } catch {
@@ -79,17 +79,17 @@ export async function alive() {
   }
 }
 
-function parse(block) {
+function parseEvent(text) {
   let event = "message";
   const data = [];
-  for (const line of block.split("\n")) {
+  for (const line of text.split("\n")) {
     if (line.startsWith("event:")) event = line.slice(6).trim();
     else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
   }
   return data.length ? { event, data: JSON.parse(data.join("\n")) } : null;
 }
 
-async function* blocks(response) {
+async function* eventTexts(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (true) {
@@ -102,20 +102,20 @@ async function* blocks(response) {
   }
 }
 
-// Yields the events of a stream; one that ends without `done` has been cut off.
+// Yields the events of a stream; a stream that ends without the event `done` is an error.
 export async function* events(path, options) {
   const response = await send(path, options);
   try {
-    for await (const block of blocks(response)) {
-      const found = parse(block);
+    for await (const text of eventTexts(response)) {
+      const found = parseEvent(text);
       if (!found) continue;
-      if (found.event === "error") throw new Problem(found.data.error.message, { param: found.data.error.param });
+      if (found.event === "error") throw new ApiError(found.data.error.message, { param: found.data.error.param });
       yield found;
       if (found.event === "done") return;
     }
   } catch (failure) {
-    if (failure.name === "AbortError" || failure instanceof Problem) throw failure;
-    throw new Problem(CUT);
+    if (failure.name === "AbortError" || failure instanceof ApiError) throw failure;
+    throw new ApiError(CUT);
   }
-  throw new Problem(CUT);
+  throw new ApiError(CUT);
 }

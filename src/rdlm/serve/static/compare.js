@@ -1,26 +1,26 @@
-// Compare: two models, or two ways to walk one, from the same text and seed, on one clock.
+// View "Compare": two models or two sampler settings, with the same text and seed, side by side in time.
 
-import { Problem } from "./api.js";
-import { offer } from "./export.js";
+import { ApiError } from "./api.js";
+import { addExportButtons } from "./export.js";
 import { byId, make } from "./dom.js";
-import { Errand } from "./errand.js";
-import { changed, choices, fill, onEnter, values } from "./fields.js";
-import { words } from "./inspector.js";
-import { cellOf, paintFrame, sheet } from "./picture.js";
-import { Pixels } from "./pixels.js";
-import { paintPlot, showPlot, TIME } from "./plot.js";
-import { Strip } from "./strip.js";
-import { Timeline } from "./timeline.js";
-import { Trajectory, wish } from "./trajectory.js";
+import { LatestRequest } from "./latest_request.js";
+import { changed, fill, HELP, onEnter, setOptions, values } from "./form.js";
+import { describePosition } from "./alternatives.js";
+import { cellOf, drawFrame, newCanvas } from "./draw_frame.js";
+import { ImageView } from "./image_view.js";
+import { drawPlot, showPlot, TIME } from "./line_plot.js";
+import { TokenList } from "./token_list.js";
+import { Player } from "./player.js";
+import { Trajectory, requestBody } from "./trajectory.js";
 
-const MOMENTS = 100;
+const TIMES = 100; // positions of the player's slider
 const WIDTH = 820;
 const SIDES = ["left", "right"];
 const COLOURS = { left: "--first", right: "--second" };
 
-function field(side, title, name, control) {
+function field(side, title, name, control, help) {
   control.name = `${side}_${name}`;
-  return make("label", { class: "field" }, make("span", {}, title), control);
+  return make("label", { class: "field", title: help }, make("span", {}, title), control);
 }
 
 const numeric = (attributes) => make("input", { type: "number", ...attributes });
@@ -28,21 +28,21 @@ const numeric = (attributes) => make("input", { type: "number", ...attributes })
 export class Compare {
   name = "compare";
   form = byId("compare-form");
-  walks = null;
+  trajectories = null;
 
   constructor(app) {
     this.app = app;
-    this.errand = new Errand(app, this);
+    this.request = new LatestRequest(app, this);
     this.#controls();
-    this.timeline = new Timeline(byId("compare-player"), (at) => `time ${(at / MOMENTS).toFixed(2)}`);
-    this.timeline.addEventListener("show", () => this.draw());
-    this.strips = Object.fromEntries(SIDES.map((side) =>
-      [side, new Strip(byId(`compare-${side}-strip`), `Sample on the ${side}`)]));
-    this.pixels = Object.fromEntries(SIDES.map((side) => [side, new Pixels(byId(`compare-${side}-image`))]));
+    this.player = new Player(byId("compare-player"), (at) => `time ${(at / TIMES).toFixed(2)}`);
+    this.player.addEventListener("show", () => this.draw());
+    this.tokenLists = Object.fromEntries(SIDES.map((side) =>
+      [side, new TokenList(byId(`compare-${side}-tokens`), `Sample on the ${side}`)]));
+    this.imageViews = Object.fromEntries(SIDES.map((side) => [side, new ImageView(byId(`compare-${side}-image`))]));
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
     onEnter(this.form.elements.text, () => this.run());
-    offer(byId("compare-exports"), "compare", {
-      picture: (at, scale) => this.picture(at, scale), data: () => this.data(), count: () => MOMENTS + 1,
+    addExportButtons(byId("compare-exports"), "compare", {
+      picture: (at, scale) => this.picture(at, scale), data: () => this.data(), count: () => TIMES + 1,
     });
   }
 
@@ -52,35 +52,36 @@ export class Compare {
         field(side, "Model", "model", make("select")),
         field(side, "Steps", "steps", numeric({ min: 1, max: 1024, value: side === "left" ? "" : 8 })),
         field(side, "Temperature", "temperature", numeric({ min: 0, max: 2, step: 0.05, value: 1 })),
-        field(side, "Solver", "solver", make("select")), field(side, "Grid", "grid", make("select")),
-        field(side, "Window", "window", numeric({ min: 0, max: 1, step: 0.05 })),
-        field(side, "Chunk", "chunk", numeric({ min: 0, max: 4096 }))));
+        field(side, "Solver", "solver", make("select")), field(side, "Time grid", "grid", make("select")),
+        field(side, "Active window", "window", numeric({ min: 0, max: 1, step: 0.05 }), HELP.window),
+        field(side, "Block size", "block", numeric({ min: 0, max: 4096 }), HELP.block)));
     }
   }
 
-  // Called once the models are known.
+  // Called when the models have been loaded.
   ready() {
     const ids = this.app.models.map((model) => model.id);
     for (const side of SIDES) {
       const fields = this.form.elements;
-      choices(fields[`${side}_model`], ids, ids[0]);
-      this.app.walks(fields[`${side}_solver`], fields[`${side}_grid`]);
+      setOptions(fields[`${side}_model`], ids, ids[0]);
+      this.app.samplerOptions(fields[`${side}_solver`], fields[`${side}_grid`]);
     }
   }
 
   settings() {
     const found = changed(this.form);
-    return this.walks && this.asked === JSON.stringify(found) ? { ...found, ran: 1, at: this.timeline.at } : found;
+    const current = this.trajectories && this.requested === JSON.stringify(found);
+    return current ? { ...found, ran: 1, at: this.player.at } : found;
   }
 
   apply(settings) {
     fill(this.form, settings);
-    this.errand.cancel();
-    this.walks = null;
-    this.timeline.reset(0);
+    this.request.cancel();
+    this.trajectories = null;
+    this.player.reset(0);
     for (const side of SIDES) {
-      this.strips[side].clear();
-      this.pixels[side].clear();
+      this.tokenLists[side].clear();
+      this.imageViews[side].clear();
     }
     byId("compare-result").hidden = true;
     byId("compare-status").textContent = "";
@@ -89,111 +90,111 @@ export class Compare {
 
   data() {
     return Object.fromEntries(SIDES.map((side) => {
-      const { body, start, frames, done } = this.walks[side];
+      const { body, start, frames, done } = this.trajectories[side];
       return [side, { request: body, start, frames, done }];
     }));
   }
 
-  #wish(side, model) {
+  #body(side, model) {
     const all = values(this.form);
-    const names = ["steps", "temperature", "solver", "grid", "window", "chunk"];
+    const names = ["steps", "temperature", "solver", "grid", "window", "block"];
     const own = Object.fromEntries(names.map((name) => [name, all[`${side}_${name}`]]));
-    return wish({ ...own, text: all.text, length: all.length, seed: all.seed }, model);
+    return requestBody({ ...own, text: all.text, length: all.length, seed: all.seed }, model);
   }
 
   async run(at) {
-    this.asked = JSON.stringify(changed(this.form));
-    const walks = { left: new Trajectory(), right: new Trajectory() };
-    const finished = await this.errand.run(this.form, async (signal) => {
-      await Promise.all(SIDES.map((side) => this.#walk(side, walks, signal, at)));
-      this.timeline.end();
-      if (at !== undefined) this.timeline.show(Number(at));
+    this.requested = JSON.stringify(changed(this.form));
+    const trajectories = { left: new Trajectory(), right: new Trajectory() };
+    const finished = await this.request.run(this.form, async (signal) => {
+      await Promise.all(SIDES.map((side) => this.#sample(side, trajectories, signal, at)));
+      this.player.end();
+      if (at !== undefined) this.player.show(Number(at));
       byId("compare-status").textContent = SIDES.map((side) => this.#report(side)).join(" ");
       this.app.remember();
     });
-    if (!finished && this.walks === walks) this.timeline.end();
+    if (!finished && this.trajectories === trajectories) this.player.end();
   }
 
-  async #walk(side, walks, signal, at) {
-    const walk = walks[side];
+  async #sample(side, trajectories, signal, at) {
+    const trajectory = trajectories[side];
     try {
-      walk.model = await this.app.model(this.form.elements[`${side}_model`].value);
-      await walk.run(this.#wish(side, walk.model), signal, () => this.#arrived(walks, at));
+      trajectory.model = await this.app.model(this.form.elements[`${side}_model`].value);
+      await trajectory.run(this.#body(side, trajectory.model), signal, () => this.#arrived(trajectories, at));
     } catch (failure) {
       const own = failure.param && this.form.elements[`${side}_${failure.param}`];
-      if (!(failure instanceof Problem) || !own) throw failure;
-      throw new Problem(failure.message, { param: `${side}_${failure.param}` });
+      if (!(failure instanceof ApiError) || !own) throw failure;
+      throw new ApiError(failure.message, { param: `${side}_${failure.param}` });
     }
   }
 
-  #arrived(walks, at) {
-    const both = SIDES.map((side) => walks[side]);
-    if (!both.every((walk) => walk.frames.length)) return;
-    if (this.walks !== walks) {
-      this.walks = walks;
+  #arrived(trajectories, at) {
+    const both = SIDES.map((side) => trajectories[side]);
+    if (!both.every((one) => one.frames.length)) return;
+    if (this.trajectories !== trajectories) {
+      this.trajectories = trajectories;
       byId("compare-result").hidden = false;
       byId("compare-status").textContent = "";
       for (const side of SIDES) byId(`compare-${side}-name`).textContent = this.#title(side);
-      this.timeline.reset(MOMENTS + 1);
-      if (at === undefined) this.timeline.play();
+      this.player.reset(TIMES + 1);
+      if (at === undefined) this.player.play();
     }
-    const time = Math.min(...both.map((walk) => (walk.done ? 1 : walk.frames.at(-1).time)));
-    this.timeline.grow(Math.floor(time * MOMENTS) + 1);
+    const time = Math.min(...both.map((one) => (one.done ? 1 : one.frames.at(-1).time)));
+    this.player.grow(Math.floor(time * TIMES) + 1);
   }
 
   #title(side) {
-    const { model, start, body } = this.walks[side];
+    const { model, start, body } = this.trajectories[side];
     return `${model.id}, ${start.steps} steps${body.solver ? `, ${body.solver}` : ""}`;
   }
 
   #report(side) {
-    const { done, model } = this.walks[side];
+    const { done, model } = this.trajectories[side];
     const what = model.rdlm.kind === "image" ? "an image" : done.text;
-    return `${side === "left" ? "Left" : "Right"}, ${done.network_calls} network calls: ${what}.`;
+    return `${side === "left" ? "Left" : "Right"}, NFE ${done.network_calls}: ${what}.`;
   }
 
-  // The newest frame that is not later than the common time.
-  #frame(side, at = this.timeline.at) {
-    const { frames } = this.walks[side];
-    return frames[Math.max(frames.findLastIndex((frame) => frame.time <= at / MOMENTS + 1e-9), 0)];
+  // Last frame at or before the common time.
+  #frame(side, at = this.player.at) {
+    const { frames } = this.trajectories[side];
+    return frames[Math.max(frames.findLastIndex((frame) => frame.time <= at / TIMES + 1e-9), 0)];
   }
 
   draw() {
-    if (!this.walks) return;
+    if (!this.trajectories) return;
     for (const side of SIDES) {
-      const [frame, { model }] = [this.#frame(side), this.walks[side]];
+      const [frame, { model }] = [this.#frame(side), this.trajectories[side]];
       const image = model.rdlm.kind === "image";
-      byId(`compare-${side}-strip`).hidden = image;
+      byId(`compare-${side}-tokens`).hidden = image;
       byId(`compare-${side}-image`).hidden = !image;
-      if (image) this.pixels[side].show(frame, model);
-      else this.strips[side].show(frame.tokens.length, cellOf(frame, model), (i) => words(frame, i));
+      if (image) this.imageViews[side].show(frame, model);
+      else this.tokenLists[side].show(frame.tokens.length, cellOf(frame, model), (i) => describePosition(frame, i));
     }
-    showPlot(byId("compare-plot"), this.#spec(this.timeline.at));
+    showPlot(byId("compare-plot"), this.#spec(this.player.at));
     this.app.remember();
   }
 
   #spec(at) {
     const series = SIDES.map((side) => {
-      const walk = this.walks[side];
-      return { name: side, x: walk.times, y: walk.entropies(), colour: COLOURS[side] };
+      const trajectory = this.trajectories[side];
+      return { name: side, x: trajectory.times, y: trajectory.entropies(), colour: COLOURS[side] };
     });
-    return { ...TIME, title: "Entropy, bits per open position", yRange: [0], cursor: at / MOMENTS, series };
+    return { ...TIME, title: "Entropy, bits per generated position", yRange: [0], cursor: at / TIMES, series };
   }
 
-  picture(at = this.timeline.at, scale = 2) {
+  picture(at = this.player.at, scale = 2) {
     const boxes = { left: { left: 20, top: 44, width: 370 }, right: { left: 430, top: 44, width: 370 } };
-    const paintSide = (pen, side) => paintFrame(pen, boxes[side], this.#frame(side, at), this.walks[side].model);
-    const paint = (pen) => Math.max(...SIDES.map((side) => paintSide(pen, side)));
+    const drawSide = (ctx, side) => drawFrame(ctx, boxes[side], this.#frame(side, at), this.trajectories[side].model);
+    const paint = (ctx) => Math.max(...SIDES.map((side) => drawSide(ctx, side)));
     let high = 0;
-    sheet(WIDTH, 10, (pen) => { high = paint(pen); }, 1);
-    return sheet(WIDTH, Math.ceil(high) + 280, (pen) => {
-      paint(pen);
-      paintPlot(pen, { left: 0, top: high + 60, width: WIDTH, height: 210 }, this.#spec(at));
+    newCanvas(WIDTH, 10, (ctx) => { high = paint(ctx); }, 1);
+    return newCanvas(WIDTH, Math.ceil(high) + 280, (ctx) => {
+      paint(ctx);
+      drawPlot(ctx, { left: 0, top: high + 60, width: WIDTH, height: 210 }, this.#spec(at));
       const ink = byId("compare-left-name");
-      pen.font = `600 14px ${getComputedStyle(ink).fontFamily}`;
-      pen.fillStyle = getComputedStyle(ink).color;
-      pen.textAlign = "left";
-      for (const side of SIDES) pen.fillText(this.#title(side), boxes[side].left, 26, 370);
+      ctx.font = `600 14px ${getComputedStyle(ink).fontFamily}`;
+      ctx.fillStyle = getComputedStyle(ink).color;
+      ctx.textAlign = "left";
+      for (const side of SIDES) ctx.fillText(this.#title(side), boxes[side].left, 26, 370);
     }, scale);
   }
 }

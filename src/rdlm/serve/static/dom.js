@@ -1,8 +1,8 @@
-// The document: elements by name, new elements whose text is only ever text, and a pause before a reaction.
+// DOM and formatting: create elements, debounce events, format tokens and numbers.
 
 export const byId = (id) => document.getElementById(id);
 
-// Attributes become attributes; children are nodes or text. No markup is ever parsed.
+// Creates an element; children are nodes or plain text, which is never parsed as HTML.
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -20,24 +20,24 @@ export function debounce(action, milliseconds) {
   };
 }
 
-export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+export const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-// A token as a reader sees it in a cell, and as a reader hears it.
-export function glyph(token) {
-  if (token === null) return "·"; // nobody has asked the model about it yet
+// A token as it is displayed (tokenGlyph) and as a screen reader reads it (tokenName); null: not predicted yet.
+export function tokenGlyph(token) {
+  if (token === null) return "·";
   if (token === "") return "∅";
   if (token === " ") return "\u00a0";
   return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "\u00a0");
 }
 
-export function spoken(token) {
-  if (token === null) return "not asked yet";
+export function tokenName(token) {
+  if (token === null) return "not predicted yet";
   return { "": "empty", " ": "space", "\n": "new line", "\t": "tab" }[token] ?? token;
 }
 
 export const percent = (p) => (p > 0.9995 ? "100%" : p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`);
 
-export function fixed(value) {
+export function formatNumber(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1000 || size < 0.001) return value.toPrecision(2);

@@ -1,10 +1,10 @@
-// Files of what is seen: PNG, JSON, and GIF where it moves.
+// Export buttons: PNG and JSON of the current view, GIF of an animation, text to the clipboard.
 
 import { make } from "./dom.js";
-import { encodeGif } from "./gif.js";
+import { encodeGif } from "./gif_encoder.js";
 
-const LINGER = 2000; // milliseconds on the last frame
-const PACE = 80;
+const LAST_DELAY = 2000; // milliseconds
+const DELAY = 80;
 const MOST_FRAMES = 48;
 
 function save(name, blob) {
@@ -22,38 +22,38 @@ async function gif(count, picture) {
     const canvas = picture(kept > 1 ? Math.round((i * (count - 1)) / (kept - 1)) : 0, 1);
     return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   });
-  return encodeGif(frames, frames.map((_, i) => (i === kept - 1 ? LINGER : PACE)));
+  return encodeGif(frames, frames.map((_, i) => (i === kept - 1 ? LAST_DELAY : DELAY)));
 }
 
-// Puts the buttons into `root`. `picture(at, scale)` draws a frame; `at` is left out for what is on the screen.
-export function offer(root, name, { picture, data, count, text }) {
+// Adds buttons to `root`. `picture(at, scale)` draws frame `at`; without `at`, the frame on the screen.
+export function addExportButtons(root, name, { picture, data, count, text }) {
   const button = (title, produce) => {
-    const place = make("button", { type: "button" }, title);
-    place.addEventListener("click", async () => {
-      place.disabled = true;
+    const element = make("button", { type: "button" }, title);
+    element.addEventListener("click", async () => {
+      element.disabled = true;
       try {
-        await produce(place);
+        await produce(element);
       } finally {
-        place.disabled = false;
+        element.disabled = false;
       }
     });
-    return place;
+    return element;
   };
   const kinds = [
     button("PNG", async () => save(`rdlm-${name}.png`, await png(picture()))),
     button("JSON", async () => save(`rdlm-${name}.json`, json(data()))),
   ];
   if (count) kinds.splice(1, 0, button("GIF", async () => save(`rdlm-${name}.gif`, await gif(count(), picture))));
-  if (text) kinds.push(button("Copy text", async (place) => copy(place, text())));
+  if (text) kinds.push(button("Copy text", async (element) => copy(element, text())));
   root.replaceChildren(make("span", { class: "hint" }, "Save as"), ...kinds);
 }
 
-async function copy(place, text) {
+async function copy(button, text) {
   try {
     await navigator.clipboard.writeText(text);
-    place.textContent = "Copied";
+    button.textContent = "Copied";
   } catch {
-    place.textContent = "The browser refused";
+    button.textContent = "Copying failed";
   }
-  setTimeout(() => { place.textContent = "Copy text"; }, 1500);
+  setTimeout(() => { button.textContent = "Copy text"; }, 1500);
 }

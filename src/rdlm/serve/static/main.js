@@ -1,18 +1,18 @@
-// The page: models, tabs, the token, the connection, and a link that keeps it all.
+// Entry point: models, tabs, access token, connection status, and the state kept in the URL.
 
-import { alive, ask, connection, onToken, Problem } from "./api.js";
+import { ApiError, connection, fetchJson, isAlive, onTokenNeeded } from "./api.js";
 import { Compare } from "./compare.js";
-import { byId, debounce, fixed } from "./dom.js";
-import { choices } from "./fields.js";
+import { byId, debounce, formatNumber } from "./dom.js";
+import { setOptions } from "./form.js";
 import { Generate } from "./generate.js";
-import { readLink, writeLink } from "./link.js";
+import { readLink, writeLink } from "./url_state.js";
 import { Process } from "./process.js";
 import { Score } from "./score.js";
 import { Sphere } from "./sphere.js";
 
 const SOLVERS = ["mixture", "drift", "heun", "corrector", "deterministic", "euler"];
 const GRIDS = ["time", "log", "information"];
-const RETRY = 2000; // milliseconds between two knocks at a service that is gone
+const RETRY = 2000; // milliseconds between attempts to reconnect
 
 class App {
   models = [];
@@ -27,11 +27,11 @@ class App {
   }
 
   async #load() {
-    this.models = (await ask("v1/models")).data;
-    choices(byId("model"), this.models.map((model) => model.id), this.models[0]?.id);
+    this.models = (await fetchJson("v1/models")).data;
+    setOptions(byId("model"), this.models.map((model) => model.id), this.models[0]?.id);
   }
 
-  // The chosen model, or the one of that name; a service that was down is asked again.
+  // The selected model, or the one with this id; loads the list again if the server was unreachable.
   async model(id) {
     if (!this.models.length) {
       this.loading = this.#load();
@@ -40,39 +40,39 @@ class App {
     }
     const wanted = id ?? byId("model").value;
     const found = this.models.find((model) => model.id === wanted);
-    if (!found) throw new Problem(`The service has no model “${wanted}”.`, { param: "model" });
+    if (!found) throw new ApiError(`The server has no model “${wanted}”.`, { param: "model" });
     return found;
   }
 
   ready() {
     const { elements } = byId("generate-form");
-    this.walks(elements.solver, elements.grid);
+    this.samplerOptions(elements.solver, elements.grid);
     this.views.find((view) => view.name === "compare").ready();
     this.about();
   }
 
-  // The choices of a walk, with the model's own first chosen.
-  walks(solver, grid) {
+  // Fills the selects of solver and time grid; the defaults are those of the model.
+  samplerOptions(solver, grid) {
     const { rdlm } = this.models.find((model) => model.id === byId("model").value) ?? this.models[0];
     const own = (all, value) => (all.includes(value) || !value ? all : [value, ...all]);
-    choices(solver, own(SOLVERS, rdlm.solver), rdlm.solver ?? SOLVERS[0]);
-    choices(grid, own(GRIDS, rdlm.grid), rdlm.grid ?? GRIDS[0]);
+    setOptions(solver, own(SOLVERS, rdlm.solver), rdlm.solver ?? SOLVERS[0]);
+    setOptions(grid, own(GRIDS, rdlm.grid), rdlm.grid ?? GRIDS[0]);
   }
 
   about() {
     const model = this.models.find(({ id }) => id === byId("model").value);
     if (!model) return;
-    const { kind, length, parameters, steps, gap, method, window, chunk, classes } = model.rdlm;
-    const size = parameters >= 1e6 ? `${fixed(parameters / 1e6)} million` : `${Math.round(parameters / 1e3)} thousand`;
-    byId("about").textContent = `${method}, ${kind}, ${length} positions, ${size} parameters`;
+    const { kind, length, parameters, steps, gap, method, window, block, classes } = model.rdlm;
+    const size = parameters >= 1e6 ? `${formatNumber(parameters / 1e6)}M` : `${Math.round(parameters / 1e3)}k`;
+    byId("about").textContent = `Method ${method}, data ${kind}, length ${length} tokens, ${size} parameters`;
     document.querySelectorAll("kbd.gap").forEach((mark) => { mark.textContent = gap; });
     for (const id of ["generate-form", "compare-form"]) byId(id).elements.namedItem("length").placeholder = length;
     for (const field of document.querySelectorAll("input[name$=steps]")) field.placeholder = steps;
-    for (const field of document.querySelectorAll("input[name$=window]")) field.placeholder = fixed(window ?? 1);
-    for (const field of document.querySelectorAll("input[name$=chunk]")) field.placeholder = chunk ?? 0;
+    for (const field of document.querySelectorAll("input[name$=window]")) field.placeholder = formatNumber(window ?? 1);
+    for (const field of document.querySelectorAll("input[name$=block]")) field.placeholder = block ?? 0;
     for (const field of document.querySelectorAll(".classes")) field.hidden = !classes.length;
-    choices(byId("generate-form").elements.label, ["", ...classes], "");
-    const examples = { image: "levels as numbers, or nothing", dna: `ACGT${gap.repeat(8)}TATA` };
+    setOptions(byId("generate-form").elements.label, ["", ...classes], "");
+    const examples = { image: "leave empty, or enter pixel levels as numbers", dna: `ACGT${gap.repeat(8)}TATA` };
     byId("generate-form").elements.text.placeholder = examples[kind] ?? `the ${gap.repeat(8)} of the `;
   }
 
@@ -100,7 +100,7 @@ class App {
     this.remember();
   }
 
-  // Takes view and settings from a link.
+  // Shows the view with the settings of a link.
   follow(address) {
     const { view, settings } = readLink(address);
     const named = this.models.find(({ id }) => id === settings.model) ?? this.models[0];
@@ -119,7 +119,7 @@ class App {
   }
 }
 
-function tabs(app) {
+function addTabs(app) {
   const list = document.querySelector("[role=tablist]");
   const all = [...list.querySelectorAll("[role=tab]")];
   const name = (tab) => tab.id.slice("tab-".length);
@@ -137,11 +137,11 @@ function tabs(app) {
   });
 }
 
-// A dialog asks for the token; closed without one, the request stays refused.
-function tokens() {
+// Dialog for the access token; if it is cancelled, the request fails.
+function addTokenDialog() {
   const dialog = byId("token-dialog");
-  onToken((words) => new Promise((done) => {
-    byId("token-words").textContent = words;
+  onTokenNeeded((message) => new Promise((done) => {
+    byId("token-message").textContent = message;
     byId("token").value = "";
     dialog.returnValue = "";
     const answer = () => done(dialog.returnValue === "ok" ? byId("token").value : null);
@@ -159,18 +159,18 @@ function watchConnection() {
     banner.hidden = true;
   };
   connection.addEventListener("lost", () => {
-    banner.textContent = "The connection to the service is lost. This page keeps knocking; what you see here stays.";
+    banner.textContent = "Connection to the server lost. Trying to reconnect; results on this page are kept.";
     banner.hidden = false;
-    timer ??= setInterval(async () => { if (await alive()) back(); }, RETRY);
+    timer ??= setInterval(async () => { if (await isAlive()) back(); }, RETRY);
   });
   connection.addEventListener("back", back);
 }
 
 async function begin() {
   watchConnection();
-  tokens();
+  addTokenDialog();
   const app = new App();
-  tabs(app);
+  addTabs(app);
   document.addEventListener("themechange", () => app.current?.draw?.());
   addEventListener("resize", debounce(() => app.current?.draw?.(), 100));
   byId("model").addEventListener("change", () => { app.about(); app.remember(); });
@@ -183,7 +183,7 @@ async function begin() {
     byId("banner").hidden = false;
   }
   app.follow(location.href);
-  // By now `remember` may have written over the address: the event still knows where to go.
+  // `remember` may already have overwritten the URL; the event still has the new one.
   addEventListener("hashchange", ({ newURL }) => app.follow(newURL));
   document.body.dataset.ready = "true";
 }

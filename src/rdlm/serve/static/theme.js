@@ -1,4 +1,4 @@
-// Light or dark, before anything is painted: what the reader chose here, else what the system says.
+// Light or dark theme: the user's choice, otherwise the system's preference.
 // A classic script, because a module would run after the first paint.
 (() => {
   const root = document.documentElement;

@@ -1,27 +1,27 @@
-// A trajectory: what a sample looked like at every step, as the service streams it.
+// Trajectory of a sample: frames streamed by the server, and the request that produced them.
 
 import { events } from "./api.js";
-import { number } from "./fields.js";
+import { number } from "./form.js";
 
 const FRAMES = 96;
 
 const isCharacters = (model) => model.rdlm.vocabulary?.every((token) => [...token].length === 1) ?? false;
 
-// The request for a text with gaps, or for one to continue, from the values of a form.
-export function wish(values, model) {
+// Request body from the values of a form: an infill if the text has gaps, otherwise a prompt.
+export function requestBody(values, model) {
   const { gap = "_", kind } = model.rdlm;
   const text = values.text ?? "";
   const length = number(values.length);
   const body = {
     model: model.id, seed: number(values.seed), steps: number(values.steps), frames: FRAMES,
     solver: values.solver || undefined, grid: values.grid || undefined, window: number(values.window),
-    chunk: number(values.chunk),
+    block: number(values.block),
     temperature: number(values.temperature), top_p: number(values.top_p),
   };
   if (body.top_p === 1) delete body.top_p;
   if (values.label) Object.assign(body, { label: values.label, guidance: number(values.guidance) });
   if (text.includes(gap) && kind !== "image") {
-    // Gaps are single tokens: only where tokens are characters can the page count what is missing at the end.
+    // A gap is one token; only for character tokenizers does the page know how many are missing at the end.
     const pad = isCharacters(model) && length ? Math.max(length - [...text].length, 0) : 0;
     return { ...body, infill: text + gap.repeat(pad) };
   }
@@ -35,11 +35,11 @@ export class Trajectory {
   body = null;
   model = null;
 
-  // Fills itself from the stream; `onChange` is called after every frame and at the end, so that there is a frame.
+  // Reads the stream; `onChange(event)` is called after every frame and at the end, with at least one frame present.
   async run(body, signal, onChange) {
     this.body = body;
     for await (const { event, data } of events("v1/trajectory", { body, signal })) {
-      signal.throwIfAborted(); // what was on its way when the reader turned to something else
+      signal.throwIfAborted(); // events received after a cancellation
       if (event === "start") this.start = data;
       else if (event === "frame") this.frames.push(data);
       else if (event === "done") this.#finish(data);
@@ -47,12 +47,13 @@ export class Trajectory {
     }
   }
 
-  // The last frame is the sample itself: the walk's own last look still held doubts.
+  // Appends the final sample as a frame, because the last prediction may still be uncertain.
   #finish(done) {
     this.done = done;
     const last = this.frames.at(-1);
-    const doubt = last.certainty.some((p) => p < 0.9995) || last.tokens.some((token, i) => token !== done.tokens[i]);
-    if (!doubt && last.time >= 1) return;
+    const certain = last.certainty.every((p) => p >= 0.9995);
+    const same = last.tokens.every((token, i) => token === done.tokens[i]);
+    if (certain && same && last.time >= 1) return;
     const left = last.entropy.reduce((sum, bits, i) => sum + (last.known[i] ? 0 : bits), 0);
     this.frames.push({
       ...last, step: this.start.steps, time: 1, tokens: done.tokens, certainty: done.tokens.map(() => 1),
@@ -64,14 +65,14 @@ export class Trajectory {
   #end(sphere, tokens) {
     if (!sphere) return sphere;
     const token = tokens[sphere.position];
-    // The sample may have drawn a token that was none of the three.
+    // The sampled token may be none of the three shown.
     const corners = sphere.tokens.includes(token) ? sphere.tokens : [...sphere.tokens.slice(0, 2), token];
     const state = [0, 0, 0, 0, 0];
     state[corners.indexOf(token)] = 1;
     return { ...sphere, tokens: corners, state };
   }
 
-  // Mean entropy of the positions that were not given, in bits, for every frame.
+  // Mean entropy in bits of the positions that are not given, for every frame.
   entropies() {
     return this.frames.map(({ entropy, known }) => {
       const open = entropy.filter((_, i) => !known[i]);
@@ -79,12 +80,12 @@ export class Trajectory {
     });
   }
 
-  // How many steps each position has to itself.
-  get lane() {
+  // Steps in the active window of one position.
+  get stepsPerToken() {
     return Math.max(1, Math.round((this.body.window ?? this.model.rdlm.window) * this.start.steps));
   }
 
-  // The position whose sphere is followed.
+  // The position shown in the view "Sphere".
   get position() { return this.frames[0]?.sphere?.position ?? -1; }
 
   get times() { return this.frames.map((frame) => frame.time); }

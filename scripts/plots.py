@@ -1,0 +1,163 @@
+"""Draw the figures of docs/figures whose data are tables in docs/data: `python scripts/plots.py [NAME ...]`.
+
+Without a name all of them are drawn. The other figures are written by the commands that measure them (docs/log).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[1]
+DATA, FIGURES = ROOT / "docs" / "data", ROOT / "docs" / "figures"
+
+Row = dict[str, str]
+COLORS = ("#1f5fae", "#b01c2e", "#1d7d35", "#762a83", "#e08214", "#4d4d4d", "#35978f", "#c51b7d", "#8c6d1f")
+DATA_PERPLEXITY, DATA_BIGRAM, DATA_BIGRAM_64 = 4.6, 0.071, 0.026  # held-out text8 under the same scorers: docs/log
+
+
+def read(name: str) -> list[Row]:
+    """Return the rows of one table of docs/data."""
+    with (DATA / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def plain(axes: Axes, x: str, y: str, ticks: list[int] | None = None) -> None:
+    """Label the axes, hide the upper and right spines, and put `ticks` on a base-2 logarithmic x axis."""
+    axes.set(xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    if ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+
+
+def error_bar(rows: list[Row], value: str, low: str, high: str) -> tuple[list[float], list[list[float]]]:
+    """Return the values of `rows` and the lengths of their error bars below and above."""
+    values = [float(row[value]) for row in rows]
+    below = [float(row[value]) - float(row[low]) for row in rows]
+    above = [float(row[high]) - float(row[value]) for row in rows]
+    return values, [below, above]
+
+
+def bounds() -> Figure:
+    """Likelihood bound over NFE: RDLM with token schedules, RDLM block-wise, MDLM and autoregression at equal cost."""
+    shown = {
+        ("muon-3000", "rdlm, 90% narrow, strided"): "RDLM, strided token schedule",
+        ("muon-1765", "rdlm, also block-wise"): "RDLM, also trained block-wise",
+        ("muon-3000", "mdlm"): "MDLM",
+        ("muon-3000", "autoregressive"): "autoregressive",
+    }
+    table, nfe = read("bounds-text8"), [4, 8, 16, 32, 64, 128, 256]
+    figure, axes = plt.subplots(figsize=(7.2, 4.4))
+    for color, (key, label) in zip(COLORS, shown.items(), strict=False):
+        rows = [row for row in table if (row["run"], row["model"]) == key]
+        y, bar = error_bar(rows, "bound_bits_per_char", "low95_bits_per_char", "high95_bits_per_char")
+        axes.errorbar([int(row["nfe"]) for row in rows], y, bar, marker="o", ms=5, capsize=2, color=color, label=label)
+    plain(axes, "NFE (64 characters)", "upper bound, bits per character", nfe)
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def compare() -> Figure:
+    """Six methods on the same network: likelihood and bigram divergence of samples at 64 NFE."""
+    order = ("rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow")
+    rows = sorted(read("methods-text8"), key=lambda row: -order.index(row["method"]))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.6), sharey=True)
+    values, (below, above) = error_bar(rows, "bits_per_char", "low95_bits_per_char", "high95_bits_per_char")
+    for place, row in enumerate(rows):
+        color = COLORS[order.index(row["method"])]
+        face = color if row["is_bound"] == "yes" else "white"
+        bar = [[below[place]], [above[place]]]
+        left.errorbar(values[place], place, xerr=bar, fmt="o", ms=7, color=color, mfc=face)
+        bigram, stderr = float(row["bigram_divergence_bits"]), float(row["bigram_stderr_bits"])
+        right.errorbar(bigram, place, xerr=stderr, fmt="o", ms=7, color=color)
+    left.set_yticks(range(len(rows)), [row["method"] for row in rows])
+    right.axvline(DATA_BIGRAM_64, color="black", ls="--", lw=1)
+    plain(left, "bits per character, 64 NFE (hollow: not a bound)", "")
+    plain(right, "bigram divergence of 64 samples, bits (dashed: data)", "")
+    return figure
+
+
+def steps() -> Figure:
+    """Bound, bigram divergence and perplexity over NFE, by token schedule and solver (uniform time grid)."""
+    table = [row for row in read("steps-text8-windows") if row["grid"] in ("", "time")]
+    panels = {
+        "bound_bits_per_char": "bound, bits per character",
+        "bigram_divergence_bits": "bigram divergence, bits",
+        "perplexity": "perplexity under an autoregressive model",
+    }
+    figure, row_of_axes = plt.subplots(1, 3, figsize=(14, 4.6))
+    series = list(dict.fromkeys((row["token_schedule"], row["solver"]) for row in table))
+    for axes, (column, label) in zip(row_of_axes, panels.items(), strict=True):
+        for color, (schedule, solver) in zip(COLORS, series, strict=True):
+            rows = [
+                row for row in table if (row["token_schedule"], row["solver"]) == (schedule, solver) and row[column]
+            ]
+            style = "--" if schedule == "synchronous" else "-"
+            x, y = [int(row["nfe"]) for row in rows], [float(row[column]) for row in rows]
+            axes.plot(x, y, style, marker="o", ms=4, color=color, label=f"{schedule}, {solver}")
+        plain(axes, "NFE", label, [8, 16, 32, 64, 128, 256])
+    row_of_axes[1].axhline(DATA_BIGRAM, color="black", ls=":", label="held-out data")
+    row_of_axes[2].axhline(DATA_PERPLEXITY, color="black", ls=":")
+    handles, labels = row_of_axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
+    return figure
+
+
+def pretrained() -> Figure:
+    """Sample quality of the pretrained text8 model over NFE: token schedules and two synchronous solvers."""
+    table = [row for row in read("steps-text8-pretrained") if row["grid"] in ("", "time")]
+    shown = {
+        ("left to right in blocks", "mixture"): "left to right, block-wise",
+        ("strided, one step", "mixture"): "strided token schedule",
+        ("random, one step", "mixture"): "random token schedule",
+        ("synchronous", "mixture"): "synchronous, mixture kernel",
+        ("synchronous", "euler"): "synchronous, Euler (the paper's sampler)",
+    }
+    figure, axes = plt.subplots(figsize=(7.2, 4.4))
+    for color, (key, label) in zip(COLORS, shown.items(), strict=False):
+        rows = [row for row in table if (row["token_schedule"], row["solver"]) == key]
+        x, y = [int(row["nfe"]) for row in rows], [float(row["perplexity_at_data_entropy"]) for row in rows]
+        axes.plot(x, y, marker="o", ms=5, color=color, label=label)
+    axes.axhline(3.8, color="black", ls=":", label="held-out data")
+    axes.set_ylim(0, 40)
+    plain(axes, "NFE (128 characters)", "perplexity at the entropy of data", [8, 16, 32, 64, 128, 256])
+    axes.legend(frameon=False, fontsize=9, ncols=2)
+    return figure
+
+
+PLOTS: dict[str, Callable[[], Figure]] = {
+    "bounds": bounds,
+    "compare": compare,
+    "pretrained": pretrained,
+    "steps": steps,
+}
+
+
+def main() -> None:
+    """Draw the figures that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(PLOTS)}; default: all")
+    names = parser.parse_args().names or list(PLOTS)
+    if unknown := sorted(set(names) - set(PLOTS)):
+        parser.error(f"unknown figure {', '.join(unknown)}; known: {', '.join(PLOTS)}")
+    for name in names:
+        figure = PLOTS[name]()
+        figure.savefig(FIGURES / f"{name}.png", dpi=130, bbox_inches="tight")
+        plt.close(figure)
+        print(FIGURES / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Connections with timeouts: clients that do not send, or do not read, are disconnected."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from rdlm.serve import server
+from rdlm.serve.server import Connection
+
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+GET = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Respond late, at once, or with more than any buffer holds."""
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.6)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(800 if scope["path"] == "/large" else 0):
+        await send({"type": "http.response.body", "body": b"a" * (1 << 16), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def run(scenario: Callable[[Callable[[], Awaitable[Line]], ServerState], Awaitable[None]]) -> None:
+    """Run a scenario with clients of a server on loopback; the event loop must report no error."""
+
+    async def run_scenario() -> None:
+        errors: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        config, state = uvicorn.Config(app, http=Connection, ws="none", log_config=None, lifespan="off"), ServerState()
+        listening = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+        lines: list[Line] = []
+
+        async def connect() -> Line:
+            lines.append(await asyncio.open_connection(*listening.sockets[0].getsockname()))
+            return lines[-1]
+
+        async with listening:
+            await scenario(connect, state)
+            for _, writer in lines:
+                writer.close()
+            await asyncio.sleep(0.05)
+        assert errors == []
+
+    asyncio.run(asyncio.wait_for(run_scenario(), 60))
+
+
+@pytest.fixture(autouse=True)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TIMEOUT", 0.3)
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+def test_a_client_that_sends_no_request_is_disconnected(begin: bytes) -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(begin)
+        with pytest.raises((ConnectionResetError, EOFError)):
+            await reader.readexactly(1)
+        assert not state.connections
+
+    run(scenario)
+
+
+def test_a_client_that_sends_its_head_too_slowly_is_disconnected() -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+        _, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            writer.write(b"X: 1\r\n")
+        assert not state.connections
+
+    run(scenario)
+
+
+def test_slow_responses_have_no_timeout_and_connections_are_reused() -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+        reader, writer = await connect()
+        for _ in range(2):
+            writer.write(GET)  # the response takes longer than the timeout of a head
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert len(state.connections) == 1
+
+    run(scenario)
+
+
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+        _, writer = await connect()
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(200):
+            await asyncio.sleep(0.05)
+            if not state.connections and not state.tasks:
+                return
+        raise AssertionError("the response is still pending")
+
+    run(scenario)
+
+
+def test_connections_above_the_limit_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 1)
+
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+        first, second = await connect(), await connect()
+        second[1].write(GET)
+        head, _, body = (await second[0].read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 5" in head.lower()
+        assert json.loads(body)["error"]["code"] == "overloaded"
+        first[1].write(GET)
+        assert (await first[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("raw", "answered"),
+    [
+        (b"nonsense\r\n\r\n", True),
+        (b"POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", True),
+        (b"POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", False),
+    ],
+)
+def test_malformed_http_gets_one_response(raw: bytes, answered: bool) -> None:
+    """If a response has already begun, there is no second one."""
+
+    async def scenario(connect: Callable[[], Awaitable[Line]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(raw)
+        if not answered:
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            writer.write(b"ZZ\r\n")
+        received = await _rest(reader)
+        assert received.count(b"HTTP/1.1") == answered
+        if answered:
+            assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        await asyncio.sleep(0.7)  # the slow application has ended, too
+        assert not state.connections and not state.tasks
+
+    run(scenario)
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    found = b""
+    try:
+        while part := await reader.read(1 << 16):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
