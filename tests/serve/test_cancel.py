@@ -14,7 +14,7 @@ from running import save
 from torch import Tensor
 
 import rdlm
-from rdlm.sampling.batching import Query
+from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
 from rdlm.serve.service import Limits, Service
 
@@ -29,13 +29,13 @@ class Gate:
         if host.engine is None:
             host.model.method.network.register_forward_pre_hook(self._wait)
             return
-        real = host.engine.forward._run
+        real = host.engine.batcher._run
 
         def run(blocks: Sequence[Query]) -> list[Tensor]:
             self._wait()
             return real(blocks)
 
-        host.engine.forward._run = run  # type: ignore[method-assign]
+        host.engine.batcher._run = run  # type: ignore[method-assign]
 
     def _wait(self, *_: object) -> None:
         self._open.acquire()

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from rdlm.api.plan import Plan
-from rdlm.api.request import Request
 from running import save
 from torch import Tensor
 
 import rdlm
+from rdlm.api.generate import WindowStep, prepare
 from rdlm.api.language_model import LanguageModel
-from rdlm.sampling.batching import Query
+from rdlm.config import SamplingOptions
+from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, Sample
 from rdlm.serve.http_errors import Disconnected, HttpError
@@ -38,16 +38,16 @@ class Gated:
         self.engine = engine
         self.rows: list[int] = []
         self.trouble: Exception | None = None
-        self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.forward.__call__
+        self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.batcher.__call__
 
-        def forward(queries: Sequence[Query]) -> list[Tensor]:
+        def evaluate(queries: Sequence[Query]) -> list[Tensor]:
             self._gate.acquire()
             self.rows.append(sum(len(query.state) for query in queries))
             if self.trouble is not None:
                 raise self.trouble
             return real(queries)
 
-        self.engine.forward = forward  # type: ignore[assignment]
+        self.engine.batcher = evaluate  # type: ignore[assignment]
 
     def let(self, turns: int) -> None:
         for _ in range(turns):
@@ -77,8 +77,8 @@ def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
 
 
 def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> Sample:
-    plan = Plan.of(model, Request(**{"steps": 6, **options}))
-    return Sample(plan, plan.request.seed, job, index)
+    prepared = prepare(model, SamplingOptions(**{"steps": 6, **options}))
+    return Sample(prepared, prepared.options.seed, job, index)
 
 
 async def ended(job: Job) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ def test_places_are_taken_in_order(model: LanguageModel, gated: Callable[..., Ga
     run(scene)
 
 
-def test_a_defect_ends_those_who_met_it_and_nobody_else(
+def test_a_failed_evaluation_ends_its_requests_and_not_the_service(
     model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -213,17 +213,60 @@ def test_a_defect_ends_those_who_met_it_and_nobody_else(
         assert len(await ended(again)) == 16 and gate.engine.alive
 
     run(scene)
+    assert "a turn failed" in caplog.text
+
+
+def test_a_failed_step_ends_its_own_request_alone(
+    model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        gate, failing, other = gated(), Job(60), Job(60)
+
+        def watch(step: int, happened: WindowStep) -> None:
+            if step == 2:
+                raise ZeroDivisionError("a secret of the house")
+
+        prepared = prepare(model, SamplingOptions(steps=6, seed=1))
+        gate.engine.submit([Sample(prepared, 1, failing, watch=watch), sample(model, other, seed=2)])
+        gate.let(30)
+        with pytest.raises(ZeroDivisionError):
+            await anext(failing.events())
+        assert await ended(other) == model.generate(seed=2, steps=6).samples[0].tokens
+        assert gate.rows == [2, 2, 2, 1, 1, 1] and gate.engine.alive
+
+    run(scene)
     assert "a step failed" in caplog.text
 
 
-def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+def test_samples_of_all_kinds_share_the_engine(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    """Solvers with one and two evaluations per step, lengths, schedules and windows: each sample as if alone."""
+    wanted: list[dict[str, Any]] = [
+        {"solver": "heun"},
+        {"solver": "corrector", "length": 7},
+        {"solver": "euler", "window": 0.5, "steps": 9},
+        {"length": 40, "steps": 3},
+        {"prompt": "ab", "temperature": 0.7, "block": 4},
+    ]
+
+    async def scene() -> None:
+        gate, jobs = gated(), [Job(60) for _ in wanted]
+        gate.let(200)
+        for job, options in zip(jobs, wanted, strict=True):
+            gate.engine.submit([sample(model, job, seed=3, **options)])
+        for job, options in zip(jobs, wanted, strict=True):
+            assert await ended(job) == model.generate(**{"seed": 3, "steps": 6} | options).samples[0].tokens
+
+    run(scene)
+
+
+def test_queries_of_other_threads_share_a_turn(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
         gate, job, asker = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, job)])
         await gate.turn()
         state = model.rdlm.process.bridge.start.point().repeat(3, 16, 1)
         query = Query(state, torch.full((3, 16), 0.01))
-        asked = asyncio.create_task(asyncio.to_thread(gate.engine.ask, query, asker))
+        asked = asyncio.create_task(asyncio.to_thread(gate.engine.evaluate, query, asker))
         await asyncio.sleep(0.05)
         gate.let(20)
         answer = await asked
@@ -231,6 +274,6 @@ def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callab
         assert 4 in gate.rows and answer.shape == (3, 16, 27)
         asker.over = True
         with pytest.raises(Disconnected):
-            gate.engine.ask(query, asker)
+            gate.engine.evaluate(query, asker)
 
     run(scene)
