@@ -30,7 +30,7 @@ FACTORS: dict[str, list[Any]] = {
     "self_condition": [False, True],
     "condition": ["none", "classes", "signal"],
     "evidence": [True, False],
-    "clock": ["synchronous", "windows", "prefix"],
+    "times": ["synchronous", "windows", "prefix"],
     "proposal": ["uniform", "interval", "adaptive"],
 }
 
@@ -61,7 +61,7 @@ def assembled(row: dict[str, Any]) -> tuple[Rdlm, Batch]:
     settings = {name: row[name] for name in ("bridge", "path", "law", "features", "loss", "self_condition")}
     settings |= {"evidence": row["evidence"], "proposal": row["proposal"], "top": 2, "levels": 8, "pairs": 64}
     settings |= LAYOUTS[row["layout"]]
-    settings |= {"windows": {"asynchronous": 0.7}, "prefix": {"prefix": 0.7}}.get(row["clock"], {})
+    settings |= {"windows": {"asynchronous": 0.7}, "prefix": {"prefix": 0.7}}.get(row["times"], {})
     classes, signal = (3 if row["condition"] == "classes" else 0), int(row["condition"] == "signal")
     batch = tokens(5, 4, 3)
     label = torch.tensor([0, 1, 2, -1]) if classes else None
@@ -172,13 +172,14 @@ def test_a_seen_answer_is_used_half_of_the_time() -> None:
 # -- samples ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, TokenSchedule(0.5, "left_to_right")], ids=["all", "half"])
+@pytest.mark.parametrize("token_schedule", [None, TokenSchedule(0.5, "left_to_right")], ids=["all", "half"])
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "constant", "switch"])
 @every_layout
-def test_samples_are_tokens(layout: str, path: str, kernel: str, window: TokenSchedule | None) -> None:
+def test_samples_are_tokens(layout: str, path: str, kernel: str, token_schedule: TokenSchedule | None) -> None:
     made = method(5, scrambled=True, path=path, **LAYOUTS[layout])
-    first, second = (made.generate(40, 3, 8, torch.Generator().manual_seed(14), kernel, window) for _ in range(2))
+    seeds = [torch.Generator().manual_seed(14) for _ in range(2)]
+    first, second = (made.generate(40, 3, 8, seed, kernel, token_schedule) for seed in seeds)
     assert first.shape == (40, 3) and first.dtype == torch.long
     assert torch.equal(first, second)
     lowest = 0 if layout in BY_TOKEN else -1
