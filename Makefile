@@ -1,12 +1,12 @@
-# Everything runs in .venv, which `setup` makes or reuses. Paths are relative, so the folder's name may hold spaces.
+# All targets run in .venv, which `setup` creates or reuses. Paths are relative: the name of the folder may have spaces.
 .PHONY: help setup test lint torture audit demo clean
 
 help:
 	@echo "make setup   install into .venv (reused when nothing has changed)"
-	@echo "make test    lint, types and tests"
-	@echo "make lint    lint and types"
-	@echo "make torture kill, starve, spoil and besiege, and see that nothing is lost; some 20 minutes"
-	@echo "make audit   known vulnerabilities of the pinned packages, by pip-audit"
+	@echo "make test    lint, format, types and tests"
+	@echo "make lint    lint, format and types"
+	@echo "make torture fault injection: kills, full disks, damaged files, load on the service; 10 minutes"
+	@echo "make audit   known vulnerabilities of the pinned packages, with pip-audit"
 	@echo "make demo    rdlm demo"
 	@echo "make clean   delete .venv, caches and builds; runs/ stays"
 
@@ -15,13 +15,14 @@ setup:
 
 lint: setup
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
 test: lint
 	.venv/bin/python -m pytest -n 2
 
 torture: setup
-	OMP_NUM_THREADS=1 .venv/bin/python tests/torture/campaign.py
+	OMP_NUM_THREADS=1 .venv/bin/python torture/campaign.py
 
 audit: setup
 	.venv/bin/python scripts/audit.py

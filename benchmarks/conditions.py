@@ -1,10 +1,10 @@
-"""Do conditions hold, and do mistakes end well? `python benchmarks/conditions.py [MODEL] [--num N] [--json]`.
+"""Check conditional generation and error messages: `python benchmarks/conditions.py [MODEL] [--num N] [--json]`.
 
-Everything goes through the command line, as a stranger would do it: 1,000 samples for each condition, every one of
-which is checked, the same seeds in other company, and a list of mistakes, each of which must end with exit code 2 and
-one line that says what is wrong. Then prompts: bits per character of held-out texts, of their first halves continued by
-the model, and of the model's own texts, all bounds of whole sequences. MODEL writes the characters of text8; if it is
-not given, it is the one in the box. Some ten minutes on one core.
+Everything goes through the command line: 1,000 samples per condition, every one of which is checked; the same seeds in
+other batches; and a list of user errors, each of which must end with exit code 2 and one line that names the error.
+Then prompts: bits per character of held-out texts, of their first halves continued by the model, and of the model's own
+texts, all of them bounds of whole sequences. MODEL has the alphabet of text8; the default is the pretrained one. Takes
+about ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def conditions(model: str, num: int) -> Iterator[Row]:
             ("--regex", DIGITS, "--length", "24", "--num", str(num)),
             lambda text: bool(re.fullmatch(DIGITS, text)),
         ),
-        "ban, prompt and suffix: none between, begun and ended as told": (
+        "ban, prompt and suffix: none of the banned characters between them": (
             ("--ban", "etz", "--prompt", "ban ", "--suffix", " in", "--length", "32", "--num", str(num)),
             lambda text: text.startswith("ban ") and text.endswith(" in") and not set("etz") & set(text[4:-3]),
         ),
@@ -71,12 +71,12 @@ def conditions(model: str, num: int) -> Iterator[Row]:
 
 def seeds(model: str) -> Iterator[Row]:
     for solver in ("mixture", "drift", "heun", "corrector", "deterministic", "euler"):
-        for clock in ((), ("--window", "1")):
-            options = (model, "--steps", "12", "--solver", solver, *clock)
+        for window in ((), ("--window", "1")):
+            options = (model, "--steps", "12", "--solver", solver, *window)
             whole = texts(*options, "--num", "4", "--seed", "3")
             halves = texts(*options, "--num", "2", "--seed", "3") + texts(*options, "--num", "2", "--seed", "5")
             alike = [whole == halves, whole == texts(*options, "--num", "4", "--seed", "3", "--batch", "1")]
-            words = "one clock" if clock else "the model's clock"
+            words = "all tokens together" if window else "the model's token schedule"
             yield {"what": f"same seed: {solver}, {words}", "seen": sum(alike), "of": 2, "note": "halves, batch of 1"}
 
 
@@ -87,13 +87,13 @@ def mistakes(model: str, folder: Path) -> Iterator[Row]:
     (other / CONFIG).write_text(json.dumps(config | {"format": 999}))
     tried: dict[str, tuple[str, ...]] = {
         "a prompt longer than the model": ("--prompt", "a" * 200, "--length", "128"),
-        "a character outside of the vocabulary, in a prompt": ("--prompt", "Häuser"),
+        "a character outside of the vocabulary in a prompt": ("--prompt", "Häuser"),
         "the same in an infill": ("--infill", "the ____ OF"),
         "the same in a ban": ("--ban", "Q"),
         "an infill without a gap": ("--infill", "the end of"),
         "a regex that nothing of that length matches": ("--regex", "ab", "--length", "5"),
         "a regex that nothing with that prompt matches": ("--regex", "[ab]+", "--prompt", "c", "--length", "5"),
-        "a regex that is none": ("--regex", "(ab"),
+        "an invalid regex": ("--regex", "(ab"),
         "a banned prompt": ("--ban", "t", "--prompt", "the "),
         "an infill beside a prompt": ("--infill", "a_", "--prompt", "b"),
         "0 steps": ("--steps", "0"),
@@ -101,11 +101,11 @@ def mistakes(model: str, folder: Path) -> Iterator[Row]:
         "temperature 0": ("--temperature", "0"),
         "top-p above 1": ("--top-p", "2"),
         "guidance without a class": ("--guidance", "2"),
-        "a class of a model without any": ("--label", "3"),
+        "a class for a model without classes": ("--label", "3"),
         "an unknown solver": ("--solver", "eulr"),
     }
     runs = {what: command(model, *options) for what, options in tried.items()}
-    runs["a model that is not there"] = command(str(folder / "none"))
+    runs["a missing model"] = command(str(folder / "none"))
     runs["a model of another format"] = command(str(other))
     for what, done in runs.items():
         lines = [line.strip("│ ") for line in done.stderr.splitlines() if any(map(str.isalpha, line))]

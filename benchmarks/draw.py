@@ -1,4 +1,4 @@
-"""Draws of the exact law against a pass of normal numbers, against a simulation, and the price of their tables."""
+"""Draws from the exact law against a pass of normal numbers and against a simulation, and the cost of its tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.fixtures import LETTERS
 from benchmarks.measure import Figure, Work, alternate, at_least, at_most, within
-from benchmarks.subject import LETTERS
-from rdlm.process.bridge import Bridge, BridgeKind, masked
+from rdlm.process.bridge import Bridge, BridgeKind, masked_start
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import precompute
@@ -18,55 +18,53 @@ from rdlm.process.schedule import Geometric
 from rdlm.process.simulated import SimulatedLaw
 from rdlm.random import normals
 
-CLOCK = Geometric()
+SCHEDULE = Geometric()
 CASES: tuple[tuple[int, BridgeKind, tuple[int, int]], ...] = (
     (28, "brownian", (16, 256)),
     (30522, "logarithm", (2, 64)),
 )
 STEPS = 500
-"""Of the simulation that training would need without the law."""
+"""Steps of the simulation that training would need without the exact law."""
 TABLES = {
     "exact law, d = 28": (28, 256, 5.0),
     "exact law, d = 30522": (30522, 256, 10.0),
     "normal law, d = 4": (4, 10_000, 20.0),
 }
-"""Dimension, levels, and the seconds that 16,384 pairs may take."""
+"""Dimension, levels, and the limit in seconds for 16,384 pairs."""
 
 
 def law_of(dimension: int, kind: BridgeKind, levels: int = 256, pairs: int = 4096) -> ExactLaw:
-    """Return an exact law on the paper's clock."""
-    bridge = Bridge(masked(dimension - 1), CLOCK.total, kind)
-    return tabulate(bridge, uniform_in_time(CLOCK, levels), pairs, torch.Generator().manual_seed(0))
+    """Return an exact law on the paper's schedule."""
+    bridge = Bridge(masked_start(dimension - 1), SCHEDULE.total, kind)
+    return tabulate(bridge, uniform_in_time(SCHEDULE, levels), pairs, torch.Generator().manual_seed(0))
 
 
 def places(dimension: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return tokens and the noise still to come at uniform times."""
+    """Return random tokens, and the remaining noise at uniform times."""
     generator = torch.Generator().manual_seed(1)
     time = torch.rand(shape, generator=generator)
-    return torch.randint(dimension - 1, shape, generator=generator), CLOCK.remaining(time)
+    return torch.randint(dimension - 1, shape, generator=generator), SCHEDULE.remaining(time)
 
 
 def one_pass(shape: tuple[int, ...], generator: torch.Generator) -> Work:
-    """Return a work that no draw can do without: normal numbers for the whole state, scaled and shifted by position."""
+    """Return the least work of any draw: normal numbers for the whole state, scaled and shifted by position."""
     scale, shift = torch.rand(*shape[:-1], 1), torch.rand(*shape[:-1], 1)
     return lambda: torch.randn(shape, generator=generator).mul_(scale).add_(shift)
 
 
 def numbers(quick: bool) -> list[Figure]:
-    """Return torch's normal numbers over those of a key, which are the same on every device."""
+    """Measure torch's normal numbers over counter-based ones, which are the same on every device."""
     count, key, generator = 10_000 if quick else 1_000_000, torch.tensor([0]), torch.Generator().manual_seed(0)
     works: dict[str, Work] = {
         "torch": lambda: torch.randn(count, generator=generator),
-        "in many operations": lambda: normals(key, count),
+        "counter-based": lambda: normals(key, count),
     }
     taken = alternate(works, 5 if quick else 15)
-    return [
-        Figure.of("normal numbers of torch", f"by key, {way}", taken["torch"], taken[way]) for way in list(works)[1:]
-    ]
+    return [Figure.of("normal numbers of torch", "counter-based ones", taken["torch"], taken["counter-based"])]
 
 
 def draw(quick: bool) -> list[Figure]:
-    """Return the draw over one pass of normal numbers with a multiply-add."""
+    """Measure the draw over one pass of normal numbers with a multiply-add."""
     figures = []
     for dimension, kind, shape in CASES:
         law, generator = law_of(dimension, kind, 64 if quick else 256), torch.Generator().manual_seed(2)
@@ -76,29 +74,29 @@ def draw(quick: bool) -> list[Figure]:
             "pass": one_pass((*shape, dimension), generator),
         }
         taken = alternate(works, 5 if quick else 15)
-        name = f"draw of the exact law, d = {dimension}"
+        name = f"draw from the exact law, d = {dimension}"
         against = "normal numbers and a multiply-add"
         figures.append(Figure.of(name, against, taken["draw"], taken["pass"], at_most(2.0)))
     return figures
 
 
 def simulation(quick: bool) -> list[Figure]:
-    """Return how many times faster a draw is than the walk of 500 steps that it replaces."""
+    """Measure how many times faster a draw is than the 500-step simulation that it replaces."""
     shape, generator = (4, 64) if quick else (16, 256), torch.Generator().manual_seed(2)
     law = law_of(LETTERS + 1, "brownian")
-    walk = SimulatedLaw(law.bridge, uniform_in_time(CLOCK, STEPS))
+    simulated = SimulatedLaw(law.bridge, uniform_in_time(SCHEDULE, STEPS))
     token, remaining = places(LETTERS + 1, shape)
     works: dict[str, Work] = {
-        "simulation": partial(walk.draw, token, remaining, generator),
+        "simulation": partial(simulated.draw, token, remaining, generator),
         "draw": partial(law.draw, token, remaining, generator),
     }
     taken = alternate(works, 2 if quick else 5)
     name = "500-step simulation, d = 28"
-    return [Figure.of(name, "a draw of the exact law", taken["simulation"], taken["draw"], at_least(200.0))]
+    return [Figure.of(name, "a draw from the exact law", taken["simulation"], taken["draw"], at_least(200.0))]
 
 
 def tables(quick: bool) -> list[Figure]:
-    """Return the building of each table over the drawing of the random numbers in it."""
+    """Measure building each table over drawing the random numbers in it."""
     pairs = 1024 if quick else 16384
     figures = []
     for name, (dimension, levels, limit) in TABLES.items():
@@ -117,8 +115,8 @@ def _exact(dimension: int, levels: int, pairs: int) -> Callable[[], object]:
 
 
 def _normal(dimension: int, levels: int, pairs: int) -> Callable[[], object]:
-    bridge = Bridge(masked(dimension - 1), CLOCK.total, "logarithm")
-    return lambda: precompute(bridge, uniform_in_time(CLOCK, levels), pairs)
+    bridge = Bridge(masked_start(dimension - 1), SCHEDULE.total, "logarithm")
+    return lambda: precompute(bridge, uniform_in_time(SCHEDULE, levels), pairs)
 
 
 def _numbers(levels: int, pairs: int) -> Work:

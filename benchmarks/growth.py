@@ -1,4 +1,4 @@
-"""How cost grows: in the coordinates of a state, in the length of a sequence, and in the sequences of a batch."""
+"""How the cost grows with the dimension of a state, with the length of a sequence, and with the batch size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 
 from benchmarks.draw import law_of, places
+from benchmarks.fixtures import LETTERS, ONE_SPHERE, PLAIN, SMALL_TABLE, TINY, method, tokens, training_step
 from benchmarks.measure import Figure, Work, alternate, at_most
-from benchmarks.subject import LETTERS, ONE_SPHERE, PLAIN, SMALL_TABLE, TINY, method, tokens, training_step
 from rdlm.config import RunConfig
 from rdlm.display.figure import canvas
 
 LINEAR, QUADRATIC = at_most(1.1), at_most(2.0)
-"""Exponents: a little above 1 is allowed, since large tensors leave the cache."""
+"""Limits of exponents; slightly above 1 is allowed for linear cost, because large tensors do not fit the cache."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Curve(Figure):
 
 
 def growth(quick: bool) -> list[Curve]:
-    """Return the exponents: 1 is linear; attention alone is there to compare lengths with."""
+    """Measure exponents of growth, 1 being linear; attention alone is the reference for the length."""
     turns = 2 if quick else 3
     dimensions = [4, 28, 256, 2048] if quick else [4, 28, 256, 2048, 8192, 30522]
     lengths = [64, 256, 1024] if quick else [64, 128, 256, 512, 1024, 2048]
     batches = [1, 4, 16] if quick else [1, 2, 4, 8, 16, 32, 64]
     attention = _curve("attention alone", "length", lengths, _attention, turns)
     return [
-        _curve("draw of the exact law", "d", dimensions, _draw, turns, LINEAR),
+        _curve("draw from the exact law", "d", dimensions, _draw, turns, LINEAR),
         _curve("training step", "d", dimensions, _step_in_dimension, turns, LINEAR),
         _curve("training step", "length", lengths, partial(_step, 1), turns, QUADRATIC),
         attention,
@@ -93,7 +93,7 @@ def exponent(seconds: Mapping[int, float]) -> float:
 
 
 def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write the curves among the rows as a picture, one panel for each axis."""
+    """Plot the curves among the rows, one panel per axis."""
     curves = [row for row in rows if row.get("points")]
     axes_names = list(dict.fromkeys(str(row["axis"]) for row in curves))
     with canvas(path, columns=len(axes_names), width=3.9, height=3.4) as axes:

@@ -1,12 +1,12 @@
-"""Does guidance move what it should? `python benchmarks/guidance.py [RUN] [--json]` on a run of `digits`.
+"""Measure the effect of guidance: `python benchmarks/guidance.py [RUN] [--json]` on a run of `digits`.
 
-Without a RUN a small one is trained first, in `runs/guidance`: width 96, 3 layers, 1,000 steps, some minutes on one
-core. The next time it is found there.
+Without RUN, a small model is trained first in `runs/guidance` (width 96, 3 layers, 1,000 steps, minutes on one core)
+and reused the next time.
 
-Samples are drawn for every class at several weights of the condition, Eq. (45) in docs/theory.md, and a support-vector
-classifier that has seen the real training digits says what they are. Weight 0 ignores the class: one in ten is right by
-chance. `spread` is the root mean square distance of samples from the mean of their class, in units of the real digits':
-what guidance costs in variety. Target: with weight 2 more samples are right than with 0, and not fewer than with 1.
+Samples are drawn for every class at several guidance weights, Eq. (45) in docs/theory.md, and classified by a
+support-vector machine that was trained on the real digits. Weight 0 ignores the class: one in ten is right by chance.
+`spread` is the root mean square distance of samples from the mean of their class relative to that of the real digits:
+the variety that guidance costs. Target: weight 2 has more correct samples than weight 0, and not fewer than weight 1.
 Needs scikit-learn (extra `dev`).
 """
 
@@ -35,11 +35,11 @@ from rdlm.train.run import load_corpus
 
 OWN = Path("runs/guidance")
 WEIGHTS = (0.0, 1.0, 2.0, 4.0)
-COLUMNS = ("guidance", "samples", "right", "low", "high", "spread")
+COLUMNS = ("guidance", "samples", "right", "low", "high", "strided")
 
 
 def small() -> RunConfig:
-    """Return the preset `digits` at a size that is trained in minutes."""
+    """Return the preset `digits` at a size that trains in minutes."""
     config = preset("digits")
     training = replace(config.training, steps=1000, lr=2e-3, warmup=50)
     model = TransformerConfig(width=96, layers=3, heads=4, time_width=32, time_scale=10.0, dropout=0.1, places=64)
@@ -47,7 +47,7 @@ def small() -> RunConfig:
 
 
 class Judge:
-    """A classifier of the real digits; its own accuracy on held-out ones is the first row."""
+    """A classifier trained on the real digits; its accuracy on held-out digits is the first row."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.classifier = SVC(gamma=0.001).fit(corpus.train, corpus.labels["train"])
@@ -77,7 +77,7 @@ def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def samples(model: LanguageModel, weight: float, each: int, steps: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return so many images of every class, and their classes."""
+    """Return `each` images of every class, and their classes."""
     classes = list(model.about["classes"])
     made = [
         generate(model, num=each, steps=steps, label=name, guidance=weight, seed=1000 * number, batch=each, rows=each)
@@ -88,10 +88,10 @@ def samples(model: LanguageModel, weight: float, each: int, steps: int) -> tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?", help="a run of digits; if not given, a small one of its own")
-    parser.add_argument("--guidance", type=float, nargs="+", default=WEIGHTS, help="weights of the condition")
-    parser.add_argument("--each", type=int, default=20, help="samples of each class")
-    parser.add_argument("--steps", type=int, default=32, help="steps of the sampler")
+    parser.add_argument("run", type=Path, nargs="?", help="a run of digits; by default a small one is trained")
+    parser.add_argument("--guidance", type=float, nargs="+", default=WEIGHTS, help="guidance weights")
+    parser.add_argument("--each", type=int, default=20, help="samples per class")
+    parser.add_argument("--steps", type=int, default=32, help="sampler steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Timing by turns: what is compared runs alternately in one process, and what counts is the ratio within a turn."""
+"""Timing in turn: the workloads that are compared alternate in one process, and ratios are taken within a turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Work = Callable[[], object]
 Clock = Callable[[], float]
 
 LEAST = 0.02
-"""Seconds that a turn lasts at least: short works are repeated within it."""
+"""Least seconds of a turn; short workloads are repeated within it."""
 
 
 def children_time() -> float:
@@ -26,10 +26,10 @@ def children_time() -> float:
 def alternate(
     works: Mapping[str, Work], turns: int, clock: Clock = time.process_time, least: float = LEAST
 ) -> dict[str, list[float]]:
-    """Return the seconds of one call of each work in every turn, after one that is not counted.
+    """Return the seconds per call of each workload in every turn, after a warm-up that is not counted.
 
-    Every other turn goes backwards, so that a drift of the machine falls on all of them alike. The processor's own
-    time, the default, is that of an idle machine as long as one thread does the work.
+    Every other turn runs in reverse order, so that a drift of the machine affects all workloads equally. Processor
+    time, the default, does not depend on the load of the machine as long as one thread does the work.
     """
     counts = {name: _repeats(work, clock, least) for name, work in works.items()}
     taken: dict[str, list[float]] = {name: [] for name in works}
@@ -43,7 +43,7 @@ def alternate(
 
 
 def _repeats(work: Work, clock: Clock, least: float) -> int:
-    """Return how many calls fill a turn; the work is warm afterwards."""
+    """Return the number of calls that fill a turn; this also warms the workload up."""
     for _ in range(2):
         begin = clock()
         work()
@@ -55,14 +55,14 @@ def _repeats(work: Work, clock: Clock, least: float) -> int:
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio, or the seconds themselves, should be."""
+    """The limit of a ratio, or of the seconds themselves."""
 
     relation: Literal["at most", "at least"]
     value: float
     in_seconds: bool = False
 
     def holds(self, found: float) -> bool:
-        """Return whether what was found meets it."""
+        """Return whether a measured value meets the target."""
         return found <= self.value if self.relation == "at most" else found >= self.value
 
     def __str__(self) -> str:
@@ -70,31 +70,31 @@ class Target:
 
 
 def at_most(value: float) -> Target:
-    """Return the target of something that must not cost more."""
+    """Return an upper limit of a ratio."""
     return Target("at most", value)
 
 
 def at_least(value: float) -> Target:
-    """Return the target of something that must save so much."""
+    """Return a lower limit of a ratio."""
     return Target("at least", value)
 
 
 def within(seconds: float) -> Target:
-    """Return the target of something that a person waits for."""
+    """Return an upper limit in seconds, for what a person waits for."""
     return Target("at most", seconds, in_seconds=True)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: a ratio in every turn, and what it should be."""
+    """One figure: a ratio for every turn, and its target."""
 
     name: str
     against: str
-    """What the ratio is to."""
+    """The denominator of the ratio."""
     ratios: Sequence[float]
     target: Target | None = None
     seconds: float | None = None
-    """Median seconds of what was measured, where a person may want to know."""
+    """Median seconds of the numerator, where they are of interest."""
     note: str = ""
 
     @staticmethod
@@ -106,18 +106,18 @@ class Figure:
         target: Target | None = None,
         note: str = "",
     ) -> Figure:
-        """Return the figure of times over other times of the same turns; `seconds` are those of the first."""
+        """Return the figure of `upper` over `lower` times of the same turns; `seconds` is the median of `upper`."""
         ratios = [a / b for a, b in zip(upper, lower, strict=True)]
         return Figure(name, against, ratios, target, statistics.median(upper), note)
 
     @property
     def ratio(self) -> float:
-        """Return the median over turns."""
+        """The median over turns."""
         return statistics.median(self.ratios)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return the lower and the upper quartile over turns."""
+        """The lower and the upper quartile over turns."""
         if len(self.ratios) < 2:
             return self.ratio, self.ratio
         low, _, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
@@ -125,13 +125,13 @@ class Figure:
 
     @property
     def ok(self) -> bool | None:
-        """Return whether the median meets the target; None without one."""
+        """Whether the median meets the target; None without a target."""
         if self.target is None:
             return None
         return self.target.holds(self.seconds or 0.0 if self.target.in_seconds else self.ratio)
 
     def row(self) -> dict[str, object]:
-        """Return the figure for a table or for JSON."""
+        """Return the figure as a row of a table or of JSON."""
         return {
             "name": self.name,
             "ratio": self.ratio,

@@ -1,4 +1,4 @@
-"""The network against its matrix products, recorded in one step and called again back to back."""
+"""The network against its matrix products, which are recorded in one step and replayed back to back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.fixtures import LETTERS, NETWORK, tokens
 from benchmarks.measure import Figure, Work, alternate, at_most
-from benchmarks.subject import LETTERS, NETWORK, tokens
 from rdlm.config import Interface
 from rdlm.model.network import build
 
@@ -22,30 +22,30 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every matrix product, attention included, with the tensors that it was given."""
+    """Records every matrix product, attention included, with its arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.nfe: list[Call] = []
+        self.calls: list[Call] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the operation returns."""
+        """Run the operation, and record it if it is a product."""
         name = func.overloadpacket.__name__
         if name in PRODUCTS or "attention" in name:
-            self.nfe.append((func, args, kwargs or {}))
+            self.calls.append((func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def replay(self) -> None:
-        """Call them all again in their order."""
+        """Call all recorded operations again in order."""
         with torch.no_grad():
-            for function, args, kwargs in self.nfe:
+            for function, args, kwargs in self.calls:
                 function(*args, **kwargs)
 
 
 def products(quick: bool) -> list[Figure]:
-    """Return the network's step, eager and compiled, over its products alone."""
+    """Measure the network's training step, eager and compiled, over its products alone."""
     ids = tokens(LETTERS, 2 if quick else 16, 256)
     features, time = functional.one_hot(ids, LETTERS).float(), torch.rand(len(ids))
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def products(quick: bool) -> list[Figure]:
     with recorder:
         step(network)
     works: dict[str, Work] = {"eager": lambda: step(network)}
-    compiled, note = (None, "compilation is left out of a quick look") if quick else _compiled(network, step)
+    compiled, note = (None, "not compiled in quick mode") if quick else _compiled(network, step)
     if compiled is not None:
         works["compiled"] = lambda: step(compiled)
     taken = alternate(works | {"products": recorder.replay}, 3 if quick else 5)
@@ -76,13 +76,13 @@ def products(quick: bool) -> list[Figure]:
 def _compiled(
     network: nn.Module, step: Callable[[Callable[..., Tensor]], None]
 ) -> tuple[Callable[..., Tensor] | None, str]:
-    """Return the compiled network after a first step, or None and why there is none."""
+    """Return the compiled network after a first step, or None and the reason."""
     if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
         return None, "not compiled: no C++ compiler was found"
     compiled = torch.compile(network)
     try:
         step(compiled)
-    except BackendCompilerFailed:  # of the compiler's thousand lines none would help here
+    except BackendCompilerFailed:  # its message has a thousand lines, none of them useful here
         where = " in a folder with a space in its name" if " " in torch.__file__ else ""
         return None, f"not compiled: torch's compiler failed{where}"
     return compiled, ""

@@ -1,14 +1,14 @@
-"""Loads the service: `python benchmarks/service.py [RUN] [--clients 200 --seconds 60] [--json]`.
+"""Measure the HTTP service: `python benchmarks/service.py [RUN] [--clients 200 --seconds 60] [--json]`.
 
 | name | what | target |
 |---|---|---|
-| 8 at once | time until 8 requests that come together are answered, over that of one alone | 3 |
-| exact | requests of the 8 that return another text than alone | 0 |
+| 8 at once | time to answer 8 simultaneous requests over the time of one alone | 3 |
+| wrong | requests of the 8 whose text differs from the one they return alone | 0 |
 
-With `--clients`, so many clients ask one request after the other for `--seconds`, and come back when they are told to:
-latency percentiles, answers that are lost, doubled or wrong, and the service's memory before and after are reported.
-Without RUN a model of nobody's training is made, of the demo's size (1.0M parameters, length 64). The service is
-started by its own command, on a port of its own.
+With `--clients`, that many clients send one request after the other for `--seconds`, and wait as long as Retry-After
+states: the report has latency percentiles, responses that are lost, duplicated or wrong, and the memory of the service
+before and after. Without RUN an untrained model of the demo's size is served (1.0M parameters, length 64). The service
+is started by its command, on a free port.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rdlm.display.tables import print_json, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 
-from running import save, serving
+from running import save, serving  # type: ignore[import-not-found]
 
 TARGET = 3.0
 CROWD = 8
 
 
 def untrained(run: Path) -> Path:
-    """Write the folder of a run of the demo's size whose network nobody trained."""
+    """Write the folder of an untrained run of the demo's size."""
     network = TransformerConfig(width=128, layers=4, heads=4, time_width=64)
-    return save(run, network=network, corpus={"length": 64}, window=0.01)
+    return Path(save(run, network=network, corpus={"length": 64}, window=0.01))
 
 
 def resident(pid: int) -> float:
@@ -67,7 +67,7 @@ async def crowd(url: str, steps: int, turns: int) -> dict[str, Any]:
             single = time.perf_counter() - begin
             begin = time.perf_counter()
             together = await asyncio.gather(*(text(client, seed, steps) for seed in range(CROWD)))
-            if turn > 0:  # the first turn tries out which rows may share calls
+            if turn > 0:  # the first turn finds out which rows may share a forward pass
                 ratios.append((time.perf_counter() - begin) / single)
                 singles.append(single)
             wrong += sum(a != b for a, b in zip(alone, together, strict=True))
@@ -93,7 +93,7 @@ async def one_client(
     latencies: list[float],
     ids: Counter[str],
 ) -> None:
-    """Ask until the time is over; every answer must be the one that its seed has."""
+    """Send requests until the time is over; every response must be the text of its seed."""
     turn = 0
     while time.monotonic() < until:
         seed = (number + turn) % CROWD
@@ -115,7 +115,7 @@ async def one_client(
 
 
 async def load(url: str, pid: int, clients: int, seconds: float, steps: int) -> dict[str, Any]:
-    """Return what many clients meet."""
+    """Return latencies, errors and memory under many clients."""
     limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
         expected = [await text(client, seed, steps) for seed in range(CROWD)]
@@ -147,10 +147,10 @@ async def load(url: str, pid: int, clients: int, seconds: float, steps: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, help="folder of a run; an untrained one if not given")
-    parser.add_argument("--steps", type=int, default=64, help="steps of a walk")
-    parser.add_argument("--turns", type=int, default=5, help="how often the crowd is timed")
-    parser.add_argument("--clients", type=int, default=0, help="clients of the load; none if not given")
-    parser.add_argument("--seconds", type=float, default=60, help="how long they ask")
+    parser.add_argument("--steps", type=int, default=64, help="sampler steps")
+    parser.add_argument("--turns", type=int, default=5, help="how often the 8 requests are timed")
+    parser.add_argument("--clients", type=int, default=0, help="clients of the load test; 0: no load test")
+    parser.add_argument("--seconds", type=float, default=60, help="duration of the load test")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

@@ -1,8 +1,8 @@
-"""What makes a difference: one change at a time to a small model, each trained and measured alike.
+"""Ablations: one change at a time to a small model, each trained and measured in the same way.
 
-Two models are changed: one whose positions all share one clock, where the process itself matters, and one whose
-positions run in narrow windows, as those of the presets do. Small scale: 0.5M parameters on chunks of 64 characters of
-speeches, a minute or two for each change on one core. Paper scale: its text8 network, which wants a cluster.
+There are two base models: one whose tokens all share one time, which shows the effect of the process itself, and one
+whose tokens move in narrow windows, as in the presets. Small scale: 0.5M parameters on sequences of 64 characters of
+speeches, a minute or two per change on one core. Paper scale: its text8 network, which needs a cluster.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SYNCHRONOUS: dict[str, Change] = {
     "tied matrices": {"model": {"tie": True}},
     "optimizer: muon": {"training": {"optimizer": "muon"}},
 }
-"""Changes to the model with one clock."""
+"""Changes to the model with one time for all tokens."""
 
 WINDOWS: dict[str, Change] = {
     "windows: 90% narrow": {},
@@ -59,11 +59,11 @@ WINDOWS: dict[str, Change] = {
     "windows: 90% narrow, optimizer: muon": {"training": {"optimizer": "muon"}},
     "windows: left to right": {"process": {"order": "left_to_right"}, "objective": {"order": "left_to_right"}},
 }
-"""Changes to the model in windows."""
+"""Changes to the model with windows."""
 
 
 def small() -> RunConfig:
-    """Return the model with one clock at the small scale."""
+    """Return the base model of the small scale."""
     return RunConfig(
         data=DataConfig(name="demo", length=64),
         process=ProcessConfig(levels=128, pairs=8192),
@@ -84,19 +84,19 @@ def small() -> RunConfig:
 
 
 def changed(config: RunConfig, change: Change) -> RunConfig:
-    """Return the configuration with a change's keys set."""
+    """Return the configuration with a change applied."""
     return replace(config, **{name: replace(getattr(config, name), **keys) for name, keys in change.items()})
 
 
 def variants(base: RunConfig) -> dict[str, RunConfig]:
-    """Return every configuration by the name of its change."""
+    """Return all configurations by the name of their change."""
     windowed = replace(base, process=replace(base.process, window=NARROW), objective=ONE_BY_ONE)
     synchronous = {name: changed(base, change) for name, change in SYNCHRONOUS.items()}
     return synchronous | {name: changed(windowed, change) for name, change in WINDOWS.items()}
 
 
 def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
-    """Return the names that begin with one of `only`, all if there is none; a beginning of no name is an error."""
+    """Return the names that begin with one of `only`, or all names if it is empty; an unused beginning is an error."""
     names = list(names)
     for start in only:
         if not any(name.startswith(start) for name in names):
@@ -107,7 +107,7 @@ def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
 def run(
     out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0, only: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Return a row for each change, or for `only` some, and draw them; `steps` overrides the budget of training."""
+    """Return a row for each change in `only`, or for all, and plot them; `steps` overrides the training steps."""
     paper = preset("text8")
     base = replace(small(), data=paper.data, model=paper.model, training=paper.training) if paper_scale else small()
     base = replace(base, training=replace(base.training, seed=seed, steps=steps or base.training.steps))

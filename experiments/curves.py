@@ -12,12 +12,12 @@ from rdlm.train import record
 
 
 def draw_curves(runs: Sequence[Path], path: Path) -> None:
-    """Draw the loss of each run's record over its steps, and the bounds of its validations with their intervals."""
+    """Plot the training loss of each run over its steps, and its validation bounds with their intervals."""
     with canvas(path, columns=2) as (losses, bounds):
         for number, run in enumerate(runs):
-            lines = record.lines(run)
+            lines = record.read_lines(run)
             if not lines:
-                raise InputError(f"{run} has no record of training: give folders that rdlm train has made")
+                raise InputError(f"{run} has no training record: give folders written by rdlm train")
             steps = [line for line in lines if line["kind"] == "step" and line["loss"] is not None]
             found = [line for line in lines if line["kind"] == "validation"]
             colour = f"C{number}"
@@ -40,6 +40,6 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--out", type=Path, required=True, help="the picture's file")
+    parser.add_argument("--out", type=Path, required=True, help="file of the figure")
     options = parser.parse_args()
     draw_curves(options.runs, options.out)

@@ -1,12 +1,12 @@
-"""The frontier of samples: generative perplexity against entropy, over temperatures, steps and solvers.
+"""The frontier of sample quality: generative perplexity against entropy, by temperature, steps and solver.
 
-A low perplexity alone is cheap: a model that repeats itself has one. So every setting is a point, the entropy of its
-samples' tokens to the right and their perplexity under a scorer upwards, and a temperature moves it along a curve; of
-two curves the lower one at the same entropy is better. Held-out data are a point, too, and the place to aim at.
+A low perplexity alone is easy: a model that repeats itself has one. Every setting is therefore a point, with the
+entropy of its samples on the x axis and their perplexity under a scorer on the y axis, and the temperature traces a
+curve. Of two curves, the lower one at equal entropy is better. Held-out data are a point, too: the target.
 
 | column | convention |
 |---|---|
-| `perplexity` | exp(nats of all samples / their tokens) under the scorer, which counts the tokens that its rule says |
+| `perplexity` | exp(nats of all samples / their tokens) under the scorer, over the tokens of its rule |
 | `entropy` | nats per token: entropy of the token frequencies within a sample, mean over samples |
 """
 
@@ -34,18 +34,18 @@ STEPS = (16, 64)
 PAPER_STEPS = (64, 256, 1024)
 
 ROWS = 16
-"""Samples through the network at once."""
+"""Samples per forward pass."""
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """What is drawn: a curve over temperatures for each solver and each number of steps."""
+    """What is measured: a curve over temperatures for each solver and each number of steps."""
 
     temperatures: tuple[float, ...] = TEMPERATURES
     steps: tuple[int, ...] = STEPS
     solvers: tuple[str, ...] = ("mixture",)
     window: float | None = None
-    """Part of the walk in which one position runs; the model's own if not given."""
+    """Share of the sampling time during which one token moves; by default the model's."""
     samples: int = 32
     seed: int = 0
 
@@ -59,7 +59,7 @@ class Frontier:
 
     @property
     def cost(self) -> int:
-        """Return the steps of all walks, for a progress bar."""
+        """The steps of all samples, for a progress bar."""
         return sum(self.steps) * len(self.solvers) * len(self.temperatures)
 
 
@@ -105,7 +105,7 @@ def _interval(name: str, found: Metric) -> dict[str, object]:
 
 
 def conventions(scorer: Scorer) -> dict[str, str]:
-    """Return what the columns are."""
+    """Return the meaning of the columns."""
     return {
         "perplexity": f"exp(nats of all samples / their tokens) under {scorer.name}, {scorer.rule}",
         "entropy": "nats per token: entropy of the token frequencies within a sample, mean over samples",
@@ -114,18 +114,18 @@ def conventions(scorer: Scorer) -> dict[str, str]:
 
 
 def plot(rows: Sequence[Mapping[str, object]], scorer: str, path: Path) -> None:
-    """Draw a curve over temperatures for each solver and number of steps, with 95% intervals; a star for the data."""
+    """Plot a curve over temperatures for each solver and number of steps, with 95% intervals; the data are a star."""
     solvers = list(dict.fromkeys(str(row["solver"]) for row in rows))
     steps = sorted({_number(row["steps"]) for row in rows if "steps" in row})
     with canvas(path, width=6.4, height=4.4) as (axis,):
-        from matplotlib.ticker import LogLocator, NullLocator  # where `canvas` has found it
+        from matplotlib.ticker import LogLocator, NullLocator  # `canvas` has checked that it is installed
 
         for points in _curves(rows):
             x, y = ([_number(row[name]) for row in points] for name in ("entropy", "perplexity"))
             solver, number = str(points[0]["solver"]), points[0].get("steps")
             style: dict[str, Any] = {"fmt": "*", "markersize": 13, "color": "black", "label": "held-out data"}
             if number is not None:
-                line = ("-", "--", ":", "-.")[(solvers.index(solver) - 1) % 4]  # the data are the first of them
+                line = ("-", "--", ":", "-.")[(solvers.index(solver) - 1) % 4]  # the first entry is the data
                 colour = f"C{steps.index(_number(number))}"
                 style = {"fmt": f"o{line}", "markersize": 4, "color": colour, "label": f"{solver}, {number} steps"}
                 for row, *at in zip(points, x, y, strict=True):
@@ -150,7 +150,7 @@ def _curves(rows: Sequence[Mapping[str, object]]) -> list[list[Mapping[str, obje
 
 
 def _margins(points: Sequence[Mapping[str, object]], name: str) -> list[list[float]]:
-    """Return how far the interval of each point reaches below and above it."""
+    """Return the distances from each point to the ends of its interval."""
     ends = [(_number(row[name]), _number(row[f"{name}_low"]), _number(row[f"{name}_high"])) for row in points]
     return [[value - low for value, low, _ in ends], [high - value for value, _, high in ends]]
 

@@ -1,8 +1,8 @@
-"""The paper's comparison of training objectives: drift error, cross-entropy, cross-entropy at chosen times.
+"""The paper's comparison of training objectives: drift error, cross-entropy, cross-entropy with importance sampling.
 
-Small scale: a network of 0.2M parameters on chunks of 64 characters of speeches, in the paper's own setting (logarithm
-bridge, plain coordinates, no evidence), about two minutes for each on two cores. Paper scale: its text8 network and a
-million steps for each, which wants a cluster.
+Small scale: a network of 0.2M parameters on sequences of 64 characters of speeches, in the paper's setting (logarithm
+bridge, plain coordinates, no evidence), about two minutes each on two cores. Paper scale: its text8 network and a
+million steps each, which needs a cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rdlm.presets import preset
 
 
 def variants(importance: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
-    """Return the three objectives, of which the last is given: the others take their times evenly."""
+    """Return the three objectives: the given one, and two with uniform times."""
     plain = replace(importance, proposal="uniform")
     return {
         "drift error": replace(plain, loss="drift_error"),
@@ -48,7 +48,7 @@ def small() -> RunConfig:
 
 
 def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0) -> list[dict[str, object]]:
-    """Return a row for each objective, and draw them; `steps` overrides the budget of training."""
+    """Return a row for each objective, and plot them; `steps` overrides the training steps."""
     base = preset("text8") if paper_scale else small()
     training = replace(base.training, seed=seed, steps=steps or base.training.steps)
     budget = Budget(256, 512, 4096) if paper_scale else Budget()

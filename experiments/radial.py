@@ -1,4 +1,4 @@
-"""How a bridge closes in on its token: the angle of Eq. (12) over time, by schedule and by dimension."""
+"""How a bridge approaches its token: the angle of Eq. (12) over time, by schedule and by dimension."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from rdlm.process.bridge import Bridge, masked
+from rdlm.process.bridge import Bridge, masked_start
 from rdlm.process.grid import Grid
 from rdlm.process.normal import radial_paths
 from rdlm.process.schedule import Cosine, Geometric, Linear, Schedule
@@ -28,7 +28,7 @@ DIMENSIONS: Final = (4, 28, 256, 30522)
 
 
 def fine_grid(total: float, steps: int = 3000) -> Grid:
-    """Return a grid that is even in the noise at first and in its logarithm towards the end."""
+    """Return a grid that is uniform in the remaining noise at first, and in its logarithm towards the end."""
     even = total * torch.linspace(1, 0.01, steps // 2, dtype=torch.float64)
     late = total * torch.logspace(-2, -6, steps - steps // 2 + 1, dtype=torch.float64)[1:]
     return Grid(torch.cat([even, late, late.new_zeros(1)]))
@@ -36,13 +36,13 @@ def fine_grid(total: float, steps: int = 3000) -> Grid:
 
 def radial_quantiles(dimension: int, grid: Grid, paths: int, generator: torch.Generator) -> Tensor:
     """Return the 10%, 50% and 90% quantiles [levels, 3] of the angle of Eq. (12), from the mask's vertex."""
-    bridge = Bridge(masked(dimension - 1), grid.total, "logarithm")
+    bridge = Bridge(masked_start(dimension - 1), grid.total, "logarithm")
     wanted = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     return torch.stack([radius.quantile(wanted) for radius in radial_paths(bridge, grid, paths, generator)])
 
 
 def run(out: Path, paper_scale: bool = False, seed: int = 0) -> list[dict[str, object]]:
-    """Return quantiles of the angle at five times of the paper's schedule for each dimension, and draw all of them."""
+    """Return quantiles of the angle at five times of the paper's schedule for each dimension, and plot them."""
     found = plot_radial(out / "radial.png", seed, 5000 if paper_scale else 500)
     grid = fine_grid(_PAPER.total)
     rows: list[dict[str, object]] = []
@@ -55,9 +55,9 @@ def run(out: Path, paper_scale: bool = False, seed: int = 0) -> list[dict[str, o
 
 
 def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> dict[int, Tensor]:
-    """Draw the angle to the token over time: by schedule, on the intrinsic clock, and by dimension.
+    """Plot the angle to the token over time: by schedule, over the noise spent, and by dimension.
 
-    What was drawn comes back: the quantiles of each dimension on the fine grid.
+    Returns the quantiles of each dimension on the fine grid.
     """
     import matplotlib
 
@@ -75,12 +75,12 @@ def plot_radial(path: Path, seed: int = 0, paths: int = 500) -> dict[int, Tensor
         _draw(right, _PAPER.time(grid.remaining), values, f"d = {dimension}")
     for axis, title, label in (
         (left, "d = 28, one total noise, four schedules", "time t"),
-        (middle, "d = 28 on the process's own clock", "noise spent / S"),
+        (middle, "d = 28, over the noise spent", "noise spent / S"),
         (right, "the paper's schedule, four dimensions", "time t"),
     ):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
-        # Below the axes: the curves leave no corner free.
+        # Below the axes, because the curves cover all corners.
         axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     left.set_ylabel("angle to the token (median, 10% to 90%)")
     path.parent.mkdir(parents=True, exist_ok=True)

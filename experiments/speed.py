@@ -1,8 +1,8 @@
-"""Training without simulation against training with it: how much faster a step is, at equal batch and network.
+"""The speed of a training step without simulation against one with it, at equal batch and network.
 
-The exact law draws states from a table, the normal law from two numbers a level, the simulated one walks every bridge
-step by step in all dimensions. The paper says 50 times for its network and hardware; the ratio depends on the network
-(which costs the same in all three), so that its share is given beside it.
+The exact law draws states from a table, the normal law from two numbers per level, the simulated law steps through
+every bridge in all dimensions. The paper reports a factor of 50 for its network and hardware. The ratio depends on the
+network, which costs the same in all three cases; the time of the states alone is therefore listed as well.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _step(method: Rdlm, ids: torch.Tensor) -> None:
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the median of the processor's time; the first run, which builds tables, is not counted."""
+    """Return the median processor time; the first run, which builds tables, is not counted."""
     work()
     taken = []
     for _ in range(repeats):
@@ -74,7 +74,7 @@ def _plot(rows: list[dict[str, object]], path: Path) -> None:
     with canvas(path) as (axis,):
         place = range(len(rows))
         axis.bar([i - 0.2 for i in place], [float(str(r["step_seconds"])) for r in rows], 0.4, label="training step")
-        axis.bar([i + 0.2 for i in place], [float(str(r["states_seconds"])) for r in rows], 0.4, label="its states")
+        axis.bar([i + 0.2 for i in place], [float(str(r["states_seconds"])) for r in rows], 0.4, label="states alone")
         axis.set_xticks(list(place), [str(r["law"]) for r in rows])
         axis.set_yscale("log")
         axis.set_ylabel("seconds of processor time")

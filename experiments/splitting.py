@@ -1,9 +1,9 @@
-"""The paper's comparison of dimension splitting: one sphere for a large vocabulary, the same with its top coordinates
-marked, and tokens split into digits.
+"""The paper's comparison of dimension splitting: one sphere for a large vocabulary, with and without its top
+coordinates marked, and tokens split into digits.
 
-Small scale: WikiText-2 with 2,048 byte pairs, chunks of 32 tokens and networks below a million parameters, one to three
-minutes for each on two cores. Paper scale: the LM1B networks on WikiText-2's word pieces (V = 30522), with the digits
-in a row and logits for each, as in the paper; its own corpus, LM1B, is to be had from its makers alone.
+Small scale: WikiText-2 with 2,048 byte pairs, sequences of 32 tokens and networks below a million parameters, one to
+three minutes each on two cores. Paper scale: the LM1B networks on WikiText-2's word pieces (V = 30522), with serial
+digits and one softmax per digit, as in the paper; its corpus, LM1B, is only available from its authors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def large() -> RunConfig:
 
 
 def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0) -> list[dict[str, object]]:
-    """Return a row for each variant, and draw them; `steps` overrides the budget of training."""
+    """Return a row for each variant, and plot them; `steps` overrides the training steps."""
     base = large() if paper_scale else small()
     training = replace(base.training, seed=seed, steps=steps or base.training.steps)
     budget = Budget(256, 512, 4096) if paper_scale else Budget(32, 128, 256)

@@ -1,10 +1,11 @@
-"""Sample quality and likelihood bound against network calls, by solver, grid and clock: what decides the defaults.
+"""Sample quality and likelihood bound against network calls, by solver, grid and token schedule.
 
     rdlm analyze steps RUN --scorer AUTOREGRESSIVE_RUN
 
-Rows may have equally many network calls: a solver that calls twice per step takes half the steps. In windows there are
-fewer of them where nothing moves in a step. Temperatures other than 1 serve one column alone, the perplexity at the
-entropy of data: without it a sampler that repeats itself looks good.
+The defaults of the sampler were chosen from this table. Rows are compared at an equal number of network calls: a solver
+that calls the network twice per step takes half as many steps. With windows, steps in which no token moves need no
+call. Temperatures other than 1 are used for one column alone, the perplexity at the entropy of the data; without it a
+sampler that repeats itself would look good.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from experiments.memo import Row, Work, afresh
+from experiments.row_cache import Row, Work, uncached
 from rdlm.api.generate import CURVE, Generation, generate, grid_of
 from rdlm.api.language_model import LanguageModel
 from rdlm.config import GridName
@@ -37,7 +38,7 @@ from rdlm.sampling.solvers import SOLVERS, solver_of
 from rdlm.storage.measurements import fingerprint
 
 ROWS = 16
-"""Samples through the network at once."""
+"""Samples per forward pass."""
 
 ORDERS: tuple[Order, ...] = ("strided", "random", "left_to_right")
 PLOTTED = ("bound", "bigram")
@@ -45,35 +46,35 @@ PLOTTED = ("bound", "bigram")
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to spend the network calls."""
+    """Solver, grid and token schedule at a number of network calls."""
 
     nfe: int
     solver: str = "mixture"
     grid: str = "time"
     width: float = 1.0
-    """Part of the walk in which one position runs; 0 is a single step."""
+    """Share of the sampling time during which one token moves; 0 is a single step."""
     order: Order = "strided"
     block: int = 0
-    """Tokens of a chunk, where chunks are written one after the other."""
+    """Tokens of a block; 0: the whole sequence is one block."""
 
     @property
     def steps(self) -> int:
-        """Return the steps that so many network calls allow."""
+        """The number of steps that the network calls allow."""
         per_step = SOLVERS[self.solver].nfe if self.width > 0 else 1
-        # All steps take `per_step` calls but those in which nothing but decoding happens: in windows of one step all
-        # of them, where all positions run together the last.
+        # Every step takes `per_step` calls except for those that only decode: the last one where all tokens move
+        # together, and every one where a token moves for a single step.
         return max(1, (self.nfe + (per_step - 1) * (self.width == 1)) // per_step)
 
     @property
     def window(self) -> TokenSchedule:
-        """Return the window, of one step at least."""
+        """The token schedule, with a window of at least one step."""
         return TokenSchedule(max(self.width, 1 / self.steps), self.order, self.block)
 
     @property
     def clock(self) -> str:
-        """Return the name of the positions' clocks."""
+        """The name of the token schedule."""
         if self.block:
-            return f"chunks of {self.block}"
+            return f"blocks of {self.block}"
         if self.width == 1:
             return "synchronous"
         return f"{self.order} {self.width:g}" if self.width else f"{self.order}, one step"
@@ -81,7 +82,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Steps:
-    """What is measured: every solver on every grid, and the first one in windows and in chunks."""
+    """What is measured: every solver on every grid, and the first solver with windows and blocks."""
 
     nfe: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
     solvers: tuple[str, ...] = tuple(SOLVERS)
@@ -90,9 +91,9 @@ class Steps:
     orders: tuple[Order, ...] = ORDERS
     temperatures: tuple[float, ...] = (0.8, 1.0, 1.2)
     block: int = 0
-    """Tokens of a chunk; 0: there are none."""
+    """Tokens of a block; 0: no rows with blocks."""
     length: int = 0
-    """Tokens of a sequence, which decides how many calls chunks need."""
+    """Tokens of a sequence, on which the number of calls for blocks depends."""
     samples: int = 64
     evaluations: int = 1024
     """Sequences through the network for each bound."""
@@ -112,23 +113,23 @@ class Steps:
             raise InputError(f"an interval needs at least 2 samples, got {self.samples}")
 
     def settings(self) -> Iterator[Setting]:
-        """Yield all settings by their number of calls; windows that are one step anyway come once."""
+        """Yield all settings by their number of calls; windows that amount to a single step are listed once."""
         for nfe in self.nfe:
             yield from (Setting(nfe, solver, grid) for solver in self.solvers for grid in self.grids)
             widths = [width for width in self.widths if width == 0 or round(width * nfe) > 1]
             yield from (Setting(nfe, self.solvers[0], "time", w, order) for w in widths for order in self.orders)
-            written = Setting(nfe, self.solvers[0], "time", 0.0, block=self.block)
-            if self.block and written.window.discretize(nfe, self.length).block:  # else too few calls for any
-                yield written
+            blocks = Setting(nfe, self.solvers[0], "time", 0.0, block=self.block)
+            if self.block and blocks.window.discretize(nfe, self.length).block:  # else there are too few calls
+                yield blocks
 
     @property
     def cost(self) -> int:
-        """Return the network calls of all walks, for a progress bar."""
+        """The network calls of all samples, for a progress bar."""
         return sum(setting.nfe for setting in self.settings()) * len({1.0, *self.temperatures})
 
 
 def grids_of(model: LanguageModel) -> tuple[str, ...]:
-    """Return the grids that a model has: the one of equal information needs a measured curve."""
+    """Return the grids that a model supports; the information grid needs a measured curve."""
     measured = model.folder is not None and (model.folder / CURVE).is_file()
     return tuple(name for name in get_args(GridName) if name != "information" or measured)
 
@@ -139,11 +140,11 @@ def measure(
     scorer: Scorer | None,
     table: Steps,
     advance: Advance = lambda count: None,
-    keep: Callable[[object, Work], Row] = afresh,
+    cache: Callable[[object, Work], Row] = uncached,
 ) -> Iterator[Row]:
     """Yield the row of the data, as many sequences as there are samples, and then one for each setting.
 
-    `keep` may know a row already, by all that it follows from.
+    `cache` returns the row of a key, which holds everything that the row depends on.
     """
     check_weights(model.rdlm.network)
     temperatures = sorted({1.0, *table.temperatures})
@@ -156,18 +157,18 @@ def measure(
         table.evaluations,
         table.seed,
     )
-    reference = _looks(model, data.ids[len(data.ids) // 2 :][: table.samples], data.ids, scorer)
+    reference = _statistics(model, data.ids[len(data.ids) // 2 :][: table.samples], data.ids, scorer)
     yield {"solver": "data", **reference}
     for setting in table.settings():
         work = partial(_row, model, setting, data, scorer, table, reference["entropy"])
-        yield keep((of, setting, grid_of(model, setting.grid)), work)
+        yield cache((of, setting, grid_of(model, setting.grid)), work)
         advance(setting.nfe * len(temperatures))
 
 
 def _row(
     model: LanguageModel, setting: Setting, data: Batch, scorer: Scorer | None, table: Steps, entropy: float
 ) -> Row:
-    """Return what is measured of a setting; `entropy` is that of the data."""
+    """Return the row of a setting; `entropy` is that of the data."""
     row: Row = {
         "calls": setting.nfe,
         "steps": setting.steps,
@@ -176,15 +177,15 @@ def _row(
         "clock": setting.clock,
     }
     row |= bound(model, setting, data, table.evaluations, table.seed)
-    looks = {}
+    found = {}
     for temperature in sorted({1.0, *table.temperatures}):
         made = samples(model, setting, table, temperature)
-        looks[temperature] = _looks(model, made.tokens, data.ids, scorer)
+        found[temperature] = _statistics(model, made.tokens, data.ids, scorer)
         if temperature == 1:
             row["network_calls"] = made.network_calls
-    row |= looks[1.0]
-    if scorer is not None and len(looks) > 1:
-        row["matched"] = matched(list(looks.values()), entropy)
+    row |= found[1.0]
+    if scorer is not None and len(found) > 1:
+        row["matched"] = matched(list(found.values()), entropy)
     return row
 
 
@@ -208,7 +209,7 @@ def samples(model: LanguageModel, setting: Setting, table: Steps, temperature: f
 
 
 def bound(model: LanguageModel, setting: Setting, data: Batch, evaluations: int, seed: int = 0) -> dict[str, object]:
-    """Return the bound of a setting's own samples in bits per token, Eq. (28)-(32); nothing where none is known."""
+    """Return the bound of a setting's sampler in bits per token, Eq. (28)-(32); empty for solvers without a bound."""
     kernel = SOLVERS[setting.solver].bound
     if kernel is None or model.config.model.self_condition:
         return {}
@@ -224,10 +225,10 @@ def bound(model: LanguageModel, setting: Setting, data: Batch, evaluations: int,
     return {"bound": bits.value, "bound_low": bits.low, "bound_high": bits.high}
 
 
-def _looks(
+def _statistics(
     model: LanguageModel, tokens: Int[Tensor, "n length"], data: Int[Tensor, "m length"], scorer: Scorer | None
 ) -> dict[str, float]:
-    """Return what samples look like beside the data."""
+    """Return the statistics of samples relative to the data."""
     size, apart = model.tokenizer.size, divergences(tokens, data, model.tokenizer.size)
     entropy = sample_entropy(tokens, size)["entropy_per_sample_nats"]
     unigram, bigram = apart["unigram_divergence"], apart["bigram_divergence"]
@@ -245,7 +246,7 @@ def _looks(
 
 
 def matched(points: Sequence[Mapping[str, float]], entropy: float) -> float:
-    """Return the perplexity at an entropy, on the line of log-perplexity over entropy that fits the points best."""
+    """Return the perplexity at an entropy, by a least-squares line of log-perplexity over entropy."""
     x, y = (torch.tensor([point[name] for point in points], dtype=torch.float64) for name in ("entropy", "perplexity"))
     y, centred = y.log(), x - x.mean()
     slope = float((centred * y).sum() / centred.square().sum().clamp_min(1e-12))
@@ -253,21 +254,21 @@ def matched(points: Sequence[Mapping[str, float]], entropy: float) -> float:
 
 
 def conventions(scorer: Scorer | None) -> dict[str, str]:
-    """Return what the columns are."""
+    """Return the meaning of the columns."""
     found = {
-        "calls, network_calls": "those allowed, and those that a sample took: none where nothing of it moves",
-        "bound": "bits per token, upper bound for these very samples' sampler on validation data; interval 95%",
-        "unigram, bigram": "Jensen-Shannon divergence from validation data, bits; the row of data says where 0 is",
+        "calls, network_calls": "calls allowed, and calls of a sample: steps in which no token moves need none",
+        "bound": "bits per token, upper bound of this sampler on validation data; interval 95%",
+        "unigram, bigram": "Jensen-Shannon divergence from validation data, bits; compare with the row of the data",
         "entropy": "nats per token: entropy of the token frequencies within a sample, mean over samples",
     }
     if scorer is not None:
         found["perplexity"] = f"exp(nats of all samples / their tokens) under {scorer.name}, {scorer.rule}"
-        found["matched"] = "the same at the entropy of data, on a line through all temperatures"
+        found["matched"] = "the same at the entropy of the data, on a line fitted to all temperatures"
     return found
 
 
 def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Draw bound, bigram divergence and perplexity over network calls, matched where it is; data are a dotted line."""
+    """Plot bound, bigram divergence and (matched) perplexity over network calls; the data are a dotted line."""
     curves: dict[str, list[Mapping[str, object]]] = {}
     for row in rows[1:]:
         if row["grid"] == "time":
@@ -280,7 +281,7 @@ def plot(rows: Sequence[Mapping[str, object]], path: Path) -> None:
             for number, (label, points) in enumerate(curves.items()):
                 kept = [(int(str(row["calls"])), float(str(row[name]))) for row in points if name in row]
                 if kept:
-                    style = ("-", "--", ":")[number // 8 % 3]  # the house has eight colours
+                    style = ("-", "--", ":")[number // 8 % 3]  # there are eight colours
                     axis.plot(*zip(*kept, strict=True), f"o{style}", color=f"C{number}", markersize=3, label=label)
             of_data = rows[0].get("perplexity" if name == "matched" else name)
             if of_data is not None:

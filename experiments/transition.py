@@ -1,10 +1,10 @@
-"""How near the laws come to the simulated bridge: the paper's figure of discrepancies, and radial convergence.
+"""The discrepancy of the laws from the simulated bridge (the paper's figure), and radial convergence.
 
     python -m experiments.transition --out docs/figures
 
-Under three minutes on one thread. Each law's samples are compared with the random walk in `d` dimensions by
-the squared maximum mean discrepancy, Eq. (43), in units of what chance alone reaches in 2.5% of exchanges:
-below 1 the two cannot be told apart.
+Takes under three minutes on one thread. Samples of each law are compared with the random walk in `d` dimensions by the
+squared maximum mean discrepancy, Eq. (43), in units of its 97.5% quantile under random exchanges: below 1 the two
+cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from experiments.radial import plot_radial
 from rdlm.display.progress import bar
 from rdlm.display.tables import table
 from rdlm.evaluate.metrics import permutation_test
-from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.law import Law
 from rdlm.process.normal import KummerName, from_projections, mean_projections
+from rdlm.process.path import Law
 from rdlm.process.schedule import Geometric
 from rdlm.process.simulated import SimulatedLaw
 
 TIMES: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 LAWS: Final = ("exact", "normal, corrected", "normal, printed", "normal, coded")
-STARTS: Final = {"masked": masked, "uniform": uniform}
+STARTS: Final = {"masked": masked_start, "uniform": uniform_start}
 _KUMMER: Final[tuple[KummerName, ...]] = ("corrected", "printed", "coded")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One dimension of the figure: how many samples, and how many steps their walk takes."""
+    """One dimension of the figure, with its number of samples and of simulation steps."""
 
     dimension: int
     samples: int
     steps: int
 
 
-# The walk in high dimension needs small steps to be near its continuous limit, which the normal law describes.
+# In high dimension the random walk needs small steps to be close to its continuous limit, the normal law.
 CASES: Final = (Case(4, 2000, 256), Case(28, 2000, 256), Case(256, 1500, 512), Case(30522, 64, 256))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One law against the simulation at one time: squared discrepancy, its interval under chance, p-value."""
+    """One law against the simulation at one time: squared discrepancy, interval under exchanges, p-value."""
 
     dimension: int
     samples: int
@@ -66,13 +66,13 @@ class Row:
 
 def compare(case: Case, start_name: str, generator: torch.Generator) -> Iterator[Row]:
     """Yield a row for every time and law, Eq. (43), with the paper's schedule and bridge."""
-    clock = Geometric()
-    bridge = Bridge(STARTS[start_name](case.dimension - 1), clock.total, "logarithm")
-    truth = SimulatedLaw(bridge, uniform_in_time(clock, case.steps))
-    laws = build_laws(bridge, clock, case.steps, generator)
+    schedule = Geometric()
+    bridge = Bridge(STARTS[start_name](case.dimension - 1), schedule.total, "logarithm")
+    truth = SimulatedLaw(bridge, uniform_in_time(schedule, case.steps))
+    laws = build_laws(bridge, schedule, case.steps, generator)
     token = torch.zeros(case.samples, dtype=torch.long)
     for time in TIMES:
-        remaining = clock.remaining(time)
+        remaining = schedule.remaining(time)
         simulated = truth.draw(token, remaining, generator)
         for name, law in laws.items():
             found = permutation_test(simulated, law.draw(token, remaining, generator), 200, generator)
@@ -81,10 +81,10 @@ def compare(case: Case, start_name: str, generator: torch.Generator) -> Iterator
             )
 
 
-def build_laws(bridge: Bridge, clock: Geometric, steps: int, generator: torch.Generator) -> dict[str, Law]:
+def build_laws(bridge: Bridge, schedule: Geometric, steps: int, generator: torch.Generator) -> dict[str, Law]:
     """Return the laws of the figure by name, Eq. (20) and Eq. (22); the normal ones share one precomputation."""
-    laws: dict[str, Law] = {"exact": tabulate(bridge, uniform_in_time(clock, steps), 16384, generator)}
-    fine = uniform_in_time(clock, 2000)
+    laws: dict[str, Law] = {"exact": tabulate(bridge, uniform_in_time(schedule, steps), 16384, generator)}
+    fine = uniform_in_time(schedule, 2000)
     means = mean_projections(bridge, fine, 16384, generator=generator)
     for kummer in _KUMMER:
         laws[f"normal, {kummer}"] = from_projections(bridge, fine, *means, kummer)
@@ -98,7 +98,7 @@ def cases(paper_scale: bool = False) -> tuple[Case, ...]:
 
 
 def run(out: Path, paper_scale: bool = False, seed: int = 0) -> list[dict[str, object]]:
-    """Return the figure's rows, and draw it."""
+    """Return the rows of the figure, and plot it."""
     rows = compare_all(seed, cases(paper_scale))
     plot(rows, out / "transition.png")
     return [asdict(row) for row in rows]
@@ -142,8 +142,8 @@ def plot(rows: list[Row], path: Path) -> None:
             axis.yaxis.set_major_locator(FixedLocator([-1, 0, 1, 10, 100]))
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_title(f"{start}, d = {dimension} ({samples} samples)", fontsize=10)
-    figure.supxlabel("time t  (grey: what chance alone gives; one point in 40 may lie above it)")
-    figure.supylabel("MMD² to the simulation / chance's 97.5%")
+    figure.supxlabel("time t  (grey: range under random exchanges; one point in 40 may lie above it)")
+    figure.supylabel("MMD² to the simulation / 97.5% quantile")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(LAWS), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

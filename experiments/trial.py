@@ -1,4 +1,4 @@
-"""A trial: train one configuration, measure its bound. Analyses are a few of them side by side."""
+"""A trial: train one configuration and measure its bound. Several analyses are lists of trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from rdlm.api import language_model
 from rdlm.config import RunConfig
 from rdlm.display.figure import canvas
-from rdlm.evaluate.evaluate import held_out, size_of
+from rdlm.evaluate.evaluate import held_out_sequences, size_of
 from rdlm.evaluate.metrics import likelihood
 from rdlm.methods.bound import Setting, measure
 from rdlm.methods.rdlm import Rdlm
@@ -22,7 +22,7 @@ from rdlm.train.run import load_corpus
 
 @dataclass(frozen=True)
 class Budget:
-    """What a trial's measurement may cost."""
+    """The cost of measuring the bound of a trial."""
 
     nfe: int = 64
     sequences: int = 256
@@ -30,10 +30,10 @@ class Budget:
 
 
 def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[str, object]:
-    """Return a configuration's row: its validation bound after training in `folder`, where it resumes if it can."""
+    """Return the row of a configuration: its validation bound after training in `folder`, which resumes a run there."""
     result = train(config, folder, Rdlm.build)
     model, corpus = language_model.load(folder), load_corpus(config)
-    batch = held_out(corpus, "validation", model.length, budget.sequences, config.training.seed)
+    batch = held_out_sequences(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
         setting = Setting(budget.nfe, window=model.rdlm.token_schedule)
@@ -53,7 +53,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
 
 
 def plot_trials(rows: Sequence[Mapping[str, object]], title: str, path: Path) -> None:
-    """Draw the bounds of trials with their intervals."""
+    """Plot the bounds of trials with their intervals."""
     with canvas(path, height=max(3.5, 0.3 * len(rows))) as (axis,):
         for place, row in enumerate(rows):
             value, high = float(str(row["bits_per_character"])), float(str(row["high"]))

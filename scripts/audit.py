@@ -1,8 +1,8 @@
-"""`make audit`: ask for known vulnerabilities of every version that constraints.txt pins, by pip-audit.
+"""`make audit`: look up known vulnerabilities of all versions that constraints.txt pins, with pip-audit.
 
-pip-audit is no dependency of this package: install it into .venv, or anywhere on the PATH, to have it. Exits with 0 if
-every pinned version was looked up and none is known to be vulnerable, with 1 if one is, and with 2 if pip-audit or the
-database of advisories (PyPI's) could not be reached for all of them: what was not asked is not safe.
+pip-audit is not a dependency of this package: install it into .venv or anywhere on the PATH. The exit code is 0 if
+every pinned version was looked up and none is known to be vulnerable, 1 if one is, and 2 if pip-audit or the database
+of advisories (PyPI's) was not available for all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PINS = Path(__file__).parents[1] / "constraints.txt"
 
 
 def command() -> list[str] | None:
-    """Return how pip-audit is run here, or None without it."""
+    """Return the command of pip-audit, or None if it is not installed."""
     if importlib.util.find_spec("pip_audit"):
         return [sys.executable, "-m", "pip_audit"]
     found = shutil.which("pip-audit")
@@ -27,7 +27,7 @@ def command() -> list[str] | None:
 
 
 def audit(program: list[str]) -> list[dict[str, Any]] | None:
-    """Return what pip-audit says of each pinned package, or None where it could not ask."""
+    """Return the result of pip-audit for each pinned package, or None if it failed."""
     options = ["--disable-pip", "--no-deps", "--format", "json", "--progress-spinner", "off", "-r", str(PINS)]
     answer = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     try:
@@ -39,7 +39,7 @@ def audit(program: list[str]) -> list[dict[str, Any]] | None:
 
 
 def main() -> int:
-    """Print one line for each vulnerability and one for the whole, and return the exit code."""
+    """Print a line for each vulnerability and a summary, and return the exit code."""
     program = command()
     if program is None:
         print("audit: pip-audit is not installed: .venv/bin/pip install pip-audit", file=sys.stderr)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import tyro
 from hypothesis import settings
+
+from rdlm.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 HERE = ("127.0.0.1", "::1", "localhost")
@@ -43,3 +50,25 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def root() -> Path:
     """The project's folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def flags_of() -> Callable[[str], dict[str, list[str] | None]]:
+    """Return the flags of a command, for every network that it can configure, with the values that each allows."""
+
+    @functools.cache
+    def flags(command: str) -> dict[str, list[str] | None]:
+        entry = COMMANDS[command]
+        module = importlib.import_module(entry.module)
+        config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
+        found: dict[str, list[str] | None] = {}
+        for preset in ("demo", "promoter") if entry.two_stages else ("",):
+            default = module.defaults([preset]) if entry.two_stages else tyro.MISSING_NONPROP
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of `get_parser`, which is only read
+                parser = tyro.extras.get_parser(getattr(module, entry.name), default=default, config=config)
+            for action in parser._actions:
+                found |= dict.fromkeys(action.option_strings, list(action.choices) if action.choices else None)
+        return found
+
+    return flags

@@ -87,8 +87,8 @@ TINY = [
 (HOME / "runs" / "text.txt").write_text("some text")
 for command in (
     ["train", "textfile", "--data.file", str(HOME / "book.txt"), *TINY],
-    ["evaluate", "runs/textfile", "--sequences", "4", "--evaluations", "8", "--samples", "2", "--calls", "4"],
-    ["score", "runs/textfile", "runs/text.txt", "--calls", "4"],
+    ["evaluate", "runs/textfile", "--sequences", "4", "--evaluations", "8", "--samples", "2", "--nfe", "4"],
+    ["score", "runs/textfile", "runs/text.txt", "--nfe", "4"],
     ["generate", "runs/textfile", "--steps", "4", "--num", "1"],
     ["publish", "runs/textfile", "runs/published"],
     ["doctor"],

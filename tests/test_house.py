@@ -1,17 +1,49 @@
-"""The house rules that a machine can check; CONTRIBUTING.md gives their reasons."""
+"""The rules of the code that a test can check; CONTRIBUTING.md gives their reasons."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
+import importlib
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "rdlm"
-THEORY = Path(__file__).parents[1] / "docs" / "theory.md"
+from rdlm.cli.main import COMMANDS
+from rdlm.presets import PRESETS
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rdlm"
+THEORY = ROOT / "docs" / "theory.md"
 FILES = sorted(SOURCE.rglob("*.py"))
+FOLDERS = ("src", "benchmarks", "experiments", "torture", "tests", "scripts", "examples")
+
+FUNCTION_LINES, LONGEST_FUNCTION = 25, 80
+"""Lines of a function: the 95th percentile and the maximum."""
+FILE_LINES, MOST_FILES, MOST_ROOT_MODULES = 600, 140, 8
+
+LAYERS = ["errors", "deprecated", "config", "random", "presets", "storage", "pretrained", "display", "geometry"]
+LAYERS += ["process", "model", "data", "likelihood", "sampling", "methods", "train", "api", "evaluate", "serve", "cli"]
+"""Rooms (folders and root modules) from bottom to top; a room imports only rooms before it. This rules out cycles."""
+
+SHARED_FILES = {
+    **dict.fromkeys(["generate", "score", "publish", "evaluate", "compare"], "the command cli/NAME.py runs NAME.py"),
+    "metrics": "of a model in evaluate, of the service in serve",
+    "page": "the report in evaluate, the web page in serve",
+}
+"""File names that occur twice, and why."""
+
+SHARED_NAMES = {
+    **dict.fromkeys(["build", "load", "read", "write", "verify", "describe"], "used with their module: store.read"),
+    **dict.fromkeys([function.__name__ for function in PRESETS.values()], "a preset and its corpus have one name"),
+    "defaults": "part of the interface of commands with two stages",
+    "uniform": "the distribution, on tokens, on the sphere and as a start",
+    "score": "the function, its route in the service, and its display in notebooks",
+}
+"""Public names that are defined in several modules, and why."""
 
 CITATION = re.compile(r"Eqs?\. ((?:\(\d+\)(?:, | and | or | to |-)?)+)")
 NUMBERED = re.compile(r"^\| \((\d+)\)|\\tag\{(\d+)\}", re.MULTILINE)
@@ -22,9 +54,110 @@ PICKLING = {"torch.load", "torch.save"}
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 
 
+# -- structure -------------------------------------------------------------------------------------------------------
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a source file."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules of the package that a syntax tree imports, in functions and for type checkers, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "rdlm")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rdlm":
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner != "rdlm.__version__":
+                    yield inner if inner in MODULES else str(node.module)
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module; `import rdlm`, which gives `rdlm.load`, counts as an import of api."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "api"
+
+
 @every_file
-def test_file_is_short_and_named_for_what_it_holds(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 600
+def test_imports_only_go_down(path: Path) -> None:
+    if path.parent == SOURCE and path.stem in ("__init__", "__main__"):
+        return  # the public names, and the entry point
+    room = room_of(module_of(path))
+    below = set(LAYERS[: LAYERS.index(room) + 1])
+    assert [name for name in imported(ast.parse(path.read_text())) if room_of(name) not in below] == []
+
+
+def at_import(tree: ast.Module) -> ast.Module:
+    """Return the statements of a module that run when it is imported and that import something."""
+    found = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.If | ast.Try)]
+    return ast.Module([node for node in found if not ast.unparse(node).startswith("if TYPE_CHECKING:")], [])
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = {name: set(imported(at_import(ast.parse(path.read_text())))) - {name} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = {room_of(name) for name in MODULES if name not in ("rdlm", "rdlm.__main__")}
+    assert rooms == set(LAYERS)
+
+
+def repeated(found: dict[str, set[str]]) -> dict[str, list[str]]:
+    """Return the names with several places."""
+    return {name: sorted(places) for name, places in found.items() if len(places) > 1}
+
+
+def test_a_public_name_has_one_definition() -> None:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
+                found[node.name].add(name)
+    assert {name: places for name, places in repeated(found).items() if name not in SHARED_NAMES} == {}
+
+
+def test_a_file_name_is_used_once() -> None:
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        found[path.stem].add(str(path.relative_to(SOURCE)))
+    assert repeated(found).keys() <= {"__init__", *SHARED_FILES}
+
+
+# -- size and form ---------------------------------------------------------------------------------------------------
+
+
+def test_functions_are_short() -> None:
+    lines = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines[f"{name}:{node.name}:{node.lineno}"] = (node.end_lineno or node.lineno) - node.lineno + 1
+    longest = sorted(lines, key=lambda name: -lines[name])
+    assert lines[longest[0]] <= LONGEST_FUNCTION, longest[0]
+    assert lines[longest[len(longest) // 20]] <= FUNCTION_LINES
+
+
+def test_there_are_few_files() -> None:
+    assert len(FILES) <= MOST_FILES
+    assert len(list(SOURCE.glob("*.py"))) <= MOST_ROOT_MODULES
+
+
+def test_the_formatter_is_never_switched_off() -> None:
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    words = ["fmt: " + word for word in ("skip", "off")]
+    assert [str(path) for path in paths if any(word in path.read_text() for word in words)] == []
+
+
+@every_file
+def test_file_is_short_and_named_after_its_content(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= FILE_LINES
     assert not set(path.relative_to(SOURCE).with_suffix("").parts) & THOUGHTLESS
 
 
@@ -62,6 +195,85 @@ def test_cited_reads_lists() -> None:
 def test_cited_equations_exist(path: Path) -> None:
     known = {int(match[1] or match[2]) for match in NUMBERED.finditer(THEORY.read_text())}
     assert cited(path.read_text()) <= known
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+
+
+def code_column(text: str) -> Iterator[str]:
+    """Yield the entries of all table columns headed `code`, which are separated by semicolons."""
+    column = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] if line.startswith("|") else []
+        if not cells:
+            column = None
+        elif column is None:
+            column = cells.index("code") if "code" in cells else -1
+        elif column >= 0 and not set(cells[column]) <= set("-:"):
+            yield from (entry.strip(" `") for entry in cells[column].split(";"))
+
+
+def missing(entry: str) -> bool:
+    """Return whether an entry such as `rdlm.process.exact:ExactLaw.draw` names nothing that exists."""
+    module, _, names = entry.partition(":")
+    if module not in MODULES:
+        return True
+    found: object = importlib.import_module(module)
+    for name in filter(None, names.split(".")):
+        fields = getattr(found, "__dataclass_fields__", {})
+        if not hasattr(found, name) and name not in fields:
+            return True
+        found = getattr(found, name, None)
+    return False
+
+
+def test_code_columns_are_read() -> None:
+    table = (
+        "| Eq. | code |\n|---|---|\n| (1) | `rdlm.errors:unknown`; `rdlm.errors:none` |\n| (2) | - |\n\n| a |\n| b |"
+    )
+    assert list(code_column(table)) == ["rdlm.errors:unknown", "rdlm.errors:none"]
+    assert [missing(entry) for entry in code_column(table)] == [False, True]
+    assert missing("rdlm.nothing:at_all") and not missing("rdlm.config:RunConfig.method")
+
+
+def test_the_index_of_the_theory_names_code_that_exists() -> None:
+    assert [entry for entry in code_column(THEORY.read_text()) if missing(entry)] == []
+
+
+COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:torchrun .* -m |(?:\S*/)?python -m |\S*/)?rdlm +([a-z][\w-]*)(.*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands and flags of `rdlm` in the indented and fenced code blocks of a Markdown text."""
+    fenced = False
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        fenced ^= line.lstrip().startswith("```")
+        if fenced or line.startswith("    "):
+            for part in re.split(r" [|;] | && ", line.partition(" #")[0]):
+                if match := COMMAND.match(part):
+                    yield match[1], FLAG.findall(match[2])
+
+
+def test_commands_are_found() -> None:
+    text = "rdlm prose --no\n    rdlm train x --a.b 3 \\\n        --c-d  # --e\n```\necho x | bin/rdlm score -\n```\n"
+    assert list(commands(text)) == [("train", ["--a.b", "--c-d"]), ("score", [])]
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS += [path for path in sorted((ROOT / "docs").rglob("*.md")) if "log" not in path.relative_to(ROOT).parts]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_name_commands_and_flags_that_exist(path: Path, flags_of: Callable[[str], dict[str, object]]) -> None:
+    wrong = []
+    for command, flags in commands(path.read_text()):
+        known = flags_of(command) if command in COMMANDS else {}
+        wrong += [f"rdlm {command}"] if not known else [f"rdlm {command} {flag}" for flag in flags if flag not in known]
+    assert wrong == []
+
+
+# -- safety ----------------------------------------------------------------------------------------------------------
 
 
 def banned(tree: ast.Module) -> Iterator[str]:

@@ -14,8 +14,13 @@ import rdlm
 
 
 @pytest.fixture(scope="module")
-def project(root: Path) -> dict[str, Any]:
-    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+def settings(root: Path) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def project(settings: dict[str, Any]) -> dict[str, Any]:
+    return settings["project"]
 
 
 def test_one_version_everywhere(project: dict[str, Any], root: Path) -> None:
@@ -60,6 +65,17 @@ def test_every_dependency_of_the_environment_is_pinned(project: dict[str, Any], 
         wanted += project["optional-dependencies"][extra]
     assert {name.lower().partition(">=")[0].replace("_", "-") for name in wanted} <= pins.keys()
     assert pins["torch"] == "2.13.0"
+
+
+def test_the_wheel_has_the_package_alone(settings: dict[str, Any], root: Path) -> None:
+    """Benchmarks, experiments and fault injection are in the repository and in the source distribution."""
+    targets = settings["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"] == {"packages": ["src/rdlm"]}
+    outside = {"benchmarks", "experiments", "torture"}
+    assert outside <= set(targets["sdist"]["include"])
+    assert all((root / name).is_dir() for name in outside)
+    packaged = {path.name for path in (root / "src" / "rdlm").iterdir()}
+    assert not packaged & (outside | {"bench", "analysis"})
 
 
 def test_licence_is_whole(root: Path) -> None:

@@ -40,7 +40,7 @@ def parameters(name: str) -> int:
     config = preset(name)
     vocabulary, classes, signal = CORPORA[name]
     process = Process.of(config.process, vocabulary)
-    denoiser = Denoiser(config.denoiser, process.layout, process.bridge, process.clock)
+    denoiser = Denoiser(config.denoiser, process.layout, process.bridge, process.schedule)
     with torch.device("meta"):
         network = build(config.model, denoiser.interface(classes, signal))
     return sum(p.numel() for p in network.parameters())
@@ -66,5 +66,7 @@ def test_an_unknown_preset_suggests_the_nearest() -> None:
 
 
 def test_presets_need_no_torch(root: Path) -> None:
-    code = "import sys, rdlm.presets, rdlm.configfile; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, rdlm.presets, rdlm.storage.config_file; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(root / "src")}, timeout=60, check=True)

@@ -72,9 +72,9 @@ def place(root: Path, tmp_path: Path) -> Place:
 def test_first_run_installs_and_second_reuses(place: Place) -> None:
     place.python()
     assert place.setup().returncode == 0
-    assert place.nfe() == ["venv", "pip"]
+    assert place.calls() == ["venv", "pip"]
     second = place.setup()
-    assert (second.returncode, second.stderr, place.nfe()) == (0, "", [])
+    assert (second.returncode, second.stderr, place.calls()) == (0, "", [])
 
 
 def test_a_changed_pin_updates_in_place(place: Place) -> None:
@@ -83,14 +83,14 @@ def test_a_changed_pin_updates_in_place(place: Place) -> None:
     with (place.folder / "constraints.txt").open("a") as file:
         file.write("extra==1\n")
     assert place.setup().returncode == 0
-    assert place.nfe() == ["pip"]
+    assert place.calls() == ["pip"]
 
 
 def test_an_interrupted_setup_is_made_anew(place: Place) -> None:
     place.python()
     (place.folder / ".venv").mkdir()
     assert place.setup().returncode == 0
-    assert place.nfe() == ["venv", "pip"]
+    assert place.calls() == ["venv", "pip"]
 
 
 def test_a_moved_folder_is_made_anew(place: Place) -> None:
@@ -98,7 +98,7 @@ def test_a_moved_folder_is_made_anew(place: Place) -> None:
     place.setup()
     place.folder = place.folder.rename(place.folder.with_name("another place"))
     assert place.setup().returncode == 0
-    assert place.nfe() == ["venv", "pip"]
+    assert place.calls() == ["venv", "pip"]
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(place: Place) -> None:
@@ -106,7 +106,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(place: Place) -> None:
     place.setup()
     (place.folder / ".venv/bin/python").unlink()
     assert place.setup().returncode == 0
-    assert place.nfe() == ["venv", "pip"]
+    assert place.calls() == ["venv", "pip"]
 
 
 def test_an_old_python3_is_passed_over_for_a_newer_one(place: Place) -> None:
@@ -132,7 +132,7 @@ def test_no_venv_module(place: Place) -> None:
     result = place.setup()
     assert result.returncode != 0
     assert "python3 has no venv module" in result.stderr
-    assert place.nfe() == []
+    assert place.calls() == []
 
 
 def test_small_disk(place: Place) -> None:
@@ -141,7 +141,7 @@ def test_small_disk(place: Place) -> None:
     result = place.setup()
     assert result.returncode != 0
     assert "only 1000 MB free here; the environment needs about 3000 MB" in result.stderr
-    assert place.nfe() == []
+    assert place.calls() == []
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ def test_pip_trouble_is_explained_and_the_next_run_repairs(place: Place, trouble
     assert message in result.stderr
     (place.folder / "pip-trouble").unlink()
     assert place.setup().returncode == 0
-    assert place.nfe() == ["venv", "pip"]
+    assert place.calls() == ["venv", "pip"]

@@ -1,8 +1,7 @@
-"""The sizes of the networks and the paper's presets; this module does not import torch.
+"""The configuration of a run, as frozen dataclasses; no torch here.
 
-The configuration of a run: frozen dataclasses, the only truth about what is trained; no torch here.
-
-Attribute docstrings become the command line's help. `rdlm.configfile` reads and writes them as YAML.
+Attribute docstrings are the help of the command line. `rdlm.storage.config_file` reads and writes configurations as
+YAML.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from rdlm.errors import InputError
 
 @dataclass(frozen=True)
 class Interface:
-    """What the data and the codec dictate: the numbers that enter and leave a network at each position."""
+    """Inputs and outputs of a network at each position, as given by the data and the layout."""
 
     features: int
-    """Width of the input features, or the number of ids where the input is ids."""
+    """Width of the input features, or the number of ids if the input is ids."""
     outputs: int
     """Number of logits per position."""
     digits: int = 1
-    """Digits per token in the serial layout, where position i holds digit i mod digits; 1: no digit index."""
+    """Digits per token in the serial layout, in which position i has digit i mod digits; 1: no digit index."""
     classes: int = 0
     """Number of class labels to condition on; 0: none."""
     signal: int = 0
     """Width of the per-position conditioning signal; 0: none."""
     scale: float = 1.0
-    """Length of the feature vector of a position whose token is known; 1 for ids and one-hot vectors."""
+    """Norm of the feature vector of a known token; 1 for ids and one-hot vectors."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})
@@ -42,7 +41,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The diffusion transformer; the defaults are the small network for two cores."""
+    """The diffusion transformer; the defaults are a small network for two cores."""
 
     width: int = 256
     """Width of the residual stream."""
@@ -51,21 +50,21 @@ class TransformerConfig:
     heads: int = 4
     """Number of attention heads; width / heads must be even for the rotary positions."""
     mlp_ratio: int = 4
-    """Width of the hidden layer of each block's perceptron, in units of the width."""
+    """Width of the hidden layer of each MLP, in units of the width."""
     time_width: int = 16
-    """Width of the time and class embedding from which every block's modulation is computed, at each position."""
+    """Width of the time and class embedding from which the modulation of every block is computed."""
     time_scale: float = 1000.0
     """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
     dropout: float = 0.0
     """Probability of dropping an element of a block's output during training."""
     tie: bool = False
-    """Use the input matrix as the output matrix too (needs outputs <= features)."""
+    """Tie the output matrix to the input matrix (needs outputs <= features)."""
     causal: bool = False
-    """Let a position see itself and earlier positions only."""
+    """Causal attention: a position attends to itself and earlier positions."""
     self_condition: bool = False
-    """Accept a second feature tensor, the previous prediction."""
+    """Self-conditioning: the previous prediction is a second input."""
     places: int = 0
-    """Positions with a learned vector of their own, all of an image's; 0 for text, which is alike everywhere."""
+    """Positions with a learned embedding, such as all pixels of an image; 0: none, as for text."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})
@@ -73,7 +72,7 @@ class TransformerConfig:
         if self.width % (2 * self.heads):
             raise InputError(
                 f"width {self.width} is not a multiple of 2 * heads = {2 * self.heads}: "
-                "rotary positions need heads of equal and even width"
+                "rotary embeddings need heads of equal and even width"
             )
 
 
@@ -84,17 +83,17 @@ class ConvolutionConfig:
     width: int = 256
     """Number of channels."""
     stacks: int = 4
-    """How often the cycle of dilations is repeated; layers = stacks * len(dilations)."""
+    """Repetitions of the cycle of dilations; layers = stacks * len(dilations)."""
     dilations: tuple[int, ...] = (1, 1, 4, 16, 64)
     """Dilations of one cycle of layers."""
     kernel: int = 9
-    """Kernel size of the dilated convolutions, odd."""
+    """Kernel size of the dilated convolutions; odd."""
     time_scale: float = 1000.0
     """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
     dropout: float = 0.0
     """Probability of dropping an element of a layer's input during training."""
     self_condition: bool = False
-    """Accept a second feature tensor, the previous prediction."""
+    """Self-conditioning: the previous prediction is a second input."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"width": 1, "stacks": 1, "kernel": 1})
@@ -131,7 +130,7 @@ def paper_text8() -> Preset:
 def paper_lm1b() -> Preset:
     """Return the LM1B network, 107.8M parameters (the paper: 110M): ten base-3 digits in serial layout.
 
-    The paper's text says 12 layers, which are 92.5M; 14 layers are what its count needs.
+    The paper's text has 12 layers, which amount to 92.5M; its parameter count needs 14 layers.
     """
     config = TransformerConfig(width=768, layers=14, heads=12, time_width=128)
     return config, Interface(features=4, outputs=3, digits=10)
@@ -143,7 +142,7 @@ def paper_cifar10() -> Preset:
 
 
 def paper_promoter() -> Preset:
-    """Return the promoter network, 13.3M parameters (the paper: 13.3M): 4 bases, mask, one profile number."""
+    """Return the promoter network, 13.3M parameters (the paper: 13.3M): 4 bases, mask, one signal per position."""
     return ConvolutionConfig(), Interface(features=5, outputs=4, signal=1)
 
 
@@ -152,7 +151,7 @@ PAPER_TOTAL_NOISE = 0.03755909399773322
 
 Head = Literal["token", "digit"]
 MethodName = Literal["rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"]
-"""Names of the methods; `rdlm.method.METHODS` says where each lives."""
+"""Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -162,56 +161,56 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is learned: a corpus of `rdlm data list`, or the user's own files."""
+    """The corpus: one of `rdlm data list`, or your own files."""
 
     name: str = "demo"
     """Name of the corpus."""
     length: int | None = None
-    """Tokens per sequence; the corpus's own length if not given."""
+    """Tokens per sequence; None: the length of the corpus."""
     protocol: str | None = None
-    """Protocol of the corpus where it has several."""
+    """Protocol of the corpus (splits and preprocessing), if it has several."""
     file: Path | None = None
-    """The user's file or folder, for corpora that read one."""
+    """Your file or folder, for corpora that read one."""
     tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
-    """Tokenizer for the user's own text."""
+    """Tokenizer for your own text."""
     vocabulary: int = 8192
-    """Size of a vocabulary that is trained on the user's own text."""
+    """Vocabulary size of a tokenizer that is trained on your own text."""
     accept_licence: bool = False
-    """Accept the licence of a corpus that asks for it."""
+    """Accept the licence of a corpus with restrictions."""
 
 
 @dataclass(frozen=True)
 class ProcessConfig:
-    """The diffusion: where it starts, how it is pulled, how much noise it spends, and how tokens are split."""
+    """The diffusion process: bridge, start, noise schedule, token schedule, and the split of tokens into digits."""
 
     bridge: Literal["brownian", "logarithm"] = "brownian"
-    """Pull towards the token: the Brownian bridge of the sphere, or the paper's logarithm bridge."""
+    """The Brownian bridge of the sphere, or the paper's logarithm bridge."""
     path: Literal["masked", "uniform", "constant", "switch"] = "masked"
-    """Start at the mask, at the centre, at one of the two by chance, or at the centre with a switch to the mask's."""
+    """Start: the mask, the centre, a random one of the two, or the centre with a switch to the masked path."""
     weight: float = 0.5
-    """Probability of the masked path in the constant mixture."""
+    """Probability of the masked path with path constant."""
     switch: float = 0.35
-    """Time of the switch."""
+    """Time of the switch with path switch."""
     total: float = PAPER_TOTAL_NOISE
     """Total noise S."""
     schedule: Literal["geometric", "constant", "linear", "cosine"] = "geometric"
-    """Clock that spends the noise."""
+    """Noise schedule."""
     base: int | None = None
-    """Split tokens into digits of this base; not given: one sphere per token."""
+    """Split tokens into digits of this base; None: one sphere per token."""
     layout: Literal["packed", "serial"] = "packed"
-    """Digits of a token share a position, or follow each other as in the paper."""
+    """The digits of a token share a position (packed), or have one position each as in the paper (serial)."""
     window: float = 1.0
-    """Part of the time in which one position runs when the model is bounded and sampled, unless said otherwise."""
+    """Share of the time during which one token moves in sampling and in the bound; 1: all tokens move together."""
     order: Literal["random", "strided", "left_to_right"] = "strided"
-    """Order in which those windows begin; spread: random, with what begins together far apart."""
+    """Order in which tokens start to move; strided: random, with tokens that move together far apart."""
     block: int = 0
     """Tokens of a block. Blocks are generated left to right; 0: the whole sequence is one block."""
     law: Literal["exact", "normal", "simulated"] = "exact"
-    """Law of the training states: exact, the paper's Riemannian normal, or simulated."""
+    """Law of the training states: exact, the paper's Riemannian normal approximation, or simulated."""
     levels: int = 256
-    """Noise levels of the table of the law."""
+    """Noise levels in the table of the law."""
     pairs: int = 16384
-    """Draws per level of the table of the exact law."""
+    """Draws per level in the table of the exact law."""
 
     def __post_init__(self) -> None:
         _within("process.weight", self.weight, 0, 1)
@@ -224,89 +223,89 @@ class ProcessConfig:
 
 @dataclass(frozen=True)
 class DenoiserConfig:
-    """How states enter the network and how its logits become probabilities."""
+    """The network input for a state, and the probabilities from its logits."""
 
     features: Literal["evidence", "coordinates", "tokens", "top"] = "evidence"
-    """Network input: evidence as probabilities, all coordinates, those without the mask, or with the top few marked."""
+    """Network input: evidence as probabilities, all coordinates, those of tokens, or those with the top ones marked."""
     top: int = 8
-    """Coordinates that are marked by `top` features."""
+    """Number of coordinates that are marked by features top."""
     evidence: bool = True
-    """Add the exact log-likelihood of each position's own state to its logits."""
+    """Add the exact log-likelihood of the state at each position to its logits."""
     head: Head = "token"
-    """Logits over whole tokens, or over each digit on its own."""
+    """Softmax over whole tokens, or over each digit separately."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What is minimised, and at which times."""
+    """The training loss, and the distribution of training times."""
 
     loss: Literal["cross_entropy", "drift_error"] = "cross_entropy"
     """Cross-entropy, or the drift error of the likelihood bound."""
     proposal: Literal["uniform", "interval", "adaptive"] = "uniform"
-    """Times: uniform, mostly from an interval as in the paper, or where the loss has been found to vary most."""
+    """Training times: uniform, mostly from an interval as in the paper, or adapted to the variance of the loss."""
     interval: tuple[float, float] = (0.3, 0.6)
     """Interval of the interval proposal."""
     floor: float = 0.05
     """Share of uniform times in the interval and adaptive proposals."""
     low_discrepancy: bool = True
-    """Spread the times of a batch evenly."""
+    """Stratify the times of a batch (low-discrepancy sampling)."""
     asynchronous: float = 0.0
-    """Share of sequences whose positions run in windows of their own, of a random width."""
+    """Share of sequences in which each token has its own time, within a window of random width."""
     narrow: float = 0.5
-    """Share of those windows that are so narrow that positions are finished one by one."""
+    """Share of those windows that are so narrow that tokens are generated one by one."""
     order: Literal["random", "left_to_right", "both"] = "both"
-    """Order of those windows."""
+    """Token order in those windows."""
     prefix: float = 0.0
-    """Share of sequences that begin with a finished prefix of random length."""
+    """Share of sequences with a clean prefix of random length."""
     blockwise: float = 0.0
     """Share of sequences trained block by block, each block conditioned on the clean blocks before it (BD3-LM); such
-    a sequence costs twice as much, because the network sees the clean and the noisy copy."""
+    a sequence costs twice as much, because the network processes a clean and a noisy copy."""
     block_sizes: tuple[int, ...] = (1,)
     """Block sizes of those sequences, drawn uniformly; 1 is the autoregressive order."""
     condition_dropout: float = 0.1
-    """Share of sequences that are trained without their condition."""
+    """Share of sequences trained without their condition, for guidance."""
 
     def __post_init__(self) -> None:
         low, high = self.interval
         if not 0 <= low < high <= 1:
-            raise InputError(f"objective.interval must be two rising times in [0, 1], got {self.interval}")
+            raise InputError(f"objective.interval must be two increasing times in [0, 1], got {self.interval}")
         _within("objective.floor", self.floor, 1e-4, 1)
         for name in ("asynchronous", "narrow", "prefix", "blockwise", "condition_dropout"):
             _within(f"objective.{name}", getattr(self, name), 0, 1)
         if not self.block_sizes or min(self.block_sizes) < 1:
-            raise InputError(f"objective.block_sizes must be numbers of at least one token, got {self.block_sizes}")
+            raise InputError(f"objective.block_sizes must be at least 1, got {self.block_sizes}")
         if self.blockwise and self.loss != "cross_entropy":
-            raise InputError("objective.blockwise goes with the loss cross_entropy")
+            raise InputError("objective.blockwise needs objective.loss cross_entropy")
 
 
 @dataclass(frozen=True)
 class DiscreteConfig:
-    """The rivals that jump between tokens: masked, uniform and score_entropy."""
+    """The discrete baselines: mdlm, udlm and sedd."""
 
     schedule: Literal["log_linear", "cosine"] = "log_linear"
-    """How the probability that a token is still itself rises with time."""
+    """Schedule of the probability that a token is not corrupted."""
     graph: Literal["absorb", "uniform"] = "absorb"
-    """What score_entropy's tokens jump to: the mask, or any token."""
+    """Transition graph of sedd: to the mask, or to any token."""
     order: Literal["random", "strided"] = "random"
-    """Which tokens masked reveals in one call: any, as in the literature, or tokens far apart, as rdlm does."""
+    """Tokens that mdlm reveals in one call: random ones, as in the literature, or tokens that are far apart."""
 
     def __post_init__(self) -> None:
         if self.order == "strided" and self.schedule != "log_linear":
-            raise InputError("discrete.order strided needs the log_linear schedule: every call reveals alike many")
+            raise InputError("discrete.order strided needs discrete.schedule log_linear: equally many tokens per call")
 
 
 @dataclass(frozen=True)
 class FisherFlowConfig:
-    """The rival without noise: flow matching on the statistical manifold."""
+    """The baseline fisher_flow: flow matching on the statistical manifold."""
 
     predict: Literal["posterior", "velocity"] = "posterior"
-    """What the network predicts: the token, by cross-entropy, or the velocity, by squared error."""
+    """The network predicts the token (cross-entropy) or the velocity (squared error)."""
     origin: Literal["orthant", "sphere"] = "orthant"
-    """Where flows set out, uniformly: the statistical manifold itself, or the whole sphere, which has no edges."""
+    """Uniform prior on the positive orthant, or on the whole sphere, which has no boundary."""
     cut: float = 0.1
-    """Part of the way that is left when the nearest vertex is taken; below 1/4 it is never the wrong one."""
+    """Remaining time at which the nearest vertex is decoded; below 1/4 it is never the wrong one."""
     divergence: Literal["exact", "hutchinson"] = "hutchinson"
-    """Trace of the Jacobian: exact, at as many backward passes as there are coordinates, or from one random vector."""
+    """Trace of the Jacobian: exact, with one backward pass per coordinate, or Hutchinson's estimator."""
 
     def __post_init__(self) -> None:
         _within("fisher_flow.cut", self.cut, 1e-4, 0.24)
@@ -314,44 +313,44 @@ class FisherFlowConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The optimiser, its budget, and what is kept."""
+    """Optimiser, training budget, checkpoints and validation."""
 
     steps: int = 1000
     """Optimiser steps."""
     batch: int = 32
-    """Sequences per step, over all processes and accumulated parts."""
+    """Sequences per step, over all processes and accumulation steps."""
     accumulate: int = 1
-    """Parts of a batch whose gradients one process adds up."""
+    """Gradient accumulation steps per process."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW for all parameters, or Muon for the matrices of the blocks and AdamW for the others."""
+    """AdamW for all parameters, or Muon for the matrices of the blocks and AdamW for the rest."""
     lr: float = 3e-4
     """Learning rate after the warm-up."""
     warmup: int = 100
     """Steps of linear warm-up."""
     decay: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or falling to a tenth by half a cosine."""
+    """Learning rate after the warm-up: constant, or a cosine decay to a tenth."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates."""
+    """Betas of AdamW."""
     weight_decay: float = 0.0
-    """The optimiser's weight decay."""
+    """Weight decay."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Gradient norm clipping."""
     ema: float = 0.9999
-    """Decay of the moving average of the weights, which is what is evaluated; it warms up."""
+    """Decay of the exponential moving average of the weights, which is used for evaluation; it warms up."""
     seed: int = 0
-    """Seed of weights, data order and noise."""
+    """Random seed of weights, data order and noise."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the network runs; geometry always stays in float32 or wider."""
+    """Precision of the network; the geometry is always in float32 or float64."""
     compile: bool = False
-    """Compile the network."""
+    """Compile the network with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """How several processes share the work."""
+    """Parallelism of several processes."""
     device: str = "auto"
     """Device: auto, cpu, cuda, mps."""
     tolerance: int = 10
-    """Steps in a row with a loss or gradient that is not finite, each of them skipped, after which the run stops."""
+    """Consecutive steps with a non-finite loss or gradient, which are skipped, after which the run stops."""
     record_every: int = 10
-    """Steps between lines of the record."""
+    """Steps between lines of the training record."""
     save_every: int = 500
     """Steps between checkpoints."""
     validate_every: int = 500
@@ -359,7 +358,7 @@ class TrainingConfig:
     validation_sequences: int = 64
     """Sequences of a validation."""
     validation_nfe: int = 64
-    """Network calls M of the chain whose bound a validation measures."""
+    """Network calls M of the sampler whose bound a validation measures."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -388,10 +387,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run."""
+    """The complete configuration of a run."""
 
     method: MethodName = "rdlm"
-    """What is trained: this package's method, or a rival on the same network and data."""
+    """Method: rdlm, or a baseline on the same network and data."""
     data: DataConfig = field(default_factory=DataConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     denoiser: DenoiserConfig = field(default_factory=DenoiserConfig)

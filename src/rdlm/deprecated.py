@@ -1,4 +1,8 @@
-"""Names of version 0.1.0 that still work for one version: configuration keys, values and flags; no torch here."""
+"""Names of version 0.1.0 that are still accepted for one version: configuration keys, values and flags; no torch here.
+
+One flag changed its meaning and is not translated: `rdlm generate --block` set the tokens that each window adds past
+the model's length, which is now `--stride`; the new `--block` is what `--chunk` was.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ KEYS: Final[Mapping[str, str]] = {
     "training.rate": "training.lr",
     "training.validation_calls": "training.validation_nfe",
 }
-"""Configuration key -> its new name."""
+"""Old configuration section or key -> new one."""
 
 METHODS: Final[Mapping[str, str]] = {
     "masked": "mdlm",
@@ -22,37 +26,41 @@ METHODS: Final[Mapping[str, str]] = {
     "score_entropy": "sedd",
     "flow": "fisher_flow",
 }
-"""Method -> its new name."""
+"""Old name of a method -> new name."""
 
 ORDERS: Final[Mapping[str, str]] = {"spread": "strided"}
-"""Order of tokens -> its new name."""
+"""Old name of a token order -> new name."""
+
+FIGURES: Final[Mapping[str, str]] = {"chunks": "blocks", "recall": "kv-cache"}
+"""Old name of a benchmark figure -> new name."""
 
 VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "method": METHODS,
     "process.order": ORDERS,
     "discrete.order": ORDERS,
 }
-"""Configuration key -> old value -> new value."""
+"""New configuration key -> old value -> new value."""
 
 FLAGS: Final[Mapping[str, str]] = {
     "--chunk": "--block",
     "--calls": "--nfe",
     "--curve-calls": "--curve-nfe",
     "--rates": "--lrs",
-    **{f"--{old}": f"--{new}" for old, new in KEYS.items() if "." in old},
+    **{f"--{old}".replace("_", "-"): f"--{new}".replace("_", "-") for old, new in KEYS.items() if "." in old},
 }
-"""Flag -> its new name; keys of a configuration are flags, too."""
+"""Old flag -> new flag, both with hyphens; the keys of a configuration are flags of `rdlm train` and `rdlm compare`."""
 
 FLAG_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "--order": ORDERS,
     "--methods": METHODS,
+    "--only": FIGURES,
     **{f"--{key}": values for key, values in VALUES.items()},
 }
-"""Flag, by its new name -> old value -> new value; lists are separated by commas."""
+"""New flag -> old value -> new value, for single values and for lists separated by commas."""
 
 
 def renamed_configuration(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with new keys and values where version 0.1.0 had others."""
+    """Return a configuration with its keys and values of version 0.1.0 replaced by the present ones."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         section = KEYS.get(name, name)
@@ -73,14 +81,14 @@ def _value(key: str, value: Any) -> Any:
 
 
 def renamed_flags(arguments: list[str]) -> list[str]:
-    """Return command-line arguments with new flags and values; each one that changes is named on standard error."""
+    """Return command-line arguments with old flags and values replaced, and print a notice for each."""
     found: list[str] = []
     flag = ""
     for argument in arguments:
-        name, equals, value = argument.partition("=")
         if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
             flag = _new_flag(name)
-            argument = flag + equals + (_new_value(flag, value) if equals else "")
+            argument = flag + equals + _new_value(flag, value)
         else:
             argument = _new_value(flag, argument)
             flag = ""
@@ -90,8 +98,8 @@ def renamed_flags(arguments: list[str]) -> list[str]:
 
 def _new_flag(flag: str) -> str:
     dashed = flag.replace("_", "-")
-    new = {old.replace("_", "-"): new.replace("_", "-") for old, new in FLAGS.items()}.get(dashed)
-    if new is None and dashed.startswith("--flow."):
+    new = FLAGS.get(dashed)
+    if dashed.startswith("--flow."):
         new = dashed.replace("--flow.", "--fisher-flow.")
     if new is None:
         return flag
@@ -108,4 +116,4 @@ def _new_value(flag: str, text: str) -> str:
 
 
 def _notice(old: str, new: str) -> None:
-    print(f"rdlm: {old} is now {new}; the old name goes with the next version", file=sys.stderr)
+    print(f"rdlm: {old} is deprecated and will be removed in the next version; use {new}", file=sys.stderr)

@@ -1,9 +1,9 @@
 """Presets: functions that return a run's configuration, found by name in `PRESETS`; no torch here.
 
-`rdlm train NAME` runs one, and every key can be changed: `rdlm train text8-small --model.width 384`.
-A docstring gives the network's parameters and, where somebody measured it, cost and metric. The presets of the
-paper's size follow its settings, with one exception each time: the share of times outside the proposal's interval is
-0.01 where the paper has 0.0001, which gives rare samples a weight of some thousands and gradients to match.
+`rdlm train NAME` trains one, and every key can be changed: `rdlm train text8-small --model.width 384`. Docstrings give
+the number of parameters and, where they have been measured, the cost and the metric. The presets of the paper's size
+follow its settings with one exception: the share of times outside of the proposal's interval is 0.01 instead of 0.0001,
+which would give rare samples weights in the thousands and large gradients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SMALL = TrainingConfig(
     validate_every=250,
     validation_sequences=256,
 )
-"""Two cores and some minutes to an hour: Muon at a high rate that falls, and an average that forgets soon."""
+"""For minutes to an hour on two cores: Muon with a high, decaying learning rate, and a fast weight average."""
 
 PAPER = TrainingConfig(
     steps=1_000_000,
@@ -55,21 +55,20 @@ PAPER_PROCESS = ProcessConfig(bridge="logarithm", path="switch", switch=0.35, la
 PAPER_DENOISER = DenoiserConfig(features="tokens", evidence=False)
 PAPER_OBJECTIVE = ObjectiveConfig(proposal="interval", interval=(0.3, 0.6), floor=0.01)
 
-
 NARROW = 1e-3
-"""Window of the small models: up to 1,000 calls a token is finished in one of them, which has measured best so far."""
+"""Window of the small models: with up to 1,000 calls every token moves for one call, which has measured best so far."""
 
 ONE_BY_ONE = ObjectiveConfig(asynchronous=1.0, narrow=0.9, order="random")
-"""Windows of every width, most of them so narrow that tokens are finished one by one: what these models are asked."""
+"""Windows of random width, most of them so narrow that tokens are generated one by one, as in sampling."""
 
 LEFT_TO_RIGHT = replace(ONE_BY_ONE, blockwise=0.7)
-"""Most sequences token by token, left to right, which is learned soonest; the rest as above, for gaps and few calls."""
+"""Most sequences token by token from left to right, which is learned fastest; the rest as above, for infilling."""
 
 
 def demo() -> RunConfig:
     """State of the Union speeches in 27 characters: 0.9M parameters, a few minutes on 2 cores.
 
-    `rdlm demo`, or `rdlm train demo --minutes 4`. 1.86 bits per character after 1,000 steps; words, little sense.
+    `rdlm demo`, or `rdlm train demo --minutes 4`. 1.86 bits per character after 1,000 steps.
     """
     return RunConfig(
         data=DataConfig("demo", length=64),
@@ -83,10 +82,10 @@ def demo() -> RunConfig:
 
 
 def text8() -> RunConfig:
-    """Return the paper's text8: 92.5M parameters, 12 layers, a million steps of 512 chunks of 256 characters.
+    """Return the paper's text8: 92.5M parameters, 12 layers, a million steps of 512 sequences of 256 characters.
 
     `torchrun --nproc-per-node 8 -m rdlm train text8`. Not measured here; the paper reports 1.32 bits per character,
-    by an estimator that is no bound.
+    with an estimator that is not a bound.
     """
     return RunConfig(
         data=DataConfig("text8"),
@@ -99,7 +98,7 @@ def text8() -> RunConfig:
 
 
 def text8_small() -> RunConfig:
-    """Text8 on 2 cores: 3.2M parameters, chunks of 128 characters, Brownian bridge and evidence.
+    """Text8 on 2 cores: 3.2M parameters, sequences of 128 characters, Brownian bridge and evidence.
 
     `rdlm train text8-small`.
     """
@@ -127,10 +126,10 @@ def enwik8() -> RunConfig:
 
 
 def lm1b() -> RunConfig:
-    """Return the paper's LM1B: 107.8M parameters, ten base-3 digits in a row for each of 128 word pieces.
+    """Return the paper's LM1B: 107.8M parameters, 128 word pieces as ten base-3 digits in serial layout.
 
-    `torchrun --nproc-per-node 8 -m rdlm train lm1b --data.file FOLDER`. Not measured here. 14 layers, which is what
-    the paper's count of 110M needs; its text says 12.
+    `torchrun --nproc-per-node 8 -m rdlm train lm1b --data.file FOLDER`. Not measured here. The paper's text has
+    12 layers, but its count of 110M parameters needs 14.
     """
     return RunConfig(
         data=DataConfig("lm1b"),
@@ -143,10 +142,10 @@ def lm1b() -> RunConfig:
 
 
 def lm1b_packed() -> RunConfig:
-    """LM1B with three base-32 digits at one position, whole-token head and evidence: 116M parameters.
+    """LM1B with three packed base-32 digits, a softmax over tokens, and evidence: 116M parameters.
 
-    `torchrun --nproc-per-node 8 -m rdlm train lm1b-packed --data.file FOLDER`. Not measured here. A tenth of the
-    positions of `lm1b`.
+    `torchrun --nproc-per-node 8 -m rdlm train lm1b-packed --data.file FOLDER`. Not measured here. It has a tenth of
+    the positions of `lm1b`.
     """
     return RunConfig(
         data=DataConfig("lm1b"),
@@ -171,10 +170,10 @@ def wikitext_2() -> RunConfig:
 
 
 def textfile() -> RunConfig:
-    """Your own text on 2 cores, by its characters: 3.2M parameters.
+    """Your own text on 2 cores, as characters: 3.2M parameters.
 
-    `rdlm train textfile --data.file BOOK.txt`. Less noise than elsewhere, which allows for 100 different characters;
-    `--process.base 16` allows for any number.
+    `rdlm train textfile --data.file BOOK.txt`. It has less noise than other presets, which allows for 100
+    different characters; `--process.base 16` allows for any number.
     """
     return RunConfig(
         data=DataConfig("textfile", length=128),
@@ -186,7 +185,7 @@ def textfile() -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Handwritten digits of 8x8 pixels and 17 levels, by class: 1.3M parameters, minutes on 2 cores.
+    """Handwritten digits of 8x8 pixels and 17 levels, class-conditional: 1.3M parameters, minutes on 2 cores.
 
     `rdlm train digits --minutes 5`.
     """
@@ -200,7 +199,7 @@ def digits() -> RunConfig:
 
 
 def mnist() -> RunConfig:
-    """MNIST on 2 cores, 256 levels as two digits of base 16, by class: 1.5M parameters.
+    """MNIST on 2 cores, 256 levels as two digits of base 16, class-conditional: 1.5M parameters.
 
     `rdlm train mnist`. Not measured here.
     """
@@ -229,7 +228,7 @@ def cifar10() -> RunConfig:
 
 
 def promoter() -> RunConfig:
-    """Return the paper's promoter design: 13.3M parameters, 20 convolutions, 1,024 bases with a signal for each.
+    """Return the paper's promoter design: 13.3M parameters, 20 convolutions, 1,024 bases with one signal per base.
 
     `rdlm train promoter --data.file FILE.npz`. Not measured here.
     """
@@ -258,7 +257,7 @@ def promoter_chr22() -> RunConfig:
 
 
 def regulatory() -> RunConfig:
-    """200 bases of open chromatin by cell type on 2 cores: 1.3M parameters.
+    """Open chromatin, 200 bases, conditional on the cell type, on 2 cores: 1.3M parameters.
 
     `rdlm train regulatory --data.accept-licence`. Not measured here.
     """
@@ -290,7 +289,7 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
 
 
 def preset(name: str) -> RunConfig:
-    """Return the configuration of a preset; an unknown name suggests the nearest."""
+    """Return the configuration of a preset; the error for an unknown name suggests similar ones."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]()

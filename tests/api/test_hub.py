@@ -13,8 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 import rdlm
-from rdlm.api import hub
-from rdlm.api import publish as publication
+from rdlm.api import hub, publish
 from rdlm.api.language_model import LanguageModel
 from rdlm.cli import main as cli
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
@@ -87,7 +86,7 @@ def test_what_is_pushed_is_what_is_loaded(online: Hub, tmp_path: Path) -> None:
     rounded = rdlm.load(model.save(tmp_path / "half", dtype="bfloat16"))
     assert fingerprint(again.method.network) == fingerprint(rounded.method.network)
     card = (online.folder / "somebody" / "letters" / "README.md").read_text()
-    assert 'rdlm.load("somebody/letters")' in card and "without an evaluation" in card
+    assert 'rdlm.load("somebody/letters")' in card and "have not been evaluated" in card
 
 
 def test_only_our_files_are_fetched_and_the_newest(online: Hub) -> None:
@@ -95,7 +94,7 @@ def test_only_our_files_are_fetched_and_the_newest(online: Hub) -> None:
     model.push_to_hub("somebody/letters")
     (online.folder / "somebody" / "letters" / "pytorch_model.bin").write_bytes(b"\x80\x04")
     first = rdlm.load("somebody/letters")
-    assert set(online.fetched) <= set(publication.FILES) and online.fetched[0] == "config.json"
+    assert set(online.fetched) <= set(publish.FILES) and online.fetched[0] == "config.json"
     next(iter(model.method.network.parameters())).data.add_(1)
     model.push_to_hub("somebody/letters")
     assert fingerprint(rdlm.load("somebody/letters").method.network) == fingerprint(model.method.network)
@@ -115,7 +114,7 @@ def test_models_of_other_libraries_are_refused_before_their_weights_move(online:
     place = online.folder / "somebody" / "gpt"
     place.mkdir(parents=True)
     (place / "model.safetensors").write_bytes(bytes(100))
-    with pytest.raises(InputError, match=r"somebody/gpt on the hub is no model of rdlm: it has no config.json"):
+    with pytest.raises(InputError, match=r"somebody/gpt on the hub is not a model of rdlm: it has no config.json"):
         rdlm.load("somebody/gpt")
     (place / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(InputError, match="another library's"):
@@ -139,7 +138,7 @@ def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
     assert not hub.is_name("user/name")
     with pytest.raises(InputError, match="user/name is not a folder"):
         rdlm.load("user/name")
-    with pytest.raises(InputError, match="'letters' is no name on the hub"):
+    with pytest.raises(InputError, match="'letters' is not a name on the hub"):
         tiny().push_to_hub("letters")
 
 
@@ -147,10 +146,10 @@ def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
     ("error", "message"),
     [
         (errors.RepositoryNotFoundError("no", response=answer(404)), "no such model.*check the name.*hf auth login"),
-        (errors.HfHubHTTPError("no", response=answer(403)), "answers 403; log in.*with the right"),
-        (errors.HfHubHTTPError("no", response=answer(503)), "answers 503; try again later"),
-        (errors.LocalTokenNotFoundError("no"), "nobody is logged in"),
-        (httpx2.ConnectError("no route"), r"not reached \(no route\); check the connection"),
+        (errors.HfHubHTTPError("no", response=answer(403)), "status 403; log in.*permissions"),
+        (errors.HfHubHTTPError("no", response=answer(503)), "status 503; try again later"),
+        (errors.LocalTokenNotFoundError("no"), "not logged in"),
+        (httpx2.ConnectError("no route"), r"unreachable \(no route\); check the connection"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -161,13 +160,13 @@ def test_refusals_say_what_to_do(online: Hub, monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     for name in ("create_repo", "snapshot_download"):
         monkeypatch.setattr(huggingface_hub, name, refuse)
-    with pytest.raises(InputError, match=f"no folder here.*{message}"):
+    with pytest.raises(InputError, match=f"is not a folder.*{message}"):
         rdlm.load("somebody/letters")
     with pytest.raises(InputError, match=f"not pushed.*{message}"):
         tiny().push_to_hub("somebody/letters")
 
 
-def test_offline_asks_nobody_and_uses_what_is_there(
+def test_offline_uses_the_cache_without_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The library itself, in its offline mode, in which all tests run."""
@@ -178,7 +177,7 @@ def test_offline_asks_nobody_and_uses_what_is_there(
     assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"not pushed.*HF_HUB_OFFLINE is set"):
         tiny().push_to_hub("somebody/letters")
-    publication.write(tiny(), tmp_path / "hub" / "somebody" / "letters", name="somebody/letters")
+    publish.write(tiny(), tmp_path / "hub" / "somebody" / "letters", name="somebody/letters")
     assert rdlm.load("somebody/letters").name == "somebody/letters"
 
 

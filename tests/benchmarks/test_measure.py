@@ -16,13 +16,13 @@ class Machine:
     """A clock that only works move, slower with every turn."""
 
     def __init__(self) -> None:
-        self.now, self.nfe, self.pace = 0.0, [], 1.0
+        self.now, self.calls, self.pace = 0.0, [], 1.0
 
     def clock(self) -> float:
         return self.now
 
     def work(self, name: str, seconds: float) -> None:
-        self.nfe.append(name)
+        self.calls.append(name)
         self.now += seconds * self.pace
         self.pace *= 1.001
 
@@ -31,14 +31,14 @@ def test_works_take_turns_and_every_other_turn_goes_backwards() -> None:
     machine = Machine()
     works = {name: lambda name=name: machine.work(name, 1.0) for name in "ab"}
     taken = alternate(works, 3, machine.clock)
-    assert "".join(machine.nfe) == "ab" + "ab" + "ba" + "ab"
+    assert "".join(machine.calls) == "ab" + "ab" + "ba" + "ab"
     assert [len(times) for times in taken.values()] == [3, 3]
 
 
 def test_short_works_fill_a_turn_and_seconds_are_those_of_one_call() -> None:
     machine = Machine()
     taken = alternate({"short": lambda: machine.work("s", 0.001)}, 2, machine.clock, least=0.1)
-    assert len(machine.nfe) == pytest.approx(2 + 2 * 100, abs=2)
+    assert len(machine.calls) == pytest.approx(2 + 2 * 100, abs=2)
     assert statistics.median(taken["short"]) == pytest.approx(0.001, rel=0.5)
 
 

@@ -1,6 +1,6 @@
-"""What would make a fast device wait for the CPU: a number read from a tensor, or a shape that depends on its values.
+"""No host synchronisation in hot paths: no number read from a tensor, no shape that depends on values.
 
-Everything runs on the CPU here; the places that read numbers are found by name, and each that is allowed has a reason.
+Everything runs on the CPU here; functions that read values are found by name, and each allowed one has a reason.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rdlm.sampling.solvers import SOLVERS
 SOURCE = Path(rdlm.__file__).parent
 WAITING = {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "unique_dim", "equal"}
 ON_THE_CPU_ALONE = {
-    "process/clock.py:_checked": "checks the range of tensors on the CPU only",
-    "model/embedding.py:moments": "looks for equal times on the CPU only",
-    "codec.py:encode": "checks the range of ids on the CPU only",
+    "process/schedule.py:_checked": "checks the range of tensors on the CPU only",
+    "model/layers.py:moments": "looks for equal times on the CPU only",
+    "process/layout.py:encode": "checks the range of ids on the CPU only",
 }
 
 
@@ -115,8 +115,8 @@ META = torch.device("meta")
 CLOCKS = {
     "together": {},
     "windows": {"window": TokenSchedule(0.5)},
-    "one step": {"window": TokenSchedule(1 / 8, "spread")},
-    "chunks": {"window": TokenSchedule(1 / 8, "spread", 2)},
+    "one step": {"window": TokenSchedule(1 / 8, "strided")},
+    "blocks": {"window": TokenSchedule(1 / 8, "strided", 2)},
 }
 
 
@@ -130,15 +130,15 @@ def test_a_blocking_copy_is_seen() -> None:
 
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_walk_never_waits_for_the_device(clock: str, solver: str) -> None:
-    """Neither reads from it, nor waits for what it sends there: everything is decided on the CPU."""
+def test_sampling_never_waits_for_the_device(clock: str, solver: str) -> None:
+    """It neither reads values from the device nor waits for copies to it."""
     subject = method(process=ProcessConfig(levels=8, pairs=16))
     chain = subject.chain(subject.process.mixture.paths[0], 8, **CLOCKS[clock], length=6)
-    assert bool(chain.token_steps.block) == (clock == "chunks")
+    assert bool(chain.token_steps.block) == (clock == "blocks")
     subject.network.eval().to(META)
     model = Predictor(subject, rows=2, block_mask=subject.block_mask(chain))
     remember = subject.network.cache if chain.token_steps.block else None
-    walker = Walker(model, chain, SOLVERS[solver], subject.process.clock, device=META, clean=True, remember=remember)
+    walker = Walker(model, chain, SOLVERS[solver], subject.process.schedule, device=META, clean=True, remember=remember)
     known = torch.full((2, 6), -1)
     known[0, :2] = 3
     walker.run(known, Noise([generator_of(0), generator_of(1)], 2))  # tables

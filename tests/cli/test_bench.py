@@ -1,4 +1,4 @@
-"""`rdlm bench`: a quick look at what is cheap, for people and for machines, and mistakes in its flags."""
+"""`rdlm bench`: cheap figures in quick mode, as a table and as JSON, and errors in its flags."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.catalogue import CATALOGUE, chosen
 from benchmarks.growth import plot
+from benchmarks.registry import REGISTRY, chosen
 from rdlm.cli.main import main
 from rdlm.errors import InputError
 
 
-def test_a_quick_look_for_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_quick_figures_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "--quick", "--json", "--only", "draw", "--out", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["quick"] is True and len(found["rows"]) == 2
@@ -24,9 +24,7 @@ def test_a_quick_look_for_machines(capsys: pytest.CaptureFixture[str], tmp_path:
     assert json.loads((tmp_path / "bench.json").read_text())["rows"] == found["rows"]
 
 
-def test_a_table_for_people_says_what_was_missed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_reports_missed_targets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import draw
     from benchmarks.measure import Figure, at_most
 
@@ -47,7 +45,7 @@ def test_mistakes_are_the_users(options: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_all_figures_are_chosen_without_a_choice() -> None:
-    assert chosen(None) == list(CATALOGUE)
+    assert chosen(None) == list(REGISTRY)
     assert chosen(" draw, growth ") == ["draw", "growth"]
     with pytest.raises(InputError, match="drow"):
         chosen("drow")

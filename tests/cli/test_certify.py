@@ -62,7 +62,7 @@ def test_a_broken_bound_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
     captured = capsys.readouterr()
     failed = [row for row in json.loads(captured.out)["rows"] if not row["ok"]]
     assert failed and all(row["claims_bound"] and row["bound"] < row["entropy"] for row in failed)
-    assert f"{len(failed)} of " in captured.err and "below their entropy" in captured.err
+    assert f"{len(failed)} of " in captured.err and "below the entropy" in captured.err
 
 
 def test_a_broken_bound_is_named_in_the_table(

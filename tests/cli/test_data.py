@@ -50,7 +50,7 @@ def test_mistakes_are_named() -> None:
         Data("get").run()
     with pytest.raises(InputError, match="did you mean 'demo'"):
         Data("get", "demos").run()
-    with pytest.raises(InputError, match="demo is not here; rdlm data get demo"):
+    with pytest.raises(InputError, match="demo is not prepared; run rdlm data get demo"):
         Data("verify", "demo").run()
     with pytest.raises(InputError, match="unknown corpus"):
         Data("verify", "nothing").run()

@@ -28,18 +28,18 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_demo_trains_measures_samples_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--calls", "4"]) == 0
+    assert cli.main(["demo", "--nfe", "4"]) == 0
     shown = capsys.readouterr()
     assert "bits_per_character" in shown.out and "three samples" in shown.out
-    samples = [line.strip("\n")[2:] for line in shown.out.split("uncurated:\n")[1].splitlines()]
+    samples = [line.strip("\n")[2:] for line in shown.out.split("not selected:\n")[1].splitlines()]
     assert [len(text) for text in samples] == [8, 8, 8] and set("".join(samples)) <= set("some text of mine ")
     assert Path("runs/demo/denoising.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in Path("runs/demo/report.html").read_text()
-    assert cli.main(["demo", "--calls", "4", "--json"]) == 0  # nothing left to train: it measures again
+    assert cli.main(["demo", "--nfe", "4", "--json"]) == 0  # nothing left to train: it measures again
     assert "bits_per_character" in json.loads(capsys.readouterr().out)["metrics"]
 
 
-@pytest.mark.parametrize("options", [["--minutes", "0"], ["--calls", "0"]])
+@pytest.mark.parametrize("options", [["--minutes", "0"], ["--nfe", "0"]])
 def test_nonsense_is_refused_before_any_work(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", *options]) == 2
     assert "must be positive" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from rdlm.data import store
 from rdlm.data.tokenizer import Bytes
 from rdlm.geometry import sphere
 from rdlm.likelihood import certificate
-from rdlm.process import law as cache
+from rdlm.storage.tables import table_path, write
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_cache_on_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9, 5))
     check = doctor.cache()
     assert not check.ok
-    assert "set RDLM_CACHE to a folder that can be written, on a disk with room" in check.detail
+    assert "set RDLM_CACHE to a writable folder on a disk with free space" in check.detail
     assert not doctor.runs().ok and not doctor.runs().required
 
 
@@ -126,7 +126,7 @@ def test_the_self_test_takes_seconds_or_says_why(monkeypatch: pytest.MonkeyPatch
     assert time.process_time() - begin < doctor.SELF_TEST
     monkeypatch.setattr(doctor, "SELF_TEST", 0.0)
     *_, check = doctor.self_test()
-    assert not check.ok and not check.required and "this machine is busy" in check.detail
+    assert not check.ok and not check.required and "the machine is busy" in check.detail
 
 
 def test_what_killed_processes_left_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,19 +137,21 @@ def test_what_killed_processes_left_is_counted(monkeypatch: pytest.MonkeyPatch, 
     os.utime(old, (0, 0))
     check = doctor.leftovers()
     assert not check.ok and not check.required
-    assert check.detail.startswith("1 files left half-written") and f"delete {tmp_path}/*/.*.part" in check.detail
+    assert (
+        check.detail.startswith("1 files left by killed processes") and f"delete {tmp_path}/*/.*.part" in check.detail
+    )
 
 
 def test_damage_in_the_caches_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RDLM_CACHE", str(tmp_path))
     parameters = {"some": "parameters"}
-    path = cache.table_path(parameters)
-    cache.write(path, parameters, {"table": torch.arange(4.0)})
+    path = table_path(parameters)
+    write(path, parameters, {"table": torch.arange(4.0)})
     draft = store.Draft("toy", Bytes(), {"train": [np.zeros(9, np.uint8)]}, "made up")
     store.write(tmp_path / "data" / "toy", draft, {"name": "toy", "kind": "text", "length": 3, "licence": "none"})
-    assert [doctor.tables().detail, doctor.corpora().detail] == ["1 kept, all whole"] * 2
+    assert [doctor.tables().detail, doctor.corpora().detail] == ["1 cached, all intact"] * 2
     path.rename(path.with_name("0.safetensors"))
     (tmp_path / "data" / "toy" / "train.bin").write_bytes(bytes(8) + b"1")
-    reasons = ["other parameters than its name", "train.bin has SHA-256"]
+    reasons = ["other parameters than its name", "train.bin is damaged: its SHA-256"]
     for check, message in zip((doctor.tables(), doctor.corpora()), reasons, strict=True):
-        assert not check.ok and not check.required and "1 kept; 1 damaged" in check.detail and message in check.detail
+        assert not check.ok and not check.required and "1 cached; 1 damaged" in check.detail and message in check.detail

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rdlm.api.render import Frame, Trace
 
 import rdlm
 from rdlm import pretrained as box
-from rdlm.api import render as animation
-from rdlm.api import render as output
+from rdlm.api import trace as animation
+from rdlm.api.trace import Frame, Trace
 from rdlm.cli import main as cli
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
-from rdlm.data.image import decode
+from rdlm.data.image import decode_png, encode_png
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, Tokenizer, bases
 from rdlm.methods.rdlm import Rdlm
 from rdlm.storage import checkpoint
 from rdlm.storage import config_file as configfile
 from rdlm.storage import run_folder as folder
+from rdlm.storage.manifest import with_checksum
 
 
 def save(run: Path, tokenizer: Tokenizer, **corpus: Any) -> Path:
@@ -39,7 +39,7 @@ def save(run: Path, tokenizer: Tokenizer, **corpus: Any) -> Path:
     described = {"counters": {}, "config": configfile.to_dict(config), "corpus": about}
     run.mkdir()
     checkpoint.save(run, 7, parts, described, tokenizer.to_json())
-    folder.point(run, 7, None)
+    folder.update_pointers(run, 7, None)
     return run
 
 
@@ -126,7 +126,7 @@ def test_images_are_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[st
     options = ["--num", "3", "--steps", "2", "--label", "dog", "--guidance", "2"]
     found = asked(capsys, str(run), *options, "--out", str(out))
     assert found["samples"][2] == {"seed": 2, "file": str(out)}
-    picture = decode(out.read_bytes())  # 2 x 2 images of 2 x 2 pixels with a line between, enlarged
+    picture = decode_png(out.read_bytes())  # 2 x 2 images of 2 x 2 pixels with a line between, enlarged
     factor = 256 // 5
     assert picture.shape == (5 * factor, 5 * factor, 3)
     assert set(np.unique(picture)) <= {0, 63, 127, 128, 191, 255}
@@ -139,7 +139,7 @@ def test_a_grey_picture_is_read_by_others() -> None:
     import io
 
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 4, 1)
-    assert np.array_equal(np.asarray(image.open(io.BytesIO(output.png(pixels)))), pixels[..., 0])
+    assert np.array_equal(np.asarray(image.open(io.BytesIO(encode_png(pixels)))), pixels[..., 0])
 
 
 def test_traces_are_moving_pictures(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,7 @@ def test_what_is_no_run_is_refused(
     state = run / "checkpoint-00000007" / "state.json"
     found = json.loads(state.read_text()) | {"format": 99}
     del found["sha256"]
-    state.write_text(json.dumps(found | {"sha256": checkpoint._digest(found)}))
+    state.write_text(json.dumps(with_checksum(found)))
     assert cli.main(["generate", str(run)]) == 2
     assert "checkpoint format 99" in capsys.readouterr().err
 

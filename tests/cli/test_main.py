@@ -175,7 +175,7 @@ def test_json_is_one_object_and_nothing_else(root: Path) -> None:
     assert result.returncode == int(any(check["required"] and not check["ok"] for check in checks))
 
 
-def test_threads_wait_briefly_unless_the_user_chose_otherwise(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_sleep_soon_unless_the_user_set_a_policy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What OpenMP says of itself when torch brings it in."""
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)

@@ -51,9 +51,9 @@ def test_evaluation_from_flags_to_files(run: Path, tmp_path: Path, capsys: pytes
         capsys,
         "evaluate",
         str(run),
-        "--calls",
+        "--nfe",
         "6",
-        "--curve-calls",
+        "--curve-nfe",
         "2,inf",
         "--evaluations",
         "120",
@@ -83,13 +83,15 @@ def test_evaluation_from_flags_to_files(run: Path, tmp_path: Path, capsys: pytes
     assert curve["nats"][0] == 0 and curve["nats"][-1] == pytest.approx(metrics["nats_per_sequence"]["value"])
 
 
-def test_a_sequence_in_chunks_is_looked_at_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sequence_with_blocks_is_evaluated_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Token by token its bound has no noise of its own, so that more looks would narrow the interval for nothing."""
-    options = ("evaluate", str(run), "--chunk", "1", "--calls", "12", "--sequences", "14", "--samples", "2", "--paper")
+    options = ("evaluate", str(run), "--block", "1", "--nfe", "12", "--sequences", "14", "--samples", "2", "--paper")
     few, many = (
         answer(capsys, *options, "--evaluations", count, "--out", str(tmp_path))["metrics"] for count in ("14", "500")
     )
-    assert "in chunks of 1" in many["bits_per_character"]["convention"]
+    assert "in blocks of 1" in many["bits_per_character"]["convention"]
     for key in ("value", "stderr"):
         assert many["bits_per_character"][key] == pytest.approx(few["bits_per_character"][key], rel=1e-4)
 
@@ -97,7 +99,7 @@ def test_a_sequence_in_chunks_is_looked_at_once(run: Path, tmp_path: Path, capsy
 def test_test_split_leaves_no_curve(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     curve = run / "checkpoint-00000003" / "curve.json"
     curve.unlink(missing_ok=True)
-    options = ("--calls", "4", "--evaluations", "60", "--samples", "0", "--window", "0.5", "--out", str(tmp_path))
+    options = ("--nfe", "4", "--evaluations", "60", "--samples", "0", "--window", "0.5", "--out", str(tmp_path))
     found = answer(capsys, "evaluate", str(run), "--split", "test", *options)
     assert found["split"] == "test" and not curve.exists()
     assert "windows of width 0.5" in found["metrics"]["nats_per_sequence"]["convention"]
@@ -107,51 +109,51 @@ def test_test_split_leaves_no_curve(run: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_path_estimator_agrees(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("evaluate", str(run), "--calls", "4", "--samples", "0", "--out", str(tmp_path))
+    common = ("evaluate", str(run), "--nfe", "4", "--samples", "0", "--out", str(tmp_path))
     steps = answer(capsys, *common, "--evaluations", "600")["metrics"]["nats_per_sequence"]
     path = answer(capsys, *common, "--evaluations", "56", "--estimator", "path")["metrics"]["nats_per_sequence"]
     assert steps["value"] == pytest.approx(path["value"], abs=5 * math.hypot(steps["stderr"], path["stderr"]))
 
 
 def test_simulated_states_give_the_same_bound(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("evaluate", str(run), "--calls", "5", "--samples", "0", "--evaluations", "400", "--out", str(tmp_path))
+    common = ("evaluate", str(run), "--nfe", "5", "--samples", "0", "--evaluations", "400", "--out", str(tmp_path))
     exact = answer(capsys, *common)["metrics"]["nats_per_sequence"]
     walked = answer(capsys, *common, "--states", "simulated", "--seed", "1")["metrics"]["nats_per_sequence"]
     assert exact["value"] == pytest.approx(walked["value"], abs=4 * math.hypot(exact["stderr"], walked["stderr"]))
     assert walked["convention"].endswith("simulated states")
 
 
-@pytest.mark.parametrize("method", ["masked", "autoregressive", "flow"])
+@pytest.mark.parametrize("method", ["mdlm", "autoregressive", "fisher_flow"])
 def test_runs_of_other_methods(method: MethodName, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(trained(tmp_path, method))
-    quick = ("--calls", "4", "--evaluations", "28", "--samples", "4", "--out", str(tmp_path / "out"))
-    found = answer(capsys, "evaluate", run, "--curve-calls", "2", *quick)
+    quick = ("--nfe", "4", "--evaluations", "28", "--samples", "4", "--out", str(tmp_path / "out"))
+    found = answer(capsys, "evaluate", run, "--curve-nfe", "2", *quick)
     bits = found["metrics"]["bits_per_character"]
     assert bits["low"] < bits["value"] < bits["high"] and [row["calls"] for row in found["rows"]] == [2, 4]
     assert {"bigram_divergence", "entropy_pooled_bits", "invalid_codes"} <= set(found["metrics"])
-    assert found["claims_bound"] == (method != "flow")
+    assert found["claims_bound"] == (method != "fisher_flow")
     assert bits["convention"].startswith("upper bound" if found["claims_bound"] else "not a bound")
     assert (tmp_path / "out" / "report.html").read_text().count("data:image/png;base64") == 2
-    for option in (["--window", "0.5"], ["--calls", "inf"], ["--estimator", "path"], ["--paper"]):
+    for option in (["--window", "0.5"], ["--nfe", "inf"], ["--estimator", "path"], ["--paper"]):
         assert cli.main(["evaluate", run, *quick, *option]) == 2
         assert f"method '{method}'" in capsys.readouterr().err
     (tmp_path / "text.txt").write_text("the lazy dog and the fox")
-    scored = answer(capsys, "score", run, str(tmp_path / "text.txt"), "--calls", "4", "--positions")
-    assert scored["claims_bound"] == scored["rows"][0]["claims_bound"] == (method != "flow")
+    scored = answer(capsys, "score", run, str(tmp_path / "text.txt"), "--nfe", "4", "--positions")
+    assert scored["claims_bound"] == scored["rows"][0]["claims_bound"] == (method != "fisher_flow")
     assert scored["rows"][0]["positions"] == [] and scored["rows"][0]["nats"] > 0
-    assert cli.main(["score", run, str(tmp_path / "text.txt"), "--calls", "4"]) == 0
-    assert ("not a bound" in capsys.readouterr().out) == (method == "flow")
+    assert cli.main(["score", run, str(tmp_path / "text.txt"), "--nfe", "4"]) == 0
+    assert ("not a bound" in capsys.readouterr().out) == (method == "fisher_flow")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--states", "simulated", "--calls", "inf"], "simulated states"),
-        (["--curve-calls", "4,x"], "'x'"),
-        (["--calls", "0"], "at least one network call"),
+        (["--states", "simulated", "--nfe", "inf"], "simulated states"),
+        (["--curve-nfe", "4,x"], "'x'"),
+        (["--nfe", "0"], "at least one network call"),
         (["--samples", "1"], "2 samples"),
-        (["--calls", "inf", "--estimator", "path"], "continuous time"),
-        (["--calls", "inf", "--window", "0.5"], "goes with a window of 1"),
+        (["--nfe", "inf", "--estimator", "path"], "continuous time"),
+        (["--nfe", "inf", "--window", "0.5"], "goes with a window of 1"),
     ],
 )
 def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +172,7 @@ def test_lines_and_standard_input(
 ) -> None:
     path = tmp_path / "lines.txt"
     path.write_text("the fox\n\nlazy dog\n")
-    quick = ("--calls", "4", "--draws", "3")
+    quick = ("--nfe", "4", "--draws", "3")
     rows = answer(capsys, "score", str(run), str(path), *quick)["rows"]
     assert [row["chars"] for row in rows] == [7, 8]
     for row in rows:
@@ -188,15 +190,15 @@ def test_lines_and_standard_input(
 def test_a_document_by_steps(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "document.txt"
     path.write_text(TEXT * 5 + "\n")
-    (row,) = answer(capsys, "score", str(run), str(path), "--document", "--calls", "4")["rows"]
+    (row,) = answer(capsys, "score", str(run), str(path), "--document", "--nfe", "4")["rows"]
     assert (row["chars"], row["windows"]) == (290, 25)
     assert row["stderr"] > 0
-    found = answer(capsys, "score", str(run), str(path), "--calls", "4", "--estimator", "steps", "--draws", "3")
+    found = answer(capsys, "score", str(run), str(path), "--nfe", "4", "--estimator", "steps", "--draws", "3")
     assert found["rows"][0]["windows"] == 25 and found["network_windows"] == 75 and found["seconds"] > 0
     assert found["rows"][0]["nats"] == pytest.approx(
         row["nats"], abs=4 * math.hypot(row["stderr"], found["rows"][0]["stderr"])
     )
-    assert cli.main(["score", str(run), str(path), "--document", "--calls", "4"]) == 0
+    assert cli.main(["score", str(run), str(path), "--document", "--nfe", "4"]) == 0
     assert "bits_per_char" in capsys.readouterr().out
 
 
@@ -217,7 +219,7 @@ def test_unknown_characters_may_be_skipped(run: Path, tmp_path: Path, capsys: py
     path = tmp_path / "text.txt"
     path.write_text("fox!")
     for choice, chars in (("skip", 3), ("replace", 4)):
-        found = answer(capsys, "score", str(run), str(path), "--unknown", choice, "--calls", "4")
+        found = answer(capsys, "score", str(run), str(path), "--unknown", choice, "--nfe", "4")
         assert found["rows"][0]["chars"] == chars
 
 

@@ -38,7 +38,7 @@ TINY = [
     "cpu",
     "--training.validation-sequences",
     "4",
-    "--training.validation-calls",
+    "--training.validation-nfe",
     "4",
 ]
 
@@ -75,8 +75,8 @@ def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "begins with a preset or a YAML file; presets: demo"),
-        (["--json"], "begins with a preset or a YAML file"),
+        ([], "needs a preset or a YAML file as its first argument; presets: demo"),
+        (["--json"], "needs a preset or a YAML file"),
         (["txt8"], "unknown preset 'txt8': did you mean 'text8'"),
         (["none.yaml"], "cannot read the configuration none.yaml"),
         (["demo", "--modl.width", "3"], "--model.width"),
@@ -100,8 +100,8 @@ def test_a_run_of_the_real_method(book: Path, capsys: pytest.CaptureFixture[str]
     assert "textfile-characters" in out.out and "runs/textfile/report.html" in out.err
     page = Path("runs/textfile/report.html").read_text()
     assert "<svg" in page and "total: 0.02" in page
-    assert cli.main([*command, "--training.rate", "0.5"]) == 2
-    assert "training.rate was 0.002, is 0.5" in capsys.readouterr().err
+    assert cli.main([*command, "--training.lr", "0.5"]) == 2
+    assert "training.lr was 0.002, is 0.5" in capsys.readouterr().err
     again = ["train", "runs/textfile/config.yaml", "--out", "runs/textfile", "--training.steps", "4"]
     assert cli.main([*again, "--accept-changes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4

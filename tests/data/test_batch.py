@@ -51,9 +51,9 @@ def test_permutations_differ_by_seed_and_epoch_and_look_random() -> None:
     assert stays < 0.005  # neighbours stay neighbours with probability 1/5000
 
 
-def test_an_epoch_deals_every_chunk_once_and_drops_the_rest() -> None:
+def test_an_epoch_has_every_row_once_and_drops_the_remainder() -> None:
     batches = Batches(STREAM, "train", batch_size=2)
-    assert batches.chunks == 10
+    assert len(batches.rows) == 10
     seen = torch.cat([batches.batch(step).ids for step in range(5)])
     assert sorted(seen[:, 0].tolist()) == list(range(0, 40, 4))
     assert torch.equal(seen - seen[:, :1], torch.arange(4).expand(10, 4))
@@ -122,7 +122,7 @@ def test_bad_sizes_are_refused(options: dict[str, int], message: str) -> None:
 
 def test_bad_requests_are_refused() -> None:
     batches = Batches(STREAM, "train", batch_size=3)
-    with pytest.raises(InputError, match="does not divide"):
+    with pytest.raises(InputError, match="not divisible"):
         batches.batch(0, 0, 2)
     with pytest.raises(InputError, match="rank"):
         batches.batch(0, 3, 3)

@@ -42,7 +42,7 @@ def test_transcript_starts_depend_on_the_strand() -> None:
 
 
 def test_chr22_splits_share_no_base(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dna, "BLOCK", 3000)
+    monkeypatch.setattr(dna, "REGION", 3000)
     chromosome = RANDOM.choice(np.frombuffer(b"acgt", np.uint8), 60_000).tobytes()
     starts = [(int(p), "+-"[i % 2]) for i, p in enumerate(RANDOM.integers(0, 60_000, 300))]
     fasta = b">chr22\n" + b"\n".join(chromosome[i : i + 60] for i in range(0, 60_000, 60)) + b"\n"
@@ -64,7 +64,7 @@ def test_chr22_splits_share_no_base(plant: Planter, monkeypatch: pytest.MonkeyPa
     assert not covered["validation"] & covered["test"]
 
 
-def test_regulatory_asks_for_its_licence_and_splits_by_chromosome(plant: Planter) -> None:
+def test_regulatory_needs_its_licence_accepted_and_splits_by_chromosome(plant: Planter) -> None:
     header = "chr\tsequence\tTAG\n"
     cells = ("GM12878_E1", "HepG2_E2", "K562_E3", "hESCT0_E4")
     chromosomes = ["chr1", "chr2", "chr3", "chrX", "chr11"]
@@ -123,7 +123,7 @@ def test_promoter_formats(cache: Path, tmp_path: Path, form: str) -> None:
 
 
 def test_published_counts_have_the_published_name(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dna, "PUBLISHED", (4, 2, 3))
+    monkeypatch.setattr(dna, "PUBLISHED_COUNTS", (4, 2, 3))
     assert load("promoter", file=as_npz(tmp_path / "p.npz", IDS)).protocol == "promoter"
 
 
@@ -131,7 +131,7 @@ def test_bad_promoter_files_are_refused(cache: Path, tmp_path: Path) -> None:
     short = {s: ids[:, :1000] for s, ids in IDS.items()}
     high = {s: ids + 1 for s, ids in IDS.items()}
     soft = {s: np.full((n, 1024, 4), 0.25) for s, n in COUNTS.items()}
-    for ids, message in ((short, "not both"), (high, "bases are 0 to 3"), (soft, "single 1")):
+    for ids, message in ((short, "not both"), (high, "bases must be 0 to 3"), (soft, "exactly one 1")):
         with pytest.raises(InputError, match=message):
             load("promoter", file=as_npz(tmp_path / "p.npz", ids))
     np.savez(tmp_path / "p.npz", train_sequence=IDS["train"])

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from rdlm.data import fetch, image, load
-from rdlm.data import image as png
 from rdlm.errors import DamagedFileError, InputError
 
 from .conftest import Planter
@@ -43,7 +42,7 @@ def filtered_png(picture: np.ndarray, kinds: list[int]) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
     framed = (struct.pack(">I", len(b)) + k + b + struct.pack(">I", zlib.crc32(k + b)) for k, b in chunks)
-    return png.SIGNATURE + b"".join(framed)
+    return image.SIGNATURE + b"".join(framed)
 
 
 @pytest.mark.parametrize("kind", range(5))
@@ -51,12 +50,12 @@ def test_every_png_filter(kind: int) -> None:
     picture = RANDOM.integers(0, 256, (6, 5, 3), dtype=np.uint8)
     data = filtered_png(picture, [0, kind, kind, 1, kind, 2])
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), picture)  # the fixture itself is sound
-    assert np.array_equal(png.decode(data), picture)
+    assert np.array_equal(image.decode_png(data), picture)
 
 
 def test_png_of_another_writer() -> None:
     smooth = (np.add.outer(np.arange(40), np.arange(30))[..., None] * [1, 2, 3] % 256).astype(np.uint8)
-    assert np.array_equal(png.decode(as_png(smooth)), smooth)
+    assert np.array_equal(image.decode_png(as_png(smooth)), smooth)
 
 
 def test_damaged_pngs_are_refused() -> None:
@@ -65,7 +64,7 @@ def test_damaged_pngs_are_refused() -> None:
     flipped = good[:50] + bytes([good[50] ^ 1]) + good[51:]
     for bad in (b"GIF89a", grey, good[:-3], good[:45], flipped):
         with pytest.raises(DamagedFileError, match="PNG"):
-            png.decode(bad)
+            image.decode_png(bad)
 
 
 def test_digits(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> None:

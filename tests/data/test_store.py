@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdlm.data import corpus as catalogue
-from rdlm.data import load, store
+from rdlm.data import corpus, load, store
 from rdlm.data.tokenizer import Levels
 from rdlm.errors import DamagedFileError, InputError
 
@@ -73,12 +72,12 @@ def test_damage_is_found(tmp_path: Path) -> None:
     good = path.read_bytes()
     path.write_bytes(good[:-1] + b"x")
     for check in (store.read, store.verify):
-        with pytest.raises(DamagedFileError, match=r"train\.bin has SHA-256"):
+        with pytest.raises(DamagedFileError, match=r"train\.bin is damaged: its SHA-256"):
             check(folder)
     path.write_bytes(good)  # at another time than it was made, with what it was made with
     assert store.read(folder).train.shape == (3, 3)
     path.write_bytes(good[:-2])
-    with pytest.raises(DamagedFileError, match="18 bytes"):
+    with pytest.raises(DamagedFileError, match="16 bytes, not 18"):
         store.read(folder)
     path.unlink()
     with pytest.raises(DamagedFileError, match="missing"):
@@ -100,7 +99,7 @@ def test_requests_are_checked_before_any_work(cache: Path) -> None:
 
 
 def test_every_recipe_is_complete() -> None:
-    for name, recipe in catalogue.RECIPES.items():
+    for name, recipe in corpus.RECIPES.items():
         assert recipe.name == name and recipe.licence and recipe.summary and recipe.length > 0
         assert set(recipe.fallback) <= set(recipe.protocols)
         assert recipe.archives or "file" in recipe.options

@@ -9,17 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdlm.data import tokenizer as tk
-from rdlm.data.tokenizer import train_bpe, wordpiece
+from rdlm.data.tokenizer import (
+    TEXT8_ALPHABET,
+    Bytes,
+    Characters,
+    Levels,
+    Tokenizer,
+    Unknown,
+    bases,
+    from_json,
+    id_type,
+    train_bpe,
+    wordpiece,
+)
 from rdlm.errors import DamagedFileError, InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "un", "##happy", ",", "sat"]
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.text(tk.TEXT8_ALPHABET))
+@given(st.text(TEXT8_ALPHABET))
 def test_characters_round_trip(text: str) -> None:
-    characters = tk.Characters(tk.TEXT8_ALPHABET)
+    characters = Characters(TEXT8_ALPHABET)
     ids = characters.encode(text)
     assert ids.dtype == np.uint8 and characters.decode(ids) == text
 
@@ -27,14 +38,14 @@ def test_characters_round_trip(text: str) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.text(min_size=1))
 def test_any_alphabet_round_trips(text: str) -> None:
-    characters = tk.Characters("".join(sorted(set(text))))
+    characters = Characters("".join(sorted(set(text))))
     assert characters.decode(characters.encode(text)) == text
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_bytes_round_trip(text: str) -> None:
-    assert tk.Bytes().decode(tk.Bytes().encode(text)) == text
+    assert Bytes().decode(Bytes().encode(text)) == text
 
 
 @settings(deadline=None, max_examples=30)
@@ -64,11 +75,11 @@ def test_wordpiece_splits_lowercases_and_decodes() -> None:
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [tk.Characters("ab ", "skip"), tk.Bytes(), tk.Levels(17), tk.bases(), wordpiece(WORDS), BPE],
+    [Characters("ab ", "skip"), Bytes(), Levels(17), bases(), wordpiece(WORDS), BPE],
     ids=["characters", "bytes", "levels", "bases", "wordpiece", "bpe"],
 )
-def test_json_round_trip(tokenizer: tk.Tokenizer) -> None:
-    again = tk.from_json(json.loads(json.dumps(tokenizer.to_json())))
+def test_json_round_trip(tokenizer: Tokenizer) -> None:
+    again = from_json(json.loads(json.dumps(tokenizer.to_json())))
     text = {"levels": "0 16 3"}.get(tokenizer.to_json()["kind"], "AAA" if tokenizer.size == 4 else "a b")
     assert again.size == tokenizer.size
     assert list(again.encode(text)) == list(tokenizer.encode(text))
@@ -77,24 +88,24 @@ def test_json_round_trip(tokenizer: tk.Tokenizer) -> None:
 
 def test_character_outside_the_alphabet_is_named_with_its_place() -> None:
     with pytest.raises(InputError, match=r"'é' at position 3"):
-        tk.Characters(tk.TEXT8_ALPHABET).encode("cafés")
-    skip, replace = (tk.Characters(tk.TEXT8_ALPHABET, u) for u in ("skip", "replace"))
+        Characters(TEXT8_ALPHABET).encode("cafés")
+    skip, replace = (Characters(TEXT8_ALPHABET, u) for u in ("skip", "replace"))
     assert skip.decode(skip.encode("cafés")) == "cafs"
     assert replace.decode(replace.encode("cafés")) == "caf s"
 
 
 @pytest.mark.parametrize(("alphabet", "unknown"), [("", "error"), ("aa", "error"), ("ab", "replace"), ("ab", "ignore")])
-def test_bad_alphabets_are_refused(alphabet: str, unknown: tk.Unknown) -> None:
+def test_bad_alphabets_are_refused(alphabet: str, unknown: Unknown) -> None:
     with pytest.raises(InputError):
-        tk.Characters(alphabet, unknown)
+        Characters(alphabet, unknown)
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
-    for tokenizer, bad in ((tk.bases(), 4), (tk.Levels(17), 17), (tk.Bytes(), -1), (wordpiece(WORDS), 99)):
+    for tokenizer, bad in ((bases(), 4), (Levels(17), 17), (Bytes(), -1), (wordpiece(WORDS), 99)):
         with pytest.raises(InputError, match="outside the vocabulary"):
             tokenizer.decode([bad])
     with pytest.raises(InputError, match="whole numbers"):
-        tk.Levels(17).encode("1 x")
+        Levels(17).encode("1 x")
     with pytest.raises(InputError, match="at least 257"):
         train_bpe(["a"], 100)
     with pytest.raises(InputError, match=r"needs \[PAD\]"):
@@ -104,9 +115,16 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
 @pytest.mark.parametrize("description", [{}, {"kind": "runes"}, {"kind": "levels"}])
 def test_a_damaged_description_is_named(description: dict[str, str]) -> None:
     with pytest.raises(DamagedFileError):
-        tk.from_json(description)
+        from_json(description)
 
 
 @pytest.mark.parametrize(("size", "width"), [(2, 1), (256, 1), (257, 2), (65536, 2), (65537, 4)])
 def test_id_type_is_the_smallest(size: int, width: int) -> None:
-    assert tk.id_type(size).itemsize == width
+    assert id_type(size).itemsize == width
+
+
+def test_a_tokenizer_at_which_the_library_panics_is_refused() -> None:
+    model = train_bpe(["some text of mine, some text"], 270).to_json()["model"]
+    model["model"]["continuing_subword_prefix"] = "longer than a merge"
+    with pytest.raises(DamagedFileError, match="a bpe tokenizer that cannot be read"):
+        from_json({"kind": "bpe", "model": model})

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.memo import Memo, Row, Work
+from experiments.row_cache import Row, RowCache, Work
 from experiments.steps import Setting, Steps, bound, matched, measure, plot, samples
 from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
@@ -70,23 +70,23 @@ def test_rows_have_equally_many_network_calls(model: LanguageModel) -> None:
     assert Setting(8, width=0.0).window.discretize(8).steps == 1
 
 
-def test_chunks_come_where_there_are_calls_enough(model: LanguageModel) -> None:
+def test_blocks_are_measured_if_there_are_enough_calls(model: LanguageModel) -> None:
     table = Steps((3, 4, 8), ("mixture",), ("time",), (), block=1, length=8, samples=4, evaluations=40)
     rows = list(measure(model, even(40), None, table))
     assert [(row["calls"], row["clock"]) for row in rows[1:]] == [
         (3, "synchronous"),
         (4, "synchronous"),
-        (4, "chunks of 1"),
+        (4, "blocks of 1"),
         (8, "synchronous"),
-        (8, "chunks of 1"),
+        (8, "blocks of 1"),
     ]
-    (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "chunks of 1")
+    (made,) = (row for row in rows[1:] if row["calls"] == 8 and row["clock"] == "blocks of 1")
     problem = model.rdlm.problem(even(40), 8, window=TokenSchedule(1 / 8, "strided", 1))
     found = stratified_bound(problem, 40, torch.Generator().manual_seed(0)).total
     assert made["bound"] == pytest.approx(found.value / 8 / math.log(2), abs=0.05) and made["network_calls"] == 8
 
 
-def test_windows_are_parts_of_the_walk_and_grids_have_names() -> None:
+def test_windows_are_shares_of_the_time_and_grids_have_names() -> None:
     with pytest.raises(InputError, match=r"widths of windows must lie in \[0, 1\), got 0.5, 1.0"):
         Steps(widths=(0.5, 1.0))
     with pytest.raises(InputError, match="unknown grid 'tme': did you mean 'time'"):
@@ -115,16 +115,16 @@ def test_a_table_that_was_stopped_goes_on(model: LanguageModel, tmp_path: Path) 
     path, made = tmp_path / "table" / "rows.jsonl", []
 
     def counted(key: object, work: Work) -> Row:
-        return Memo(path)(key, lambda: (made.append(key), work())[1])
+        return RowCache(path)(key, lambda: (made.append(key), work())[1])
 
-    first = list(islice(measure(model, even(8), None, table, keep=counted), 2))
+    first = list(islice(measure(model, even(8), None, table, cache=counted), 2))
     with path.open("a") as file:
         file.write('{"of": "torn')
-    rows = list(measure(model, even(8), None, table, keep=counted))
+    rows = list(measure(model, even(8), None, table, cache=counted))
     assert rows[:2] == first and len(made) == 3 == len(rows) - 1
     assert rows == list(measure(model, even(8), None, table))
-    list(measure(model, even(8), UDLM(), table, keep=counted))
-    list(measure(model, even(8), None, replace(table, seed=1), keep=counted))
+    list(measure(model, even(8), UDLM(), table, cache=counted))
+    list(measure(model, even(8), None, replace(table, seed=1), cache=counted))
     assert len(made) == 9  # another judge, another seed: other rows
 
 

@@ -55,7 +55,7 @@ def test_both_run_from_the_command_line(tmp_path, monkeypatch, capsys):
         assert len((tmp_path / f"{name}.txt").read_text().splitlines()) == rows + 2 + len(found["conventions"])
 
 
-def test_paper_scale_has_more_samples_and_finer_walks():
+def test_paper_scale_has_more_samples_and_finer_simulations():
     assert [(c.dimension, c.samples, c.steps) for c in transition.cases(True)] == [
         (c.dimension, 4 * c.samples, 4 * c.steps) for c in transition.CASES
     ]

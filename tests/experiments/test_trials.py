@@ -141,7 +141,7 @@ def test_changes_at_paper_scale_are_those_of_its_text8(tmp_path: Path, monkeypat
     [
         (["radial", "--steps", "3"], "objectives, splitting and changes"),
         (["radial", "runs/demo"], "for frontier and steps, not for radial"),
-        (["frontier", "runs/demo"], "judged by a scorer"),
+        (["frontier", "runs/demo"], "needs a run and a scorer"),
         (["frontier", "runs/demo", "--scorer", "runs/judge", "--temperatures", "warm"], "--temperatures"),
         (["frontier", "runs/demo", "--scorer", "runs/judge", "--solvers", "mixtur"], "did you mean 'mixture'"),
     ],

@@ -30,18 +30,20 @@ def verdict(value: float, stderr: float, claims_bound: bool = True) -> Verdict:
     return Verdict(masked_case(), Estimate(value, stderr, claims_bound), torch.zeros(8), torch.zeros(9))
 
 
-def test_cases_cover_sources_paths_bridges_kernels_and_clocks() -> None:
+def test_cases_cover_sources_paths_bridges_kernels_and_token_schedules() -> None:
     listed = list(cases(400))
     for states in (3, 27):
         for source in (f"uniform-{states}", f"skewed-{states}"):
             labels = {case.label for case in listed if case.source.name == source}
             assert {"masked", "uniform", "constant mixture", "switching mixture"} <= labels
     dependent = {
-        (case.mixture.paths[0].bridge.kind, case.kernel, case.clock) for case in listed if case.source.length == 2
+        (case.mixture.paths[0].bridge.kind, case.kernel, case.token_schedule)
+        for case in listed
+        if case.source.length == 2
     }
     kinds, kernels = ("brownian", "logarithm"), ("mixture", "drift")
-    token_steps = ("synchronous", "random 0.5", "spread 0.5", "left_to_right 0.5", "in chunks of 1")
-    assert dependent == {(kind, kernel, clock) for kind in kinds for kernel in kernels for clock in token_steps}
+    names = ("synchronous", "random 0.5", "strided 0.5", "left_to_right 0.5", "in blocks of 1")
+    assert dependent == {(kind, kernel, name) for kind in kinds for kernel in kernels for name in names}
     assert sum(case.spliced for case in listed) == 2
     assert {case.steps for case in listed} == {8, 400}
 
@@ -71,11 +73,11 @@ def test_constant_mixture_averages_the_bounds_of_its_parts() -> None:
     assert whole.stderr == pytest.approx(expected.stderr, rel=0.3)
 
 
-def test_lanes_are_those_of_the_window() -> None:
+def test_steps_are_those_of_the_token_schedule() -> None:
     case = Case(markov(), "masked", Mixture((masked_path(3, S),)), 16, window=TokenSchedule(0.5, "left_to_right"))
     found = measure(case, 100, generator())
     assert found.curve.shape == (16,) and found.remaining.shape == (9,)
-    assert case.clock == "left_to_right 0.5" and masked_case().clock == "synchronous"
+    assert case.token_schedule == "left_to_right 0.5" and masked_case().token_schedule == "synchronous"
 
 
 @pytest.mark.parametrize(("states", "steps", "kernel"), [(3, 250, "drift"), (27, 64, "mixture")])

@@ -69,7 +69,7 @@ def test_a_single_value_has_no_interval(count: int) -> None:
 
 @pytest.mark.parametrize("strata", [1, 7, 300])
 def test_strata_of_known_means_are_recovered(strata: int) -> None:
-    """Stratum i has mean and spread i + 1: the sum is known, and so is about the best error for the work."""
+    """Stratum i has mean and standard deviation i + 1, so the sum and about the best standard error are known."""
     generator = torch.Generator().manual_seed(4)
     drawn: list[int] = []
 
@@ -77,7 +77,7 @@ def test_strata_of_known_means_are_recovered(strata: int) -> None:
         drawn.append(len(stratum))
         return (stratum + 1) * (1 + torch.randn(len(stratum), generator=generator))
 
-    curve = stratified(measure, strata, 30_000, block=1000)
+    curve = stratified(measure, strata, 30_000, rows_at_once=1000)
     assert max(drawn) <= 1000 and 24_000 <= sum(drawn) <= 36_000
     total = curve.total
     assert total.value == pytest.approx(strata * (strata + 1) / 2, abs=4 * total.stderr)

@@ -136,7 +136,7 @@ def test_renoised_states_have_the_second_law_and_the_density_its_path() -> None:
     count, generator = 20_000, torch.Generator().manual_seed(2)
     token = torch.zeros(count, dtype=torch.long)
     state, density = renoise(chain, token, torch.float64, generator)
-    drawn = chain.law(count, generator).draw(token, torch.tensor(5), generator).double()
+    drawn = chain.law(count, generator).draw_at_level(token, torch.tensor(5), generator).double()
     for moment in (lambda x: x, torch.square):
         one, other = moment(state), moment(drawn)
         error = ((one.var(0) + other.var(0)) / count).sqrt()
@@ -198,10 +198,10 @@ def test_digits_of_a_token_move_together() -> None:
     # The same draw, by a loop over tokens and their digits.
     digit = layout.encode(token)
     coefficients = StepCoefficients(*chain.grid.coefficient_table[STEP].expand(5, 3, 3).unbind(-1))
-    pull, wobble = token_step_parts(chain.path.bridge, state, digit, coefficients, torch.Generator().manual_seed(4))
+    pull, noise = token_step_parts(chain.path.bridge, state, digit, coefficients, torch.Generator().manual_seed(4))
     expected = torch.zeros(5, dtype=torch.float64)
     for sign in (1, -1):
-        density = step_log_density(chain.path.bridge, state, pull + sign * wobble, coefficients)
+        density = step_log_density(chain.path.bridge, state, pull + sign * noise, coefficients)
         whole = torch.stack([sum(density[:, j, digit[k, j]] for j in range(3)) for k in range(5)], -1)
         expected += (whole.diagonal() - torch.logsumexp(whole + log_probs, -1)) / 2
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -16,10 +16,8 @@ from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.methods.fisher_flow import FisherFlow
-from rdlm.process import bridge as start
-from rdlm.process.bridge import Bridge
-from rdlm.process.grid import StepCoefficients, uniform_in_log_remaining
-from rdlm.process.kernel import draw_mean_step
+from rdlm.process.bridge import Bridge, masked_start, mean_pull, uniform_start
+from rdlm.process.grid import uniform_in_log_remaining
 from rdlm.process.simulated import SimulatedLaw
 
 
@@ -39,7 +37,7 @@ def flow_of(states: int, **choices: object) -> FisherFlow:
     return FisherFlow(RunConfig(method="fisher_flow", fisher_flow=FisherFlowConfig(**choices)), states)
 
 
-@pytest.mark.parametrize("place", [start.masked(27), start.uniform(27), start.masked(3)])
+@pytest.mark.parametrize("place", [masked_start(27), uniform_start(27), masked_start(3)])
 @pytest.mark.parametrize("left", [0.9, 0.5, 0.1])
 def test_is_our_bridge_without_noise(place, left):
     """The points of flows against the bridge's own random walk with almost no noise."""
@@ -54,10 +52,9 @@ def test_is_our_bridge_without_noise(place, left):
 def test_a_step_is_the_drift_kernel_without_noise():
     method = known("fisher_flow", sources.skewed(5))
     point = method.origin(6, 1, torch.Generator().manual_seed(0))
-    bridge = Bridge(start.masked(4), 1e-12, "logarithm")  # five coordinates; all of them tokens to the flow
+    bridge = Bridge(masked_start(4), 1e-12, "logarithm")  # five coordinates; all of them tokens to the flow
     law = torch.softmax(method._ask(point, torch.full((6,), 0.3), None), dim=-1).float()
-    gain, none = torch.full((6, 1), 0.25), torch.zeros(6, 1)
-    ours = draw_mean_step(bridge, point, law[..., :4], StepCoefficients(none, gain, none))
+    ours = 0.25 * mean_pull(bridge, point, law[..., :4], torch.zeros(6, 1))
     fifth = 0.25 * law[..., 4:] * sphere.logarithm(point, torch.eye(5)[4].expand_as(point))
     torch.testing.assert_close(0.25 * method.motion(point, 0.7), ours + fifth, atol=1e-5, rtol=1e-5)
 

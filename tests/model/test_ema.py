@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rdlm.errors import InputError
@@ -34,12 +31,12 @@ def test_average_follows_the_recursion(decay: float) -> None:
     for n, parameters in enumerate(walk(network, average, 50)):
         d = min(decay, (1 + n) / (10 + n))
         expected = {name: d * expected[name] + (1 - d) * parameters[name] for name in expected}
-    for name, tensor in average.state().items():
+    for name, tensor in average.tensors.items():
         torch.testing.assert_close(tensor.double(), expected[name], atol=1e-5, rtol=1e-5)
     assert average.updates == 50
 
 
-def test_swap_lends_the_average_and_gives_back_the_parameters_even_after_an_error() -> None:
+def test_swap_restores_the_parameters_even_after_an_error() -> None:
     network = nn.Linear(3, 2)
     average = MovingAverage(network, 0.9)
     walk(network, average, 5)
@@ -54,26 +51,15 @@ def test_swap_lends_the_average_and_gives_back_the_parameters_even_after_an_erro
 
     with pytest.raises(RuntimeError, match="inside"):
         fail()
-    assert torch.equal(lent[0], average.state()["weight"])
+    assert torch.equal(lent[0], average.tensors["weight"])
     assert torch.equal(network.weight, own)
     assert network.weight is identity
-
-
-def test_state_survives_a_file_and_continues_bit_for_bit(tmp_path: Path) -> None:
-    network, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    average, restored = MovingAverage(network, 0.99), MovingAverage(other, 0.99)
-    walk(network, average, 5)
-    save_file(average.state(), tmp_path / "average.safetensors")
-    restored.load(load_file(tmp_path / "average.safetensors"), average.updates)
-    for shadow in (average, restored):
-        shadow.update(network)
-    assert all(torch.equal(average.state()[name], restored.state()[name]) for name in average.state())
 
 
 def test_half_precision_parameters_have_a_single_precision_average() -> None:
     network = nn.Linear(3, 2).bfloat16()
     average = MovingAverage(network, 0.9999)
-    assert {t.dtype for t in average.state().values()} == {torch.float32}
+    assert {t.dtype for t in average.tensors.values()} == {torch.float32}
     average.update(network)
     with average.swap(network):
         assert network.weight.dtype == torch.bfloat16
@@ -82,14 +68,9 @@ def test_half_precision_parameters_have_a_single_precision_average() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     network = nn.Linear(3, 2)
     network.bias.requires_grad_(False)
-    assert list(MovingAverage(network, 0.9).state()) == ["weight"]
+    assert list(MovingAverage(network, 0.9).tensors) == ["weight"]
 
 
-def test_states_of_other_networks_are_refused() -> None:
-    average = MovingAverage(nn.Linear(3, 2), 0.9)
-    with pytest.raises(InputError, match="another network: bias"):
-        average.load({"weight": torch.zeros(2, 3)}, 1)
-    with pytest.raises(InputError, match=r"average of weight has the wrong shape: \(3, 2\) saved"):
-        average.load({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, 1)
+def test_a_decay_of_one_is_refused() -> None:
     with pytest.raises(InputError, match=r"decay 1\.0"):
         MovingAverage(nn.Linear(3, 2), 1.0)

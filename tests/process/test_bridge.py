@@ -16,11 +16,11 @@ from rdlm.process.bridge import (
     EXPANSION_RANGE,
     Bridge,
     BridgeKind,
-    masked,
+    masked_start,
     mixture_direction,
     squared_length,
     token_direction,
-    uniform,
+    uniform_start,
 )
 
 S = 0.03756
@@ -42,10 +42,10 @@ def states_at(angle: Tensor, vocabulary: int) -> Tensor:
 
 
 @every_size
-@pytest.mark.parametrize("noise", [S, 0.01, 1e-3, 1e-4])
+@pytest.mark.parametrize("remaining", [S, 0.01, 1e-3, 1e-4])
 def test_brownian_pull_is_the_slope_of_the_evidence(vocabulary: int, remaining: float) -> None:
     """pull = - B d/dtheta log h, Eqs. (25) and (26), by autograd in float64."""
-    bridge = Bridge(masked(vocabulary), S)
+    bridge = Bridge(masked_start(vocabulary), S)
     angle = torch.linspace(0.05, 2.9, 40, dtype=torch.float64, requires_grad=True)
     evidence = bridge.log_likelihood(states_at(angle, vocabulary), remaining)[..., 0]
     (slope,) = torch.autograd.grad(evidence.sum(), angle)
@@ -54,7 +54,7 @@ def test_brownian_pull_is_the_slope_of_the_evidence(vocabulary: int, remaining: 
 
 @every_size
 def test_brownian_pull_is_that_of_the_leading_formula_and_one_more_term(vocabulary: int) -> None:
-    bridge, n = Bridge(masked(vocabulary), S), vocabulary
+    bridge, n = Bridge(masked_start(vocabulary), S), vocabulary
     angle = torch.linspace(0.1, 2.5, 30, dtype=torch.float64)
     leading = angle - S * (n - 1) / 2 * (1 / angle - 1 / torch.tan(angle))
     correction = (bridge.pull(angle, S) - leading).abs() / S**2
@@ -68,7 +68,7 @@ def test_brownian_pull_is_that_of_the_leading_formula_and_one_more_term(vocabula
 
 
 def test_logarithm_pull_is_the_angle() -> None:
-    bridge = Bridge(masked(5), S, "logarithm")
+    bridge = Bridge(masked_start(5), S, "logarithm")
     angle = torch.linspace(0, math.pi, 9)
     assert torch.equal(bridge.pull(angle, S), angle)
 
@@ -76,7 +76,7 @@ def test_logarithm_pull_is_the_angle() -> None:
 @every_kind
 @every_size
 def test_slope_is_pull_over_sine(kind: BridgeKind, vocabulary: int) -> None:
-    bridge = Bridge(uniform(vocabulary), S, kind)
+    bridge = Bridge(uniform_start(vocabulary), S, kind)
     angle = torch.linspace(1e-3, 3.0, 50, dtype=torch.float64)
     expected = bridge.pull(angle, 0.02) / torch.sin(angle)
     torch.testing.assert_close(bridge.slope(torch.cos(angle), 0.02), expected, rtol=1e-8, atol=0)
@@ -85,7 +85,7 @@ def test_slope_is_pull_over_sine(kind: BridgeKind, vocabulary: int) -> None:
 @every_kind
 def test_slope_is_finite_at_the_token(kind: BridgeKind) -> None:
     cosine = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    slope = Bridge(masked(27), S, kind).slope(cosine, S)
+    slope = Bridge(masked_start(27), S, kind).slope(cosine, S)
     (gradient,) = torch.autograd.grad(slope.sum(), cosine)
     expected = 1.0 if kind == "logarithm" else 1 - S * 26 / 6 + S**2 * 13 * 12 / 2 * 2 / 45
     assert slope.item() == pytest.approx(expected, rel=1e-9)
@@ -95,7 +95,7 @@ def test_slope_is_finite_at_the_token(kind: BridgeKind) -> None:
 @every_size
 def test_logarithm_drift_is_half_the_descent_of_the_squared_distance(vocabulary: int) -> None:
     """log_x(e_k) = - grad d(x, e_k)^2 / 2 along the sphere, by autograd of the distance."""
-    bridge = Bridge(masked(vocabulary), S, "logarithm")
+    bridge = Bridge(masked_start(vocabulary), S, "logarithm")
     state = points(vocabulary, 20).requires_grad_()
     token = torch.arange(20) % vocabulary
     vertex = torch.nn.functional.one_hot(token, vocabulary + 1).double()
@@ -109,7 +109,7 @@ def test_logarithm_drift_is_half_the_descent_of_the_squared_distance(vocabulary:
 @every_kind
 @every_size
 def test_mixture_drift_is_the_sum_of_token_drifts(kind: BridgeKind, vocabulary: int) -> None:
-    bridge = Bridge(uniform(vocabulary), S, kind)
+    bridge = Bridge(uniform_start(vocabulary), S, kind)
     state = points(vocabulary, 30, seed=1)
     slope = bridge.slope(state[..., :vocabulary], 0.01)
     weight = torch.softmax(torch.randn(30, vocabulary, dtype=torch.float64), -1) * slope
@@ -141,21 +141,21 @@ def test_inputs_are_left_alone() -> None:
 
 
 def test_evidence_of_a_finished_position_decides_for_its_token() -> None:
-    bridge = Bridge(masked(3), S)
+    bridge = Bridge(masked_start(3), S)
     evidence = bridge.log_likelihood(torch.eye(4)[1], torch.tensor(0.0))
     assert bool(evidence.isfinite().all())
     assert torch.softmax(evidence, -1).tolist() == [0, 1, 0]
 
 
 def test_evidence_takes_one_noise_per_state() -> None:
-    bridge, state = Bridge(masked(3), S), points(3, 2)
+    bridge, state = Bridge(masked_start(3), S), points(3, 2)
     both = bridge.log_likelihood(state, torch.tensor([S, 1e-3], dtype=torch.float64))
     torch.testing.assert_close(both[0], bridge.log_likelihood(state[0], S))
     torch.testing.assert_close(both[1], bridge.log_likelihood(state[1], 1e-3))
 
 
 def test_equal_angles_are_no_evidence() -> None:
-    for start in (masked(27), uniform(27)):
+    for start in (masked_start(27), uniform_start(27)):
         evidence = Bridge(start, S).log_likelihood(start.point(torch.float64), S)
         assert float(evidence.max() - evidence.min()) < 1e-9
 
@@ -163,20 +163,20 @@ def test_equal_angles_are_no_evidence() -> None:
 def test_too_much_noise_for_the_expansion_is_refused_with_advice() -> None:
     advice = f"got S = 0.03756 with d = 256: lower the total noise to {0.99 * EXPANSION_RANGE / 254:.2g}, split"
     with pytest.raises(InputError, match=advice):
-        Bridge(masked(255), S)
-    assert Bridge(masked(255), S, "logarithm").dimension == 256
-    assert Bridge(masked(255), EXPANSION_RANGE / 254).dimension == 256
+        Bridge(masked_start(255), S)
+    assert Bridge(masked_start(255), S, "logarithm").dimension == 256
+    assert Bridge(masked_start(255), EXPANSION_RANGE / 254).dimension == 256
     with pytest.raises(InputError, match="logarithm bridge without evidence"):
-        Bridge(masked(255), S, "logarithm").check_evidence()
+        Bridge(masked_start(255), S, "logarithm").check_evidence()
 
 
 @pytest.mark.parametrize("total", [0.0, -0.1, math.nan, math.inf])
 @every_kind
 def test_total_noise_must_be_positive(kind: BridgeKind, total: float) -> None:
     with pytest.raises(InputError, match="total noise S of a bridge must be positive"):
-        Bridge(masked(3), total, kind)
+        Bridge(masked_start(3), total, kind)
 
 
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(InputError, match="unknown bridge 'brown'"):
-        Bridge(masked(3), S, "brown")  # type: ignore[arg-type]
+        Bridge(masked_start(3), S, "brown")  # type: ignore[arg-type]

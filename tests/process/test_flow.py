@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import simplex, sphere
-from rdlm.process.bridge import Bridge, Start, masked, uniform
+from rdlm.process.bridge import Bridge, Start, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.flow import bridge_limit, flow, masked_kappa, uniform_kappa
 from rdlm.process.grid import uniform_in_log_remaining
@@ -60,7 +60,7 @@ def test_uniform_flow_has_the_discrete_probabilities(dimension, dtype, tolerance
 
 
 @pytest.mark.parametrize("kind", ["logarithm", "brownian"])
-@pytest.mark.parametrize("start", [masked(4), uniform(4), Start(27, 0.3)])
+@pytest.mark.parametrize("start", [masked_start(4), uniform_start(4), Start(27, 0.3)])
 def test_bridge_without_noise_is_the_flow(start, kind):
     bridge = Bridge(start, 1e-12, kind)
     law = tabulate(bridge, uniform_in_log_remaining(1e-12, 64), 16, torch.Generator().manual_seed(32))

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.process.grid import Grid, uniform_in_log_remaining, uniform_in_time
-from rdlm.process.schedule import Geometric, Tabulated, schedule
+from rdlm.process.schedule import Geometric, schedule
 
 GRIDS = [
     uniform_in_time(Geometric(), 1),
     uniform_in_time(Geometric(), 8),
     uniform_in_time(Geometric(), 400),
     uniform_in_time(schedule("cosine", 0.2), 33),
-    uniform_in_time(Tabulated((0, 0.4, 1), (0.1, 0.09, 0)), 10),
+    Grid(torch.tensor([0.1, 0.09, 0.08, 0.03, 0.0], dtype=torch.float64)),
     uniform_in_log_remaining(0.03756, 64),
     uniform_in_log_remaining(0.03756, 1),
 ]
@@ -66,9 +66,9 @@ def test_log_noise_has_equal_ratios() -> None:
     assert grid.remaining[-2].item() == pytest.approx(1e-5)
 
 
-def test_uniform_in_time_reads_the_clock_at_even_times() -> None:
-    clock, grid = Geometric(), uniform_in_time(Geometric(), 10)
-    assert grid.remaining.tolist() == pytest.approx([clock.remaining(m / 10).item() for m in range(11)], abs=1e-15)
+def test_uniform_in_time_evaluates_the_schedule_at_even_times() -> None:
+    schedule, grid = Geometric(), uniform_in_time(Geometric(), 10)
+    assert grid.remaining.tolist() == pytest.approx([schedule.remaining(m / 10).item() for m in range(11)], abs=1e-15)
 
 
 def test_moving_to_a_device_keeps_the_levels() -> None:

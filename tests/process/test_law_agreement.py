@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rdlm.evaluate.metrics import permutation_test
-from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_log_remaining, uniform_in_time
 from rdlm.process.normal import precompute
@@ -27,7 +27,7 @@ def discrepancy(first, second, remaining, seed, count=700):
     )
 
 
-@pytest.mark.parametrize("start", [masked, uniform])
+@pytest.mark.parametrize("start", [masked_start, uniform_start])
 @pytest.mark.parametrize("dimension", [4, 28, 256])
 def test_exact_law_cannot_be_told_from_the_simulation(dimension, start):
     bridge, grid = Bridge(start(dimension - 1), CLOCK.total, "logarithm"), uniform_in_time(CLOCK, 32)
@@ -40,13 +40,13 @@ def test_exact_law_cannot_be_told_from_the_simulation(dimension, start):
 
 @pytest.mark.parametrize("dimension", [4, 28])
 def test_exact_law_of_the_brownian_bridge(dimension):
-    bridge, grid = Bridge(masked(dimension - 1), CLOCK.total, "brownian"), uniform_in_time(CLOCK, 16)
+    bridge, grid = Bridge(masked_start(dimension - 1), CLOCK.total, "brownian"), uniform_in_time(CLOCK, 16)
     exact, simulated = tabulate(bridge, grid, 16384, torch.Generator().manual_seed(43)), SimulatedLaw(bridge, grid)
     assert discrepancy(exact, simulated, CLOCK.remaining(0.8), 44).p_value > 0.01
 
 
 def test_the_same_test_rejects_the_printed_function():
-    bridge, grid = Bridge(masked(3), CLOCK.total, "logarithm"), uniform_in_time(CLOCK, 200)
+    bridge, grid = Bridge(masked_start(3), CLOCK.total, "logarithm"), uniform_in_time(CLOCK, 200)
     normal = precompute(bridge, grid, 4000, "printed", generator=torch.Generator().manual_seed(45))
     found = discrepancy(normal, SimulatedLaw(bridge, grid), CLOCK.remaining(0.5), 46, count=1500)
     assert found.p_value == 1 / 400 and found.value > 4 * found.high
@@ -54,15 +54,15 @@ def test_the_same_test_rejects_the_printed_function():
 
 def test_moments_on_the_largest_sphere():
     total = 2e-4  # S (d - 1) is 6: noise and pull both matter
-    bridge, grid = Bridge(masked(30521), total, "logarithm"), uniform_in_log_remaining(total, 48, 0.05)
+    bridge, grid = Bridge(masked_start(30521), total, "logarithm"), uniform_in_log_remaining(total, 48, 0.05)
     token, generator = torch.full((32,), 7), torch.Generator().manual_seed(47)
     exact = tabulate(bridge, grid, 4096, generator)
     for level in (12, 24, 40):
         walked = SimulatedLaw(bridge, grid).draw(token, grid.remaining[level], generator)
         drawn = exact.draw(token, grid.remaining[level], generator)
-        radius, heading = exact.radius[level].double(), exact.heading[level].double()
+        radius, start_cosine = exact.radius[level].double(), exact.start_cosine[level].double()
         for state in (walked, drawn):
-            for found, expected in ((state[:, 7], radius.cos()), (state[:, -1], radius.sin() * heading)):
+            for found, expected in ((state[:, 7], radius.cos()), (state[:, -1], radius.sin() * start_cosine)):
                 error = expected.std() * math.sqrt(1 / len(state) + 1 / len(expected))
                 assert (found.double().mean() - expected.mean()).abs() < 4 * error
                 assert 0.5 < found.double().std() / expected.std() < 1.6  # 4 errors of a spread from 32 draws
@@ -71,9 +71,9 @@ def test_moments_on_the_largest_sphere():
 
 @pytest.mark.parametrize("dimension", [4, 28])
 def test_schedules_of_equal_noise_give_one_law(dimension):
-    bridge = Bridge(masked(dimension - 1), CLOCK.total, "logarithm")
+    bridge = Bridge(masked_start(dimension - 1), CLOCK.total, "logarithm")
     other = Cosine(CLOCK.total)
-    first, second = (SimulatedLaw(bridge, uniform_in_time(clock, 300)) for clock in (CLOCK, other))
+    first, second = (SimulatedLaw(bridge, uniform_in_time(schedule, 300)) for schedule in (CLOCK, other))
     for part, seed in ((0.7, 48), (0.2, 49)):
         assert discrepancy(first, second, part * CLOCK.total, seed).p_value > 0.01
     # while at one time the two are far apart

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.layout import LAYOUTS, Layout
+from rdlm.process.layout import PLACEMENTS, Layout
 
 sizes = st.integers(2, 400).flatmap(lambda v: st.tuples(st.just(v), st.integers(2, v)))
 
@@ -25,12 +25,12 @@ def dense(layout: Layout) -> torch.Tensor:
 
 
 @settings(deadline=None, max_examples=60)
-@given(sizes, st.sampled_from(LAYOUTS))
-def test_every_id_returns(size: tuple[int, int], layout: str) -> None:
-    layout = Layout(*size, layout)
+@given(sizes, st.sampled_from(PLACEMENTS))
+def test_every_id_returns(size: tuple[int, int], placement: str) -> None:
+    layout = Layout(*size, placement)
     ids = torch.arange(layout.vocabulary)
     digits = layout.encode(ids[None])
-    assert digits.shape == ((1, len(ids) * layout.digits) if layout == "serial" else (1, len(ids), layout.digits))
+    assert digits.shape == ((1, len(ids) * layout.digits) if placement == "serial" else (1, len(ids), layout.digits))
     assert digits.min() >= 0 and digits.max() < layout.base
     decoded = layout.decode(digits)
     assert torch.equal(decoded.ids, ids[None])

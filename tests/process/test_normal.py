@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, Start, masked, uniform
+from rdlm.process.bridge import Bridge, Start, masked_start, uniform_start
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import from_projections, kummer, match_moments, mean_projections, precompute, refined
 from rdlm.process.schedule import Geometric
@@ -20,7 +20,7 @@ from rdlm.process.simulated import SimulatedLaw
 CLOCK = Geometric()
 
 
-def paper_bridge(dimension, start=masked):
+def paper_bridge(dimension, start=masked_start):
     return Bridge(start(dimension - 1), CLOCK.total, "logarithm")
 
 
@@ -76,7 +76,7 @@ def test_moments_of_a_normal_give_its_parameters(vocabulary, spread, part, scale
     assert math.sin(found[0].item()) == pytest.approx(math.sqrt(gap**2 / (1 - psi**2 + gap**2)), abs=1e-7)
 
 
-@pytest.mark.parametrize("start", [masked, uniform])
+@pytest.mark.parametrize("start", [masked_start, uniform_start])
 def test_draws_lie_around_the_paper_mean(start):
     bridge = paper_bridge(10, start)
     law = precompute(bridge, uniform_in_time(CLOCK, 50), 500, generator=torch.Generator().manual_seed(4))
@@ -96,7 +96,7 @@ def test_draws_lie_around_the_paper_mean(start):
 
 
 def test_ends_are_the_start_and_the_vertex():
-    bridge = paper_bridge(5, uniform)
+    bridge = paper_bridge(5, uniform_start)
     law = precompute(bridge, uniform_in_time(CLOCK, 20), 100, generator=torch.Generator().manual_seed(6))
     state = law.draw(torch.tensor([2, 2]), torch.tensor([0.0, CLOCK.total]))
     expected = torch.stack([torch.eye(5)[2], bridge.start.point()])
@@ -119,4 +119,4 @@ def test_refined_grid_keeps_the_levels():
 
 def test_refuses_a_grid_of_another_bridge():
     with pytest.raises(InputError, match="total noise"):
-        precompute(Bridge(masked(3), 0.5, "logarithm"), uniform_in_time(CLOCK, 5), 10)
+        precompute(Bridge(masked_start(3), 0.5, "logarithm"), uniform_in_time(CLOCK, 5), 10)

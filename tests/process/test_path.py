@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.bridge import Bridge, masked, uniform
+from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
@@ -29,41 +29,43 @@ def test_a_path_without_second_bridge_never_switches() -> None:
 
 
 def test_named_paths_start_where_they_say() -> None:
-    assert masked_path(4, S).bridge.start == masked(4)
-    assert uniform_path(4, S, "logarithm").bridge == Bridge(uniform(4), S, "logarithm")
+    assert masked_path(4, S).bridge.start == masked_start(4)
+    assert uniform_path(4, S, "logarithm").bridge == Bridge(uniform_start(4), S, "logarithm")
     switching = switching_path(4, S, S / 2)
-    assert switching.bridge.start == uniform(4)
-    assert switching.second is not None and switching.second.start == masked(4)
+    assert switching.bridge.start == uniform_start(4)
+    assert switching.second is not None and switching.second.start == masked_start(4)
 
 
-@pytest.mark.parametrize("noise", [0.0, S, -1.0, float("nan")])
+@pytest.mark.parametrize("remaining", [0.0, S, -1.0, float("nan")])
 def test_switch_outside_the_noise_is_refused(remaining: float) -> None:
     with pytest.raises(InputError, match=r"noise at the switch must lie in \(0, 0.0375"):
         switching_path(3, S, remaining)
 
 
 @pytest.mark.parametrize(
-    "second", [Bridge(masked(4), S), Bridge(masked(3), S / 2), Bridge(masked(3), S, "logarithm")], ids=str
+    "second",
+    [Bridge(masked_start(4), S), Bridge(masked_start(3), S / 2), Bridge(masked_start(3), S, "logarithm")],
+    ids=str,
 )
 def test_unlike_bridges_do_not_switch(second: Bridge) -> None:
-    with pytest.raises(InputError, match="one vocabulary, one total noise and one kind"):
-        Path(Bridge(uniform(3), S), second, S / 3)
+    with pytest.raises(InputError, match="the same vocabulary, total noise and kind"):
+        Path(Bridge(uniform_start(3), S), second, S / 3)
 
 
 def test_constant_mixture_weighs_masked_against_uniform() -> None:
     mixture = constant_mixture(3, S, 0.3)
     assert mixture.weights == pytest.approx((0.3, 0.7))
-    assert [path.bridge.start for path in mixture.paths] == [masked(3), uniform(3)]
+    assert [path.bridge.start for path in mixture.paths] == [masked_start(3), uniform_start(3)]
     assert all(path.second is None for path in mixture.paths)
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.6), (-0.1, 1.1), (0.2, 0.2)])
 def test_weights_that_are_no_law_are_refused(weights: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="non-negative and add up to 1"):
+    with pytest.raises(InputError, match="non-negative and sum to 1"):
         Mixture((masked_path(3, S), uniform_path(3, S)), weights)
 
 
 def test_weights_without_paths_are_refused() -> None:
     for paths, weights in (((masked_path(3, S),), (0.5, 0.5)), ((), ())):
-        with pytest.raises(InputError, match="as many weights as paths"):
+        with pytest.raises(InputError, match="one weight per path"):
             Mixture(paths, weights)

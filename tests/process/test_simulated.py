@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, masked, token_direction, uniform
+from rdlm.process.bridge import Bridge, masked_start, token_direction, uniform_start
 from rdlm.process.exact import pair_step
 from rdlm.process.grid import StepCoefficients, uniform_in_log_remaining, uniform_in_time
 from rdlm.process.law import build
@@ -21,7 +21,7 @@ from rdlm.process.simulated import SimulatedLaw
 CLOCK = Geometric()
 
 
-def paper_bridge(dimension, start=masked):
+def paper_bridge(dimension, start=masked_start):
     return Bridge(start(dimension - 1), CLOCK.total, "logarithm")
 
 
@@ -39,27 +39,29 @@ def test_drift_is_minus_half_the_gradient_of_the_squared_distance(dimension, see
 
 
 @pytest.mark.parametrize("kind", ["logarithm", "brownian"])
-@pytest.mark.parametrize("start", [masked, uniform])
+@pytest.mark.parametrize("start", [masked_start, uniform_start])
 def test_pair_chain_is_the_projection_of_the_walk(start, kind):
     bridge = Bridge(start(5), 0.3, kind)
     grid = uniform_in_log_remaining(0.3, 4, 0.1)  # three coarse steps: the identity holds for every step size
     count, generator = 40_000, torch.Generator().manual_seed(11)
     state = SimulatedLaw(bridge, grid).draw(torch.zeros(count, dtype=torch.long), grid.remaining[3], generator).double()
     radius = torch.full((count,), bridge.start.angle, dtype=torch.float64)
-    heading = torch.ones(count, dtype=torch.float64)
+    start_cosine = torch.ones(count, dtype=torch.float64)
     for step in range(3):
-        radius, heading = pair_step(bridge, radius, heading, StepCoefficients(*grid.coefficient_table[step]), generator)
+        radius, start_cosine = pair_step(
+            bridge, radius, start_cosine, StepCoefficients(*grid.coefficient_table[step]), generator
+        )
     cosine = bridge.start.token_coordinate
     across = (bridge.start.point(torch.float64) - cosine * torch.eye(6)[0].double()) / math.sqrt(1 - cosine**2)
     walked = torch.stack([state[:, 0], state @ across], dim=1)
-    paired = torch.stack([radius.cos(), radius.sin() * heading], dim=1)
+    paired = torch.stack([radius.cos(), radius.sin() * start_cosine], dim=1)
     for power in (walked, paired), (walked**2, paired**2), (walked.prod(1), paired.prod(1)):
         gap = (power[0].mean(0) - power[1].mean(0)).abs()
         assert bool((gap < 4 * ((power[0].var(0) + power[1].var(0)) / count).sqrt()).all())
 
 
 def test_ends_are_the_start_and_the_vertex():
-    bridge, grid = paper_bridge(5, uniform), uniform_in_time(CLOCK, 6)
+    bridge, grid = paper_bridge(5, uniform_start), uniform_in_time(CLOCK, 6)
     state = SimulatedLaw(bridge, grid).draw(torch.tensor([1, 1]), torch.tensor([CLOCK.total, 0.0]).double())
     torch.testing.assert_close(state, torch.stack([bridge.start.point(), torch.eye(5)[1]]), atol=1e-6, rtol=0)
 
@@ -102,6 +104,6 @@ def test_refuses_bad_input():
     with pytest.raises(InputError, match="did you mean 'exact'"):
         build("exakt", paper_bridge(5), uniform_in_time(CLOCK, 8))
     with pytest.raises(InputError, match="total noise"):
-        SimulatedLaw(Bridge(masked(3), 0.5, "logarithm"), uniform_in_time(CLOCK, 8))
+        SimulatedLaw(Bridge(masked_start(3), 0.5, "logarithm"), uniform_in_time(CLOCK, 8))
     with pytest.raises(InputError, match="at least 2 tokens"):
         build("exact", paper_bridge(2), uniform_in_time(CLOCK, 8))

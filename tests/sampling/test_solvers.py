@@ -163,7 +163,7 @@ def test_euler_takes_the_rates_of_its_schedule() -> None:
     noiseless = replace(step, random=NoNoise([None], 2))
     time = level / 8
     pull = mean_pull(step.chain.path.bridge, step.state, log_probs.exp(), SCHEDULE.remaining(time).expand(2, 7))
-    expected = sphere.exponential(step.state, SCHEDULE.pull_rate(time) / 8 * pull)
+    expected = sphere.exponential(step.state, SCHEDULE.rate(time) / SCHEDULE.remaining(time) / 8 * pull)
     torch.testing.assert_close(euler(noiseless), expected, rtol=0, atol=1e-9)
 
 

@@ -60,7 +60,7 @@ def save(
     run.mkdir()
     described = {"counters": {}, "config": config_file.to_dict(config), "corpus": about}
     checkpoint.save(run, 7, parts, described, tokenizer.to_json())
-    run_folder.point(run, 7, None)
+    run_folder.update_pointers(run, 7, None)
     return run
 
 

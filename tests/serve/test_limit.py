@@ -172,14 +172,14 @@ def test_without_a_run_the_packaged_model_is_served(
     """It is an error if there is no packaged model."""
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "box")
     assert cli.main(["serve", "--port", "0"]) == 2
-    assert "no model in the box" in capsys.readouterr().err
-    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / pretrained.TEXT)
+    assert "no pretrained model" in capsys.readouterr().err
+    rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / pretrained.DEFAULT)
     (model,) = Serve()._models()
-    assert model.name == pretrained.TEXT
+    assert model.name == pretrained.DEFAULT
     service = Service([model], Limits())
     card = service.model(None).card
     service.close()
-    assert card["id"] == pretrained.TEXT and int(str(card["created"])) > 0
+    assert card["id"] == pretrained.DEFAULT and int(str(card["created"])) > 0
 
 
 def test_a_missing_extra_is_named() -> None:

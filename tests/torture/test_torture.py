@@ -1,4 +1,4 @@
-"""A little of the campaign: the real command, killed, starved, told to stop, and compared bit by bit."""
+"""A small part of the campaign: the real command with faults, compared bit by bit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_second_run_is_refused(whole: Victim, tmp_path: Path) -> None:
     assert "is in use by process" in faults.intrude(Victim(tmp_path / "run", whole.book, 2000))
 
 
-def test_no_room_is_said_and_costs_nothing(whole: Victim, tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported_and_loses_nothing(whole: Victim, tmp_path: Path) -> None:
     victim = whole.moved(tmp_path / "run")
     said = faults.starve(victim, random.Random(1))
     assert "File too large" in said
@@ -66,7 +66,7 @@ def test_no_room_is_said_and_costs_nothing(whole: Victim, tmp_path: Path) -> Non
     assert different(victim.run, whole.run)[0] == []
 
 
-def test_a_full_disk_is_said_and_costs_nothing(whole: Victim, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(whole: Victim, tmp_path: Path) -> None:
     with faults.small_disk(tmp_path / "disk", 3) as disk:
         if disk is None:
             pytest.skip("only root can mount a small disk")
@@ -103,7 +103,7 @@ def test_numbers_that_go_wrong_end_the_run_in_order(whole: Victim, tmp_path: Pat
     assert victim.newest == 0  # weights that are not finite are not saved
 
 
-def test_spoilt_checkpoints_are_refused_or_harmless(tmp_path: Path) -> None:
+def test_corrupted_checkpoints_are_refused_or_harmless(tmp_path: Path) -> None:
     outcome = fuzz(tmp_path, 200, seed=12)
     assert outcome.defects == []
     assert outcome.tried == 200 and outcome.refused.total() > 130 and outcome.read.total() > 10

@@ -10,8 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rdlm.storage import checkpoint
-from rdlm.storage import run_folder as folder
+from rdlm.storage import checkpoint, run_folder
 from rdlm.train import record
 
 sys.path.insert(0, str(Path(__file__).parent))  # the toy is imported by tests and by the processes that they start
@@ -22,7 +21,7 @@ class Runs:
 
     @staticmethod
     def tensors(run: Path, which: str = "latest") -> dict[str, Tensor]:
-        path = folder.pointed(run, which)
+        path = run_folder.find_checkpoint(run, which)
         checkpoint.verify(path)
         found = {part: load_file(path / f"{part}.safetensors") for part in checkpoint.PARTS}
         return {f"{part}/{name}": tensor for part, tensors in found.items() for name, tensor in tensors.items()}
@@ -31,7 +30,7 @@ class Runs:
     def record(run: Path) -> list[dict[str, Any]]:
         """The lines without what the clock says."""
         clocked = {"seconds", "tokens_per_second"}
-        return [{k: v for k, v in line.items() if k not in clocked} for line in record.lines(run)]
+        return [{k: v for k, v in line.items() if k not in clocked} for line in record.read_lines(run)]
 
     @classmethod
     def assert_same(cls, one: Path, other: Path) -> None:

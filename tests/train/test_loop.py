@@ -18,7 +18,7 @@ from toy import LENGTH, Toy, failing, spoiling, toy_config, toy_corpus
 from rdlm.data.batch import Batch
 from rdlm.errors import DivergedError, InputError
 from rdlm.random import Draw
-from rdlm.storage import run_folder as folder
+from rdlm.storage import run_folder
 from rdlm.train import record
 from rdlm.train.interruption import InterruptedRunError
 from rdlm.train.loop import Result, train
@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_learns_and_leaves_everything_behind(whole: Path, runs) -> None:
     result = run(whole)  # finished: nothing is trained, the result is the same
     assert (result.steps, result.skipped, result.unit) == (20, 0, "bits per character")
-    lines = record.lines(whole)
+    lines = record.read_lines(whole)
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     bounds = [line["bits"] for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in lines if line["kind"] == "validation"] == [10, 20]
@@ -81,12 +81,12 @@ def test_a_kill_loses_nothing_also_with_accumulation(tmp_path: Path, runs) -> No
     runs.assert_same(tmp_path / "run", tmp_path / "other")
 
 
-def test_sigterm_saves_the_very_step_and_the_run_continues(whole: Path, tmp_path: Path, runs) -> None:
+def test_sigterm_saves_the_current_step_and_the_run_continues(whole: Path, tmp_path: Path, runs) -> None:
     place = tmp_path / "run"
     with pytest.raises(InterruptedRunError, match="after step 8") as stopped:
         run(place, failing(7, tmp_path / "mark", "terminate"))
     assert stopped.value.code == 143
-    assert folder.pointed(place, "latest").name == "checkpoint-00000008"
+    assert run_folder.find_checkpoint(place, "latest").name == "checkpoint-00000008"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     run(place)
     runs.assert_same(place, whole)
@@ -108,7 +108,7 @@ def test_parts_of_a_batch_add_up_to_it(parts: int, tmp_path: Path, runs) -> None
     assert 0 < runs.distance(tmp_path / "1", tmp_path / str(parts)) < 1e-5
 
 
-def test_minutes_end_a_run_in_order_and_the_next_call_continues(whole: Path, tmp_path: Path, runs) -> None:
+def test_a_time_limit_stops_a_run_and_the_next_call_continues(whole: Path, tmp_path: Path, runs) -> None:
     place = tmp_path / "run"
     first = run(place, minutes=1e-9)
     assert first.steps == 1 and first.bound is not None and (place / "report.html").exists()
@@ -178,7 +178,7 @@ def test_a_corpus_shorter_than_the_length_is_named(tmp_path: Path) -> None:
         train(config, tmp_path / "run", Toy, load=toy_corpus)
     assert not (tmp_path / "run").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="not a folder that can be written"):
+    with pytest.raises(InputError, match="not a writable folder"):
         train(toy_config(), tmp_path / "file" / "run", Toy, load=toy_corpus)
 
 

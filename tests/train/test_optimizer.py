@@ -8,10 +8,10 @@ from torch import nn
 
 from rdlm.config import ConvolutionConfig, Interface, TrainingConfig, TransformerConfig
 from rdlm.model.network import build
-from rdlm.train.optimizer import SIZE, Muon, Optimizer, hidden, lr, orthogonal
+from rdlm.train.optimizer import UPDATE_RMS, Muon, Optimizer, hidden_matrices, lr, orthogonal
 
 
-def test_the_rate_warms_up_and_falls() -> None:
+def test_the_learning_rate_warms_up_and_decays() -> None:
     config = TrainingConfig(steps=110, warmup=10, lr=2.0, decay="cosine")
     assert [lr(config, step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
     assert lr(config, 10) == pytest.approx(2.0)
@@ -24,7 +24,7 @@ def test_the_rate_warms_up_and_falls() -> None:
 
 
 def stepped(optimizer: Optimizer, scale: float) -> None:
-    optimizer.clear()
+    optimizer.zero_grad()
     for parameter in optimizer.parameters.values():
         parameter.grad = torch.full_like(parameter, scale)
     optimizer.update(1000, optimizer.norm())
@@ -36,7 +36,7 @@ def test_the_gradient_is_clipped_by_its_norm() -> None:
     stepped(optimizer, 3.0)
     assert float(optimizer.norm()) == pytest.approx(0.5, rel=1e-4)
     network.bias.grad = torch.tensor([math.inf])
-    assert not optimizer.norm().isfinite() and optimizer.broken() == ["bias"]
+    assert not optimizer.norm().isfinite() and optimizer.nonfinite_gradients() == ["bias"]
 
 
 def stack() -> nn.Module:
@@ -77,13 +77,13 @@ def test_orthogonal_matrices_keep_singular_vectors_and_lose_singular_values(rows
 
 
 @pytest.mark.parametrize("kernel", [(), (3,)])
-def test_an_update_has_the_size_that_the_rate_says(kernel: tuple[int, ...]) -> None:
+def test_the_rms_of_an_update_follows_the_learning_rate(kernel: tuple[int, ...]) -> None:
     matrix = nn.Parameter(torch.zeros(64, 32, *kernel))
     muon = Muon([matrix], lr=0.1, weight_decay=0.0)
     matrix.grad = 1e-4 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0))
     muon.step()
     # The singular values lie between 0.7 and 1.2.
-    assert float(matrix.detach().square().mean().sqrt()) == pytest.approx(0.1 * SIZE, rel=0.2)
+    assert float(matrix.detach().square().mean().sqrt()) == pytest.approx(0.1 * UPDATE_RMS, rel=0.2)
     muon.param_groups[0]["weight_decay"] = 2.0
     before, matrix.grad = matrix.detach().clone(), torch.zeros_like(matrix)
     muon.state.clear()
@@ -95,6 +95,6 @@ def test_muon_is_for_the_matrices_between_hidden_states() -> None:
     interface = Interface(features=5, outputs=4)
     transformer = build(TransformerConfig(width=8, layers=2, heads=2), interface)
     wanted = {"attention.qkv", "attention.out", "inner", "outer"}
-    assert hidden(transformer) == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in wanted}
+    assert hidden_matrices(transformer) == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in wanted}
     convolution = build(ConvolutionConfig(width=8, stacks=1), interface)
-    assert {name.split(".", 2)[2] for name in hidden(convolution)} == {"time.weight", "convolution.weight"}
+    assert {name.split(".", 2)[2] for name in hidden_matrices(convolution)} == {"time.weight", "convolution.weight"}

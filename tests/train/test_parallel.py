@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, chunked_config, toy_config, toy_corpus
+from toy import Toy, blockwise_config, toy_config, toy_corpus
 
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
@@ -77,11 +77,13 @@ def test_muon_makes_whole_matrices_orthogonal(parallel: str, pair: Path, tmp_pat
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_network_that_is_asked_twice_in_a_step_trains_alike(parallel: str, pair: Path, tmp_path: Path, runs) -> None:
-    train(chunked_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+def test_a_network_with_two_forward_passes_per_step_trains_alike(
+    parallel: str, pair: Path, tmp_path: Path, runs
+) -> None:
+    train(blockwise_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
     # The bias of keys changes no attention: all its gradient is rounding, which Adam blows up.
-    assert runs.distance(pair / f"{parallel}-chunked", tmp_path / "run", but="attention.qkv.bias") < 1e-5
-    assert runs.distance(pair / f"{parallel}-chunked", tmp_path / "run") < 1e-4
+    assert runs.distance(pair / f"{parallel}-blockwise", tmp_path / "run", but="attention.qkv.bias") < 1e-5
+    assert runs.distance(pair / f"{parallel}-blockwise", tmp_path / "run") < 1e-4
 
 
 def test_a_crash_of_sharded_training_loses_nothing(pair: Path, runs) -> None:
@@ -98,14 +100,14 @@ def test_one_process_continues_what_two_began(parallel: str, pair: Path, alone: 
     place = begun(pair / parallel, tmp_path / "run")
     result = train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
     assert result.steps == 20
-    assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
+    assert [line["step"] for line in record.read_lines(place)] == [line["step"] for line in record.read_lines(alone)]
     assert runs.distance(place, alone) < 1e-5
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_continue_what_one_began(parallel: str, pair: Path, alone: Path, runs) -> None:
     place = pair / f"{parallel}-joined"
-    assert [line["step"] for line in record.lines(place)] == [line["step"] for line in record.lines(alone)]
+    assert [line["step"] for line in record.read_lines(place)] == [line["step"] for line in record.read_lines(alone)]
     assert (place / "checkpoint-00000020").is_dir() and runs.distance(place, alone) < 1e-5
 
 
@@ -116,14 +118,14 @@ def test_a_checkpoint_of_shards_is_whole(pair: Path) -> None:
     assert json.dumps(states[0]["corpus"]) == json.dumps(states[1]["corpus"])
 
 
-def test_one_member_is_a_team() -> None:
+def test_one_process_is_a_team() -> None:
     with team("cpu", {}) as members:
         assert members == Team()
         assert members.add([1.0, 2.0]) == [1.0, 2.0]
         assert members.decide(lambda: 3) == 3
         assert members.leader_first(lambda: "done") == "done"
     assert device_of("cpu") == torch.device("cpu")
-    with pytest.raises(InputError, match=r"'cpu:x' is no device"):
+    with pytest.raises(InputError, match=r"'cpu:x' is not a device"):
         device_of("cpu:x")
 
 

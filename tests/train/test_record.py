@@ -3,41 +3,46 @@ from __future__ import annotations
 import importlib.util
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from toy import Toy, toy_config, toy_corpus
 
+from rdlm.errors import DamagedFileError
 from rdlm.train import record
+from rdlm.train.loop import train
 from rdlm.train.record import Record
+from tests.storage.crafted import rewrite_state
 
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
 
 
-def test_lines_beyond_a_step_are_cut_and_halves_are_dropped(tmp_path: Path) -> None:
+def test_lines_after_a_step_and_incomplete_lines_are_removed(tmp_path: Path) -> None:
     with Record(tmp_path, 0) as lines:
         for step in range(1, 6):
             lines.write("step", step, loss=1 / step)
         lines.sync()
     path = tmp_path / record.NAME
     path.write_bytes(path.read_bytes() + b'{"kind": "step", "st')
-    assert [line["step"] for line in record.lines(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in record.read_lines(tmp_path)] == [1, 2, 3, 4, 5]
     with Record(tmp_path, 3) as lines:
         lines.write("validation", 4, bits=2.0, note=None)
-    found = record.lines(tmp_path)
+    found = record.read_lines(tmp_path)
     assert [line["step"] for line in found] == [1, 2, 3, 4]
     assert found[-1] == {"kind": "validation", "step": 4, "bits": 2.0, "note": None}
     assert found[2]["loss"] == 1 / 3  # a float comes back as it was
 
 
-def test_damage_inside_cuts_what_follows(tmp_path: Path) -> None:
+def test_a_damaged_line_removes_those_after_it(tmp_path: Path) -> None:
     path = tmp_path / record.NAME
     path.write_bytes(b'{"kind": "step", "step": 1}\n[]\n{"kind": "step", "step": 2}\n')
-    record.cut(path, 9)
+    record.truncate(path, 9)
     assert path.read_bytes() == b'{"kind": "step", "step": 1}\n'
-    record.cut(tmp_path / "none", 9)
-    assert record.lines(tmp_path / "none") == []
+    record.truncate(tmp_path / "none", 9)
+    assert record.read_lines(tmp_path / "none") == []
 
 
 def test_without_tensorboard_the_record_alone_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +60,9 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path) -> Non
         with Record(tmp_path, begin) as lines:
             for step in range(begin + 1, begin + 4):
                 lines.write("step", step, loss=scale * step, note=None)
-    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert board.Tags()["scalars"] == ["step/loss"]
-    shown = [(event.step, event.value) for event in board.Scalars("step/loss")]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["step/loss"]
+    shown = [(event.step, event.value) for event in events.Scalars("step/loss")]
     assert shown == [(1, 1.0), (2, 2.0), (3, 6.0), (4, 8.0), (5, 10.0)]
 
 
@@ -81,3 +86,32 @@ def files_up_to(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(step=4),
+        lambda c: c.update(updates="5"),
+        lambda c: c.update(seconds=None),
+        lambda c: c.update(best={"step": "../..", "bound": 1.0, "stderr": 0.1}),
+        lambda c: c.update(window=-1),
+        lambda c: c.update(best={"step": 99, "bound": 1.0, "stderr": 0.1}),
+        lambda c: c.pop("loss"),
+        lambda c: c.update(extra=1),
+        lambda c: c.update(updates=True),
+    ],
+)
+def test_invalid_counters_are_refused(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    train(toy_config(steps=5), tmp_path / "run", Toy, load=toy_corpus)
+    rewrite_state(tmp_path / "run" / "checkpoint-00000005", lambda state: change(state["counters"]))
+    with pytest.raises(DamagedFileError, match="counter"):
+        train(toy_config(steps=5), tmp_path / "run", Toy, load=toy_corpus)
+
+
+def test_lines_of_version_0_1_0_are_read_with_the_new_key_of_the_learning_rate(tmp_path: Path) -> None:
+    (tmp_path / "record.jsonl").write_text('{"kind": "step", "step": 5, "loss": 2.5, "rate": 0.25}\n')
+    with Record(tmp_path, 5) as lines:
+        lines.write("step", 10, loss=2.0, lr=0.125)
+    assert [line["lr"] for line in record.read_lines(tmp_path)] == [0.25, 0.125]
+    assert all("rate" not in line for line in record.read_lines(tmp_path))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from toy import toy_config, toy_corpus
 
+from rdlm.data.image import encode_png
 from rdlm.train.record import Record
-from rdlm.train.report import chart, png, text_of, ticks, write_report
+from rdlm.train.report import chart, image_of, text_of, ticks, write_report
 
 RESULT = {
     "protocol": "toy",
@@ -44,7 +45,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     with Record(tmp_path, 0) as lines:
         for step in (5, 10):
             lines.write("step", step, loss=3.0 / step)
@@ -56,12 +57,12 @@ def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
     assert tags.open == [] and tags.links == []
     assert page.count("<svg") == 2 and "prefers-color-scheme: dark" in page
     assert "2.0000 bits &lt;b&gt;, 95% interval 1.9000 to 2.1000" in page
-    assert "validation_calls: 2" in page
+    assert "validation_nfe: 2" in page
     assert text_of(corpus.tokenizer, [1, 2, -1, 3]) in page
     assert not re.search(r"https?://", page)
 
 
-def test_a_code_that_spells_nothing_is_shown_as_such() -> None:
+def test_an_invalid_id_becomes_a_replacement_character() -> None:
     tokenizer = toy_corpus(toy_config()).tokenizer
     assert text_of(tokenizer, [0, -1, -1, 0]) == " \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER} "
 
@@ -70,7 +71,7 @@ def test_a_code_that_spells_nothing_is_shown_as_such() -> None:
 def test_pictures_are_png_files(channels: int, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     levels = np.arange(4 * 5 * channels) % 17
-    (tmp_path / "x.png").write_bytes(png(levels.tolist(), (4, 5, channels), 17))
+    (tmp_path / "x.png").write_bytes(encode_png(image_of(levels.tolist(), (4, 5, channels), 17)))
     with image.open(tmp_path / "x.png") as found:
         pixels = np.asarray(found)
     assert (pixels.reshape(-1) == levels * 255 // 16).all()

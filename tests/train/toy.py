@@ -63,12 +63,12 @@ class Toy:
         logits = self.network(batch.ids.masked_fill(hidden, self.size))
         return spoil * nn.functional.cross_entropy(logits.flatten(0, 1), batch.ids.flatten())
 
-    def bound(self, batch: Batch, calls: int, generator: torch.Generator | None = None) -> Tensor:
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Tensor:
         logits = self.network(torch.full_like(batch.ids, self.size))
         loss = nn.functional.cross_entropy(logits.transpose(1, 2), batch.ids, reduction="none")
         return loss.sum(-1) + 0.01 * torch.randn(len(loss), generator=generator)
 
-    def generate(self, count: int, length: int, calls: int, generator: torch.Generator | None = None) -> Tensor:
+    def generate(self, count: int, length: int, nfe: int, generator: torch.Generator | None = None) -> Tensor:
         self.network(torch.full((count, length), self.size))
         return torch.randint(-1, self.size, (count, length), generator=generator)
 
@@ -98,10 +98,13 @@ def toy_config(**training: object) -> RunConfig:
     return RunConfig(data=DataConfig("toy"), model=model, training=replace(chosen, **training))
 
 
-def chunked_config(**training: object) -> RunConfig:
-    """The real method on the toy's corpus, half of each shard in chunks: the network is asked twice in a step."""
+def blockwise_config(**training: object) -> RunConfig:
+    """RDLM on the toy corpus, half of each shard blockwise: two forward passes per step."""
     model = TransformerConfig(width=16, layers=1, heads=2, dropout=0.1)
-    process, objective = ProcessConfig(levels=16, pairs=256, chunk=1), ObjectiveConfig(chunked=0.5, chunks=(1, 4))
+    process, objective = (
+        ProcessConfig(levels=16, pairs=256, block=1),
+        ObjectiveConfig(blockwise=0.5, block_sizes=(1, 4)),
+    )
     return replace(toy_config(**training), model=model, process=process, objective=objective)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, chunked_config, failing, toy_config, toy_corpus
+from toy import Toy, blockwise_config, failing, toy_config, toy_corpus
 
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
@@ -41,7 +41,7 @@ with team("cpu"):  # one meeting for all runs
     run("ddp-muon", "ddp", optimizer="muon")
     run("fsdp-muon", "fsdp", optimizer="muon")
     for parallel in ("ddp", "fsdp"):
-        train(chunked_config(parallel=parallel), PLACE / f"{parallel}-chunked", Rdlm.build, load=toy_corpus)
+        train(blockwise_config(parallel=parallel), PLACE / f"{parallel}-blockwise", Rdlm.build, load=toy_corpus)
     run("ddp-joined", "ddp")  # one process began these two
     run("fsdp-joined", "fsdp")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.

@@ -1,7 +1,7 @@
-"""Models on the Hugging Face hub: pushed as they are published into a folder, and fetched into the cache.
+"""Upload of published models to the Hugging Face hub, and download into the cache.
 
-Only the files of a published model are fetched, config.json first: a model of another library is refused before its
-weights are moved. What was fetched once serves without a network, too (HF_HUB_OFFLINE=1 asks for no other).
+Only the files of a published model are downloaded, config.json first: a model of another library is refused before its
+weights are transferred. Downloaded models can be used offline (HF_HUB_OFFLINE=1 forbids any request).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rdlm import __version__
-from rdlm.api import publish as publication
+from rdlm.api import publish
 from rdlm.api.publish import Dtype
 from rdlm.errors import InputError
 from rdlm.storage.files import cache_dir
@@ -29,82 +29,82 @@ LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text is like user/name, and not a path into a folder that exists here."""
-    return _possible(text) and not Path(text.partition("/")[0]).is_dir()
+    """Return whether a text has the form user/name and is not a path into an existing folder."""
+    return _is_valid(text) and not Path(text.partition("/")[0]).is_dir()
 
 
-def _possible(text: str) -> bool:
+def _is_valid(text: str) -> bool:
     return NAME.fullmatch(text) is not None and len(text) <= 96 and not any(pair in text for pair in ("--", ".."))
 
 
 def check_name(text: str) -> None:
-    """Refuse what cannot be a model's name on the hub."""
-    if not _possible(text):
-        raise InputError(f"{text!r} is no name on the hub: it is user/name, of letters, digits, '-', '_' and '.'")
+    """Raise InputError for a text that is not a valid name on the hub."""
+    if not _is_valid(text):
+        raise InputError(f"{text!r} is not a name on the hub: use user/name, with letters, digits, '-', '_' and '.'")
 
 
 def download(name: str) -> Path:
-    """Return the folder of the cache with the newest files of a hub model, or with those fetched before if offline."""
+    """Return the cache folder with the newest files of a hub model, or with those downloaded before if offline."""
     check_name(name)
     from huggingface_hub import snapshot_download
 
-    place = cache_dir() / "hub" / name
-    with _explained(f"{name} is no folder here, and was not fetched from the hub"):
-        for files in ([publication.CONFIG], list(publication.FILES)):
+    folder = cache_dir() / "hub" / name
+    with _explained(f"{name} is not a folder, and was not downloaded from the hub"):
+        for files in ([publish.CONFIG], list(publish.FILES)):
             snapshot_download(
-                name, local_dir=place, allow_patterns=files, library_name="rdlm", library_version=__version__
+                name, local_dir=folder, allow_patterns=files, library_name="rdlm", library_version=__version__
             )
-            if not publication.holds(place):
-                raise InputError(f"{name} on the hub is no model of rdlm: it has no {publication.CONFIG}")
-            publication.describe(place)
-    return place
+            if not publish.is_published(folder):
+                raise InputError(f"{name} on the hub is not a model of rdlm: it has no {publish.CONFIG}")
+            publish.describe(folder)
+    return folder
 
 
 def push(
     model: LanguageModel, name: str, *, private: bool = False, dtype: Dtype = "float32", message: str | None = None
 ) -> str:
-    """Publish a model as user/name and return its address; it is made if it is not there yet, private if wanted."""
+    """Publish a model as user/name and return its address; the repository is created if it does not exist."""
     check_name(name)
     from huggingface_hub import create_repo, upload_folder
 
-    with tempfile.TemporaryDirectory(prefix="rdlm-") as place:
-        folder = publication.write(model, Path(place) / "model", name=name, dtype=dtype)
+    with tempfile.TemporaryDirectory(prefix="rdlm-") as temporary:
+        folder = publish.write(model, Path(temporary) / "model", name=name, dtype=dtype)
         with _explained(f"{name} was not pushed to the hub"):
-            made = create_repo(name, private=private, exist_ok=True)
+            address = create_repo(name, private=private, exist_ok=True)
             upload_folder(
                 repo_id=name,
                 folder_path=folder,
                 commit_message=message or f"Publish {name} with rdlm {__version__}",
-                delete_patterns=list(publication.OPTIONAL),
+                delete_patterns=list(publish.OPTIONAL),
             )
-    return str(made)
+    return str(address)
 
 
 @contextmanager
 def _explained(failure: str) -> Iterator[None]:
-    """Turn the hub's refusals into the user's error that says what to do."""
+    """Turn errors of the hub into an InputError with advice."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 
-    # Its parents are OSError and the base of whatever library the hub's client speaks HTTP with.
-    unreached = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
+    # Its base classes are OSError and the base error of the HTTP library that the hub's client uses.
+    connection = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
     try:
         yield
     except RepositoryNotFoundError:
-        raise InputError(f"{failure}: the hub has no such model, or hides it; check the name, or {LOGIN}") from None
+        raise InputError(f"{failure}: there is no such model, or it is private; check the name, or {LOGIN}") from None
     except LocalTokenNotFoundError:
-        raise InputError(f"{failure}: nobody is logged in; {LOGIN}") from None
+        raise InputError(f"{failure}: you are not logged in; {LOGIN}") from None
     except HfHubHTTPError as error:
         code = error.response.status_code
-        advice = f"{LOGIN}, with the right to do this" if code in (401, 403) else "try again later"
-        raise InputError(f"{failure}: the hub answers {code}; {advice}") from error
-    except unreached as error:
-        raise InputError(f"{failure}: {_unreached(error)}") from error
+        advice = f"{LOGIN}, with sufficient permissions" if code in (401, 403) else "try again later"
+        raise InputError(f"{failure}: the hub returned status {code}; {advice}") from error
+    except connection as error:
+        raise InputError(f"{failure}: {_connection_failure(error)}") from error
 
 
-def _unreached(error: Exception) -> str:
+def _connection_failure(error: Exception) -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set; unset it while models move to or from the hub, or use published folders"
+        return "HF_HUB_OFFLINE is set; unset it to access the hub, or use published folders"
     first = str(error).strip().partition("\n")[0] or type(error).__name__
-    return f"the hub was not reached ({first}); check the connection and try again, or use published folders"
+    return f"the hub is unreachable ({first}); check the connection and try again, or use published folders"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 from rdlm.api.generate import Generation, Sample
 from rdlm.api.language_model import LanguageModel
-from rdlm.data.image import SIGNATURE
+from rdlm.data.image import encode_png
 from rdlm.errors import InputError
 from rdlm.storage.files import write_atomic
 
@@ -28,7 +26,7 @@ def write_samples(model: LanguageModel, generation: Generation, path: Path) -> N
         raise InputError(f"{path} is a folder: --out names a file")
     match model.kind:
         case "image":
-            write_atomic(path, png(picture(model, generation.samples)))
+            write_atomic(path, encode_png(picture(model, generation.samples)))
         case "dna":
             write_atomic(path, fasta(generation.samples))
         case _:
@@ -57,15 +55,3 @@ def picture(model: LanguageModel, samples: Sequence[Sample]) -> NDArray[np.uint8
         sheet[top : top + height, left : left + width] = pixels
     factor = max(1, LONGEST_SIDE // max(sheet.shape[:2]))
     return sheet.repeat(factor, 0).repeat(factor, 1)
-
-
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a picture [height, width, 1 or 3] as an 8-bit grey or RGB PNG."""
-    height, width, channels = pixels.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
-    # Each row begins with the number of its filter: 0, none.
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    return SIGNATURE + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )

@@ -1,4 +1,4 @@
-"""`rdlm analyze`: the paper's analyses and the frontier of samples, each a table and a picture."""
+"""`rdlm analyze`: the analyses of the paper and of sample quality, each with a table and a figure."""
 
 from __future__ import annotations
 
@@ -10,80 +10,82 @@ from typing import Annotated, Literal
 
 import tyro
 
+from rdlm.cli.checkout import require_checkout
 from rdlm.display.tables import print_json, table
 from rdlm.errors import InputError
 
 Name = Literal["objectives", "splitting", "changes", "transition", "radial", "speed", "frontier", "steps"]
 Rows = list[dict[str, object]]
 
-_TRIAL = {"bits_per_character": "upper bound at so many network calls on validation sequences", "interval": "95%"}
+_TRIAL = {"bits_per_character": "upper bound at `calls` network calls on validation sequences", "interval": "95%"}
 CONVENTIONS: dict[str, dict[str, str]] = {
     "objectives": _TRIAL,
     "splitting": _TRIAL,
     "changes": _TRIAL,
     "transition": {
-        "value": "squared maximum mean discrepancy to the simulated walk, unbiased",
-        "low, high": "95% of what exchanging the two sets' members gives",
+        "value": "squared maximum mean discrepancy from the simulation, unbiased",
+        "low, high": "95% of the values under random exchanges between the two sets",
     },
     "radial": {"10%, median, 90%": "angle to the token, radians, logarithm bridge from the mask"},
     "speed": {
         "step_seconds": "median processor time of states, forward, loss and backward",
-        "states_seconds": "of drawing the states alone",
+        "states_seconds": "the same for drawing the states alone",
     },
 }
-"""What the columns of each table are; the frontier's depend on its scorer."""
+"""Meaning of the columns of each table; those of frontier and steps depend on the scorer."""
 
 
 @dataclass(frozen=True)
 class Analyze:
-    """Repeat an analysis of the paper at a scale of minutes on two cores, or at its own.
+    """Repeat an analysis of the paper, at a small scale on two cores or at the paper's scale.
 
     objectives: drift error, cross-entropy, cross-entropy with importance sampling; 6 minutes. splitting: one sphere,
-    one with its top coordinates marked, digits; 9 minutes. changes: one change at a time to bridge, evidence, noise,
-    start, law, times, features, windows; an hour. transition: discrepancies of the laws from the simulation;
-    3 minutes. radial: how bridges close in on their tokens; 1 minute. speed: a training step by law; 1 minute.
-    frontier: generative perplexity against entropy of a RUN's samples, by temperature, steps and solver; 2 minutes.
-    steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour, and the
-    same command goes on with a table that was stopped.
+    one sphere with its top coordinates marked, digits; 9 minutes. changes: one change at a time to bridge, evidence,
+    noise, start, law, times, features, windows; an hour. transition: discrepancy of the laws from the simulation;
+    3 minutes. radial: how bridges approach their tokens; 1 minute. speed: a training step by law; 1 minute.
+    frontier: generative perplexity against entropy of samples of a RUN, by temperature, steps and solver; 2 minutes.
+    steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour; the
+    same command continues an interrupted table. Needs a checkout of the repository.
     """
 
     name: Annotated[Name, tyro.conf.Positional]
-    """Which analysis."""
+    """Name of the analysis."""
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run or of a checkpoint, for frontier and steps."""
+    """Folder of a run or a checkpoint, for frontier and steps."""
     paper_scale: bool = False
-    """The paper's sizes: networks and budgets that want accelerators, more samples elsewhere."""
+    """Use the paper's sizes: networks and training budgets that need accelerators, and more samples elsewhere."""
     steps: int | None = None
     """Training steps of each run, for objectives, splitting and changes."""
     only: str | None = None
-    """Beginnings of the names of changes, separated by semicolons, such as 'noise; windows: all'; all if not given."""
+    """Beginnings of names of changes, separated by semicolons, such as 'noise; windows: all'; None: all."""
     scorer: str | None = None
-    """Judge of the samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
+    """Scorer of samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
     temperatures: str | None = None
-    """Temperatures of each curve, for frontier (0.5,0.7,0.85,1,1.15), and of each row of steps (0.8,1,1.2)."""
+    """Temperatures of each curve of frontier (None: 0.5,0.7,0.85,1,1.15) or row of steps (None: 0.8,1,1.2)."""
     sampler_steps: str | None = None
-    """Numbers of sampler steps, for frontier; 16,64 if not given, at the paper's scale 64,256,1024. For steps, numbers
-    of network calls; 4,8,16,32,64,128,256 if not given."""
+    """Numbers of sampler steps for frontier (None: 16,64; at the paper's scale 64,256,1024), or of network calls for
+    steps (None: 4,8,16,32,64,128,256)."""
     solvers: str | None = None
-    """Solvers, such as mixture,drift, for frontier (mixture; in windows of one step all are one) and steps (all)."""
+    """Solvers, such as mixture,drift, for frontier (None: mixture) and steps (None: all)."""
     grids: str | None = None
-    """Grids, such as time,information, for steps; all that the model has if not given."""
+    """Grids, such as time,information, for steps; None: all that the model supports."""
     window: float | None = None
-    """Part of the walk in which one position runs, for frontier; the model's own if not given."""
+    """Share of the sampling time during which one token moves, for frontier; None: the model's."""
     widths: str | None = None
-    """Windows of each row of steps, as parts of the walk, 0 being a single step; 0.5,0.25,0 if not given."""
+    """Windows for steps, as shares of the sampling time, 0 being a single step; None: 0.5,0.25,0."""
     samples: int = 32
-    """Samples of each point, for frontier and steps."""
+    """Samples per point, for frontier and steps."""
     seed: int = 0
-    """Seed of all draws."""
+    """Random seed."""
     out: Path | None = None
-    """Folder of the table (JSON and text), the picture, and the runs; runs/analysis-NAME if not given."""
+    """Folder of the table (JSON and text), the figure, and the runs; None: runs/analysis-NAME."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Run the analysis, write its table and picture, print the table, and return 0."""
+        """Run the analysis, write its table and figure, print the table, and return 0."""
         self._check()
+        require_checkout("analyze", "experiments")
         out = self.out or Path("runs") / f"analysis-{self.name}"
         of_run = {"frontier": self._frontier, "steps": self._steps}
         rows, conventions = of_run.get(self.name, self._analysis)(out)
@@ -100,23 +102,23 @@ class Analyze:
             print_json(result)
         else:
             print(text)
-        print(f"rdlm: wrote {path} and, beside it, .txt and .png", file=sys.stderr)
+        print(f"rdlm: wrote {path}, and .txt and .png beside it", file=sys.stderr)
         return 0
 
     def _check(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.name not in ("objectives", "splitting", "changes")):
-            raise InputError("--steps is a number of training steps, for objectives, splitting and changes alone")
+            raise InputError("--steps (training steps, at least 1) is only for objectives, splitting and changes")
         if self.only is not None and self.name != "changes":
-            raise InputError(f"--only chooses among changes, not for {self.name}")
+            raise InputError(f"--only is for the analysis changes, not for {self.name}")
         if self.name == "frontier" and (self.model is None or self.scorer is None):
-            raise InputError("a frontier is that of a run, judged by a scorer: rdlm analyze frontier RUN --scorer RUN")
+            raise InputError("frontier needs a run and a scorer: rdlm analyze frontier RUN --scorer RUN")
         if self.name == "steps" and self.model is None:
-            raise InputError("the steps are those of a run: rdlm analyze steps RUN --scorer RUN")
+            raise InputError("steps needs a run: rdlm analyze steps RUN --scorer RUN")
         if self.name not in ("frontier", "steps") and (self.model is not None or self.scorer is not None):
             raise InputError(f"a run and a scorer are for frontier and steps, not for {self.name}")
 
     def _analysis(self, out: Path) -> tuple[Rows, dict[str, str]]:
-        """Return the table of one of the paper's analyses and what its columns are; the picture is drawn."""
+        """Return the table of an analysis of the paper and the meaning of its columns, and write the figure."""
         from experiments import changes, objectives, radial, speed, splitting, transition
 
         if self.name == "objectives":
@@ -135,7 +137,7 @@ class Analyze:
         return rows, CONVENTIONS[self.name]
 
     def _frontier(self, out: Path) -> tuple[Rows, dict[str, str]]:
-        """Return the frontier's table and what its columns are; the picture is drawn."""
+        """Return the table of the frontier and the meaning of its columns, and write the figure."""
         import rdlm
         from experiments import frontier
         from rdlm.display.progress import bar
@@ -152,7 +154,7 @@ class Analyze:
             self.samples,
             self.seed,
         )
-        assert self.model is not None and self.scorer is not None  # `_check` has seen to it
+        assert self.model is not None and self.scorer is not None  # checked by `_check`
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer)
         data = held_out(load_corpus(model.config), model.length, self.samples, self.seed).ids
         with bar(wanted.cost, "frontier", "step") as progress:
@@ -161,16 +163,16 @@ class Analyze:
         return rows, frontier.conventions(scorer)
 
     def _steps(self, out: Path) -> tuple[Rows, dict[str, str]]:
-        """Return the table over network calls and what its columns are; the picture is drawn."""
+        """Return the table over network calls and the meaning of its columns, and write the figure."""
         import rdlm
         from experiments import steps
-        from experiments.memo import Memo
+        from experiments.row_cache import RowCache
         from rdlm.display.progress import bar
         from rdlm.evaluate.samples import scorer_of
         from rdlm.train.run import load_corpus
         from rdlm.train.validation import held_out
 
-        assert self.model is not None  # `_check` has seen to it
+        assert self.model is not None  # checked by `_check`
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer) if self.scorer else None
         wanted = steps.Steps(
             grids=steps.grids_of(model),
@@ -191,7 +193,7 @@ class Analyze:
             wanted = replace(wanted, temperatures=tuple(_numbers("temperatures", self.temperatures)))
         data = held_out(load_corpus(model.config), model.length, max(512, 2 * self.samples), self.seed)
         with bar(wanted.cost, "steps", "call") as progress:
-            rows = list(steps.measure(model, data, scorer, wanted, progress.update, Memo(out / "rows.jsonl")))
+            rows = list(steps.measure(model, data, scorer, wanted, progress.update, RowCache(out / "rows.jsonl")))
         steps.plot(rows, out / "steps.png")
         return rows, steps.conventions(scorer)
 
@@ -200,5 +202,5 @@ def _numbers(flag: str, text: str) -> list[float]:
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"--{flag} takes numbers such as 1,2,4, got {text!r}") from None
+        raise InputError(f"--{flag} takes numbers such as 1,2,4; got {text!r}") from None
     return found

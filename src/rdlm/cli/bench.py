@@ -1,4 +1,4 @@
-"""`rdlm bench`: hold the package's speed against limits that are measured in the same run."""
+"""`rdlm bench`: measure the speed of the package against targets, as ratios within one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.catalogue import CATALOGUE, chosen, measured
+from rdlm.cli.checkout import require_checkout
 from rdlm.errors import InputError
 
 COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")
@@ -17,28 +17,31 @@ COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")
 
 @dataclass(frozen=True)
 class Bench:
-    """Time the package on one thread: every figure is a ratio of two things that took turns in this run.
+    """Time the package on one thread: every figure is a ratio of two workloads that alternate in this run.
 
-    Ratios are medians over turns, beside their quartiles, mostly of processor time, so that a busy machine says what
-    an idle one would. A missed target is reported, and is no failure.
+    Ratios are medians over turns with their quartiles, mostly of processor time, which depends little on the load of
+    the machine. A missed target is reported but does not fail the command. Needs a checkout of the repository.
     """
 
     json: bool = False
     """Print one JSON object instead of a table."""
     quick: bool = False
-    """A look at small sizes, some two minutes; targets are meant for the full ones."""
+    """Measure small sizes, which takes about two minutes; the targets are meant for the full sizes."""
     only: str | None = None
-    """Figures to measure, separated by commas; all of them if not given. A wrong name lists those that there are."""
+    """Figures to measure, separated by commas; None: all. An unknown name lists the known ones."""
     out: Path | None = None
-    """Folder for bench.json and growth.png; nothing is written without it."""
+    """Folder for bench.json and growth.png; None: nothing is written."""
 
     def run(self) -> int:
         """Measure, report, and return 0."""
+        require_checkout("bench", "benchmarks")
+        from benchmarks.registry import REGISTRY, chosen
+
         names = chosen(self.only)
         if not names:
-            raise InputError(f"--only names no figure; there are {', '.join(CATALOGUE)}")
+            raise InputError(f"--only names no figure; known: {', '.join(REGISTRY)}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise InputError(f"--out {self.out} is a file, a folder is needed")
+            raise InputError(f"--out {self.out} is a file; give a folder")
         rows = _measure(names, self.quick)
         result = {"rows": rows, "quick": self.quick, **_machine()}
         if self.out is not None:
@@ -56,13 +59,14 @@ def _measure(names: Sequence[str], quick: bool) -> list[dict[str, object]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that some figures start
     import torch
 
+    from benchmarks.registry import REGISTRY, measured
     from rdlm.display.progress import bar
 
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     with bar(len(names), "bench", "figure") as progress:
         for name in names:
-            progress.set_postfix_str(CATALOGUE[name].summary)
+            progress.set_postfix_str(REGISTRY[name].summary)
             rows += [figure.row() for figure in measured(name, quick)]
             progress.update()
     return rows
@@ -88,7 +92,7 @@ def _show(rows: Sequence[Mapping[str, object]], quick: bool) -> None:
     print(table([row | {"quartiles": _quartiles(row)} for row in map(dict, rows)], COLUMNS))
     judged = [row for row in rows if row["ok"] is not None]
     missed = [row for row in judged if not row["ok"]]
-    size = " at small sizes, for which the targets are not meant" if quick else ""
+    size = " at small sizes, which the targets are not meant for" if quick else ""
     print(f"\n{len(judged) - len(missed)} of {len(judged)} targets met{size}; load {os.getloadavg()[0]:.1f}.")
 
 

@@ -1,4 +1,4 @@
-"""`rdlm certify`: hold likelihood bounds against sources of known entropy."""
+"""`rdlm certify`: check likelihood bounds against sources of known entropy."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Certify:
-    """Compare every bound of the package with the entropy of sources that are known exactly.
+    """Compare every bound of the package with the entropy of sources whose distribution is known.
 
-    Exits with 1 if a number that claims to be a bound lies below its floor by more than chance allows.
+    The exit code is 1 if an estimate that is labelled a bound lies significantly below the entropy.
     """
 
     steps: int = 400
-    """Network calls M of the chains."""
+    """Network calls M of the samplers."""
     paths: int = 600
-    """Sampled paths per case; the interval shrinks with their square root."""
+    """Sampled paths per case; four times as many halve the interval."""
     seed: int = 0
-    """Seed of all random draws."""
+    """Random seed."""
     out: Path | None = None
-    """Folder for certify.json and the picture of information against time; nothing is written without it."""
+    """Folder for certify.json and the plot of information against time; None: nothing is written."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Measure all cases, report them, and return 0 only if every floor held."""
+        """Measure all cases, report them, and return 0 if every bound holds, else 1."""
         if self.steps < 2 or self.paths < 2:
             raise InputError(f"certify needs at least 2 steps and 2 paths, got {self.steps} and {self.paths}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise InputError(f"--out {self.out} is a file, a folder is needed")
+            raise InputError(f"--out {self.out} is a file; give a folder")
         from rdlm.display.tables import print_json, table
 
         verdicts = self._measure()
@@ -63,12 +63,13 @@ class Certify:
         else:
             print(table([row | {"verdict": _words(row)} for row in rows], COLUMNS))
             print(
-                "\nPosteriors are Bayes' rule on the evidence; nothing is trained. Nats per sequence. A switch at the"
-                "\npaper's time forgets what the first path knew: samples stay right, the bound pays for it."
+                "\nPosteriors are exact (Bayes' rule on the evidence); nothing is trained. Nats per sequence."
+                "\nA switch at the paper's time discards the information of the first path: samples remain correct,"
+                "\nbut the bound is looser."
             )
         failed = [row for row in rows if not row["ok"]]
         if failed:
-            print(f"rdlm: {len(failed)} of {len(rows)} bounds lie below their entropy", file=sys.stderr)
+            print(f"rdlm: {len(failed)} of {len(rows)} bounds lie below the entropy", file=sys.stderr)
         return 1 if failed else 0
 
     def _measure(self) -> list[Verdict]:
@@ -77,14 +78,14 @@ class Certify:
         from rdlm.display.progress import bar
         from rdlm.likelihood.certificate import cases, measure
 
-        torch.set_num_threads(1)  # many tiny operations: more threads only wait for each other
+        torch.set_num_threads(1)  # many small operations, for which more threads are slower
         generator = torch.Generator().manual_seed(self.seed)
         listed = list(cases(self.steps))
         verdicts = []
         with bar(len(listed), "certify", "case") as progress:
             for case in listed:
                 progress.set_postfix_str(f"{case.source.name} {case.label}")
-                # The spliced estimator lacks the terms that make whole paths vary so little.
+                # The spliced estimator has a larger variance than whole paths.
                 verdicts.append(measure(case, self.paths * (10 if case.spliced else 1), generator))
                 progress.update()
         return verdicts

@@ -1,4 +1,4 @@
-"""`rdlm compare`: train methods side by side on one network, one corpus and one budget, and hold them together."""
+"""`rdlm compare`: train several methods with one network, one corpus and one budget, and compare them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from rdlm.cli.train import chosen
+from rdlm.cli.train import chosen_configuration
 from rdlm.config import RunConfig
 from rdlm.display.tables import print_json, table
 from rdlm.errors import DivergedError, InputError
@@ -33,7 +33,7 @@ COLUMNS = (
     "sampling_calls",
     "relative_step_cost",
     "steps",
-    "lr",
+    "rate",
     "parameters",
 )
 
@@ -44,20 +44,20 @@ MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
 class Compare:
     """Train methods in turn with equal steps, tokens and optimiser, and evaluate each with its own bound.
 
-    Every key of the configuration is an option, whose default is the preset's. A comparison that was stopped continues
-    with the same command; the exit code is then 130 after Ctrl-C and 143 after SIGTERM.
+    Every key of the configuration is an option; its default is the preset's. The same command continues an interrupted
+    comparison, which exits with code 130 after Ctrl-C and 143 after SIGTERM.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml")]
-    """A preset's name, or a YAML file."""
+    """Name of a preset, or a YAML file."""
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
-    """What the methods share."""
+    """Configuration of all methods."""
     methods: str = "rdlm,mdlm,autoregressive"
     """Methods, separated by commas: rdlm, mdlm, udlm, sedd, autoregressive, fisher_flow."""
     steps: int | None = None
-    """Optimiser steps of each method; the preset's if neither this nor a budget is given."""
+    """Optimiser steps of each method; None: the preset's, unless --budget is given."""
     budget: str | None = None
-    """Training time of all methods together, such as 90s, 30m or 2h, in place of steps."""
+    """Training time of all methods together, such as 90s, 30m or 2h, instead of --steps."""
     nfe: int = 64
     """Network calls M of every bound and every sampler."""
     sequences: int = 256
@@ -65,12 +65,12 @@ class Compare:
     samples: int = 64
     """Generated sequences for the sample quality."""
     lrs: str = ""
-    """Learning rates, separated by commas, of which every method takes its best after short trials; none: the
-    preset's for all."""
+    """Learning rates, separated by commas: every method takes the best one after short trials. Empty: the preset's
+    learning rate for all."""
     trial: int = 300
-    """Steps of each trial of a rate."""
+    """Steps of each trial of a learning rate."""
     out: Path | None = None
-    """Folder of the runs and results; runs/compare-NAME if not given."""
+    """Folder of the runs and results; None: runs/compare-NAME."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -78,9 +78,9 @@ class Compare:
         """Compare, report, and return the exit code."""
         logging.basicConfig(format="rdlm: %(message)s")
         if self.config.method != "rdlm":
-            raise InputError(f"choose what is compared by --methods, not by --method {self.config.method}")
+            raise InputError(f"choose the methods by --methods, not by --method {self.config.method}")
         if self.steps is not None and (self.budget is not None or self.steps < 1):
-            raise InputError(f"give --steps of at least 1, or a --budget, not both: {self.steps}, {self.budget}")
+            raise InputError(f"give --steps of at least 1, or a --budget, not both; got {self.steps} and {self.budget}")
         minutes = None if self.budget is None else minutes_of(self.budget)
         from rdlm.evaluate.compare import Contest, compare
         from rdlm.train.interruption import InterruptedRunError
@@ -109,7 +109,7 @@ class Compare:
         floor = rows[0]["quality"]
         print(
             f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.nfe} calls, 95% intervals; "
-            f"unigram and bigram: divergence of {self.samples} samples from data, in bits, where data itself has "
+            f"unigram and bigram: divergence of {self.samples} samples from data, in bits; other data have "
             f"{floor['unigram_divergence_of_data']['value']:.4f} and {floor['bigram_divergence_of_data']['value']:.4f}."
         )
 
@@ -153,5 +153,5 @@ def lrs_of(text: str) -> tuple[float, ...]:
 
 
 def defaults(options: Sequence[str]) -> Compare:
-    """Return the command as the preset or file that `options` begin with sets it; the rest changes its keys."""
-    return Compare(*chosen("compare", options))
+    """Return the command with the configuration of the preset or file that `options` begin with."""
+    return Compare(*chosen_configuration("compare", options))

@@ -1,4 +1,4 @@
-"""`rdlm data`: the corpora, where they come from, and whether they are whole."""
+"""`rdlm data`: list, download and verify the corpora."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from rdlm.errors import InputError
 
 @dataclass(frozen=True)
 class Data:
-    """List the corpora, get one (fetch, check, prepare), or verify the checksums of those that are here."""
+    """List the corpora, get one (download, check, prepare), or verify the checksums of the prepared ones."""
 
     action: Annotated[Literal["list", "get", "verify"], tyro.conf.Positional]
-    """What to do."""
+    """Action."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """The corpus; `verify` without a name takes all that are here."""
+    """Name of the corpus; `verify` without a name checks all prepared corpora."""
 
     file: Path | None = None
-    """Your own file or folder, for the corpora that read one."""
+    """Your file or folder, for corpora that read one."""
 
     protocol: str | None = None
-    """The protocol, for the corpora that have several."""
+    """Protocol (splits and preprocessing), for corpora that have several."""
 
     tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
-    """The tokenizer, for the corpora that leave it open."""
+    """Tokenizer, for corpora that support several."""
 
     alphabet: str | None = None
-    """The characters to keep, in the order of their ids, with the tokenizer `characters`."""
+    """Characters of the tokenizer `characters`, in the order of their ids."""
 
     unknown: Literal["error", "skip", "replace"] = "error"
-    """What becomes of a character outside the alphabet: an error, nothing, or a space."""
+    """A character outside of the alphabet is an error, is skipped, or is replaced by a space."""
 
     vocabulary: int = 8192
-    """The largest number of tokens that a BPE may learn."""
+    """Vocabulary size of a BPE tokenizer that is trained on your text."""
 
     accept_licence: bool = False
-    """Accept the licence of a corpus that is not free for everyone."""
+    """Accept the licence of a corpus with restrictions."""
 
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Do the action and return 0; what goes wrong is raised."""
+        """Run the action and return 0."""
         logging.basicConfig(format="rdlm: %(message)s")
         rows = {"list": self._list, "get": self._get, "verify": self._verify}[self.action]()
         if self.json:
@@ -103,7 +103,7 @@ class Data:
             corpus.find(self.name)
         found = corpus.prepared(self.name)
         if self.name and not found:
-            raise InputError(f"{self.name} is not here; rdlm data get {self.name}")
+            raise InputError(f"{self.name} is not prepared; run rdlm data get {self.name}")
         return [{**_summary(folder, meta), "verified": store.verify(folder)} for folder, meta in found.items()]
 
 

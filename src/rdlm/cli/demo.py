@@ -1,4 +1,4 @@
-"""`rdlm demo`: from nothing to a trained model, its bound, its samples and a picture, in minutes."""
+"""`rdlm demo`: train a small model, measure its bound, and draw samples, in minutes."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from rdlm.presets import preset
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small model of English letters, measure its likelihood bound, sample from it, and look at it.
+    """Train a small character model of English, measure its likelihood bound, and sample from it.
 
-    Minutes on two cores teach words, not sense. Run again, it goes on training.
+    After minutes on two cores the samples have words, but no meaning. The same command continues the training.
     """
 
     minutes: float = 4.0
     """Minutes of training."""
     nfe: int = 64
-    """Network calls per sample, and of the chain whose bound is measured."""
+    """Network calls per sample, and of the sampler whose bound is measured."""
     out: Path = Path("runs/demo")
     """Folder of the run."""
     json: bool = False
     """Print the evaluation as one JSON object instead of text."""
 
     def run(self) -> int:
-        """Train, measure, generate, draw, and return the exit code."""
+        """Train, evaluate, generate, plot, and return the exit code."""
         if not self.minutes > 0 or self.nfe < 1:
-            raise InputError(f"--minutes and --calls must be positive, got {self.minutes:g} and {self.nfe}")
+            raise InputError(f"--minutes and --nfe must be positive, got {self.minutes:g} and {self.nfe}")
         logging.basicConfig(format="rdlm: %(message)s")
         _say(f"training for {self.minutes:g} minutes in {self.out}")
         ended = attempt(preset("demo"), self.out, self.minutes)
         if isinstance(ended, int):
             return ended
-        _say(f"trained {ended.steps} steps; measuring the bound of the {self.nfe}-call sampler")
+        _say(f"trained {ended.steps} steps; measuring the bound of the sampler with {self.nfe} network calls")
         code = Evaluate(str(self.out), nfe=self.nfe, evaluations=1024, samples=16, json=self.json).run()
-        self._look()
+        self._sample()
         return code
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         import rdlm
         from rdlm.api.trace import draw
 
         made = rdlm.load(self.out).generate(num=3, steps=self.nfe, trace=True)
         assert made.trace is not None
-        picture = self.out / "denoising.png"
-        draw(made.trace.frames, picture)
+        figure = self.out / "denoising.png"
+        draw(made.trace.frames, figure)
         if not self.json:
-            print("\nthree samples, uncurated:")
+            print("\nthree samples, not selected:")
             print("\n".join(f"  {sample.text}" for sample in made.samples))
-        _say(f"look at {picture}, {self.out / 'report.html'} and {self.out / 'evaluation-validation' / 'report.html'}")
+        _say(f"see {figure}, {self.out / 'report.html'} and {self.out / 'evaluation-validation' / 'report.html'}")
 
 
 def _say(message: str) -> None:

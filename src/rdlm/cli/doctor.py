@@ -1,4 +1,4 @@
-"""`rdlm doctor`: what this machine has, what is missing, what is damaged, and what to do about it."""
+"""`rdlm doctor`: check the machine, the installation and the caches, and advise what to do."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rdlm.errors import DamagedFileError
 from rdlm.storage.files import cache_dir
 
 SPACE_WANTED = 1 << 30
-"""Bytes that should be free for the tables and corpora of the caches, and for the checkpoints of runs."""
+"""Bytes that should be free for the caches (tables, corpora) and for the checkpoints of runs."""
 
 SLACK = 0.05
-"""Share of the entropy by which the bound of the self-test may exceed it."""
+"""Largest relative excess of the bound over the entropy in the self-test."""
 
 SELF_TEST = 10.0
-"""Seconds that the self-test may take; it takes about one where a processor is free."""
+"""Limit of the self-test in seconds; it takes about one on an idle processor."""
 
 LEFT_BEHIND = 3600.0
-"""Seconds after which a file that is still half-written belongs to nobody."""
+"""Age in seconds after which a partly written file counts as abandoned."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question to the machine: a failed check that is required makes the command fail."""
+    """The result of one check; a failed check that is required makes the command fail."""
 
     name: str
     ok: bool
@@ -43,10 +43,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check this machine, this installation and its caches; exit with 1 if something required is missing.
+    """Check this machine, this installation and its caches; exit with code 1 if something required is missing.
 
-    The last checks compute: the sphere's maps against their identities, and a likelihood bound against the entropy of a
-    small source, which it must not fall below.
+    The last checks are numerical: the maps of the sphere against their identities, and a likelihood bound against the
+    entropy of a small source.
     """
 
     json: bool = False
@@ -77,7 +77,7 @@ def dependencies() -> Iterator[Check]:
     try:
         requirements = metadata.requires("rdlm") or []
     except metadata.PackageNotFoundError:
-        yield Check("rdlm", False, "runs from its source without being installed; run: make setup")
+        yield Check("rdlm", False, "not installed, runs from its source; run: make setup")
         return
     yield Check("rdlm", True, metadata.version("rdlm"))
     for requirement in requirements:
@@ -100,12 +100,12 @@ def dependency(requirement: str) -> Check:
 
 
 def release(version: str) -> list[int]:
-    """Return the numbers of a version's release, `2.13.0+cpu` as 2, 13, 0; of no version, nothing."""
+    """Return the release numbers of a version, `2.13.0+cpu` as 2, 13, 0; empty for an empty string."""
     return [int(number) for number in re.split(r"[^\d.]", version)[0].split(".") if number]
 
 
 def torch_build() -> Check:
-    """Return whether torch can be imported and computes, and the devices that it sees."""
+    """Return whether torch can be imported, and its devices."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -117,7 +117,7 @@ def torch_build() -> Check:
 
 
 def threads() -> Check:
-    """Return whether torch uses no more threads than there are processors to run them."""
+    """Return whether torch uses no more threads than there are processors."""
     try:
         import torch
     except (ImportError, OSError):
@@ -131,54 +131,54 @@ def threads() -> Check:
 
 
 def cache() -> Check:
-    """Return whether the folder of caches can be written, and the space left there; leaves nothing behind."""
-    return _disk("cache", cache_dir(), "set RDLM_CACHE to a folder that can be written, on a disk with room")
+    """Return whether the cache folder is writable, and its free space."""
+    return _disk("cache", cache_dir(), "set RDLM_CACHE to a writable folder on a disk with free space")
 
 
 def runs() -> Check:
-    """Return whether runs can be written where this command was started, and the space left there."""
+    """Return whether the folder of runs in the working directory is writable, and its free space."""
     return _disk("runs", Path("runs"), "give rdlm train another --out", required=False)
 
 
 def _disk(name: str, folder: Path, advice: str, required: bool = True) -> Check:
-    standing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=standing) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(1 << 16))
             file.flush()
     except OSError as error:
         return Check(name, False, f"{folder} cannot be written ({error.strerror}); {advice}", required)
-    free = shutil.disk_usage(standing).free
-    short = "" if free >= SPACE_WANTED else f"; free some, or {advice}"
+    free = shutil.disk_usage(existing).free
+    short = "" if free >= SPACE_WANTED else f"; free some space, or {advice}"
     return Check(name, not short, f"{folder}, {free / 1e9:.1f} GB free{short}", required)
 
 
 def leftovers() -> Check:
-    """Return whether the caches are free of what killed processes left half-written."""
+    """Return whether the caches have partly written files of killed processes."""
     now = time.time()
     found = [path for path in cache_dir().glob("*/.*.part") if now - path.lstat().st_mtime > LEFT_BEHIND]
-    advice = f" left half-written by killed processes; delete {cache_dir()}/*/.*.part" if found else ""
+    advice = f" left by killed processes; delete {cache_dir()}/*/.*.part" if found else ""
     return Check("leftovers", not found, f"{len(found)} files{advice}", required=False)
 
 
 def tables() -> Check:
-    """Return whether every kept table of a law is whole; a damaged one would be built again."""
+    """Return whether every cached table of a law is intact; a damaged one is rebuilt when needed."""
     try:
-        from rdlm.process import law as kept
+        from rdlm.storage import tables as stored
     except (ImportError, OSError) as error:
         return Check("tables", False, f"cannot be checked ({error})", required=False)
     found = sorted((cache_dir() / "tables").glob("[!.]*.safetensors"))
-    return _kept("tables", [(path, kept.check) for path in found], "will be built again")
+    return _kept("tables", [(path, stored.check) for path in found], "will be rebuilt")
 
 
 def corpora() -> Check:
-    """Return whether every prepared corpus is as it was written; the content of unchanged files is not read again."""
+    """Return whether every prepared corpus is intact; the content of unchanged files is not read again."""
     try:
         from rdlm.data import store
     except (ImportError, OSError) as error:
         return Check("corpora", False, f"cannot be checked ({error})", required=False)
     found = sorted(path.parent for path in (cache_dir() / "data").glob("[!.]*/meta.json"))
-    return _kept("corpora", [(path, store.read) for path in found], "must be deleted and got again")
+    return _kept("corpora", [(path, store.read) for path in found], "must be deleted and prepared again")
 
 
 def _kept(name: str, checks: list[tuple[Path, Callable[[Path], object]]], advice: str) -> Check:
@@ -188,23 +188,23 @@ def _kept(name: str, checks: list[tuple[Path, Callable[[Path], object]]], advice
             check(path)
         except DamagedFileError as error:
             reasons.append(str(error))
-    damage = f"; {len(reasons)} damaged, which {advice}: {'; '.join(reasons)}" if reasons else ", all whole"
-    return Check(name, not reasons, f"{len(checks)} kept{damage}", required=False)
+    damage = f"; {len(reasons)} damaged, which {advice}: {'; '.join(reasons)}" if reasons else ", all intact"
+    return Check(name, not reasons, f"{len(checks)} cached{damage}", required=False)
 
 
 def self_test() -> Iterator[Check]:
-    """Yield the checks that compute, and whether they took no longer than they should."""
+    """Yield the numerical checks, and whether they took no longer than expected."""
     begin = time.monotonic()
     yield geometry()
     yield certificate()
     seconds = time.monotonic() - begin
     ok = seconds <= SELF_TEST
-    advice = "" if ok else f"; more than {SELF_TEST:g} s: this machine is busy, or threads are in each other's way"
+    advice = "" if ok else f"; more than {SELF_TEST:g} s: the machine is busy, or there are too many threads"
     yield Check("self-test", ok, f"{seconds:.1f} s{advice}", required=False)
 
 
 def geometry() -> Check:
-    """Return whether the sphere's maps, Eq. (3), Eq. (4) and Eq. (5), keep their identities in float64."""
+    """Return whether the maps of the sphere, Eq. (3), Eq. (4) and Eq. (5), satisfy their identities in float64."""
     try:
         import torch
 
@@ -222,24 +222,24 @@ def geometry() -> Check:
     }
     worst = max(errors, key=lambda name: float(errors[name].nan_to_num(torch.inf)))
     ok = bool(errors[worst] < 1e-12)
-    advice = "" if ok else "; torch computes wrongly on this machine: reinstall with make clean setup"
+    advice = "" if ok else "; torch returns wrong results on this machine: reinstall with make clean setup"
     return Check("geometry", ok, f"largest error {float(errors[worst]):.1e} ({worst}){advice}")
 
 
 def certificate() -> Check:
-    """Return whether the bound of a small source, Eq. (28), lies at its entropy: not below it, and not far above."""
+    """Return whether the bound of a small source, Eq. (28), is at most slightly above its entropy, and not below."""
     try:
         import torch
 
-        from rdlm.data import sources as source
+        from rdlm.data import sources
         from rdlm.likelihood.certificate import CERTAINTY, Case, measure
         from rdlm.process.path import Mixture, masked_path
         from rdlm.process.schedule import Geometric
     except (ImportError, OSError) as error:
         return Check("certificate", False, f"cannot be imported ({error})")
-    case = Case(source.skewed(3), "masked", Mixture((masked_path(3, Geometric().total),)), steps=64)
+    case = Case(sources.skewed(3), "masked", Mixture((masked_path(3, Geometric().total),)), steps=64)
     bound = measure(case, 2000, torch.Generator().manual_seed(0)).bound
     entropy, margin = case.source.entropy, CERTAINTY * bound.stderr
     ok = entropy - margin <= bound.value <= (1 + SLACK) * entropy + margin
-    advice = "" if ok else "; torch computes wrongly on this machine: reinstall with make clean setup"
+    advice = "" if ok else "; torch returns wrong results on this machine: reinstall with make clean setup"
     return Check("certificate", ok, f"bound {bound.value:.4f} ± {margin:.4f}, entropy {entropy:.4f} nats{advice}")

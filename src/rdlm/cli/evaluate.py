@@ -1,4 +1,4 @@
-"""`rdlm evaluate`: what a run's model is worth, with intervals and named conventions."""
+"""`rdlm evaluate`: the likelihood bound and the sample quality of a model, with intervals and conventions."""
 
 from __future__ import annotations
 
@@ -17,69 +17,65 @@ from rdlm.errors import InputError
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
-    from rdlm.evaluate.evaluate import Evaluation, Plan
+    from rdlm.evaluate.evaluate import Evaluation, EvaluationPlan
     from rdlm.process.order import TokenSchedule
-
-
-Calls = int | Literal["inf"]
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a model: its likelihood bound on held-out sequences, and what its samples are like.
+    """Measure a model: its likelihood bound on held-out sequences, and the quality of its samples.
 
-    The bound is that of the sampler that takes so many network calls. It is estimated from single random steps of
-    many sequences (`--estimator steps`), which needs fewer network calls for the same interval than whole paths do
-    from about 20 calls on. Runs of other methods have an estimator of their own; that of flow is not a bound. Writes
-    evaluation.json and report.html, and leaves the measured information curve, curve.json, beside the checkpoint for
-    the sampler.
+    The bound is that of the sampler with --nfe network calls. It is estimated from single random steps of many
+    sequences (`--estimator steps`); from about 20 calls on, this needs fewer network calls for the same interval than
+    whole paths do. The baselines have their own estimators; that of fisher_flow is not a bound. Writes evaluation.json
+    and report.html, and writes the measured information curve, curve.json, into the checkpoint for the sampler.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
+    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     split: Literal["validation", "test"] = "validation"
-    """Held-out split; the test split is for final numbers alone."""
-    nfe: Annotated[Calls | None, tyro.conf.arg(aliases=["--steps"])] = None
-    """Network calls M of the sampler that is bounded; inf is the limit of continuous time. If not given, the model's
-    own number: 64, or one for each chunk."""
+    """Held-out split; use the test split for final numbers only."""
+    nfe: Annotated[int | Literal["inf"] | None, tyro.conf.arg(aliases=["--steps"])] = None
+    """Network calls M of the sampler; inf is the limit of continuous time. None: the model's, which is 64, or one
+    per block."""
     curve_nfe: str | None = None
-    """Also measure the bound at these numbers of calls, such as 4,8,16,inf."""
+    """Also measure the bound at these numbers of network calls, such as 4,8,16,inf."""
     kernel: Literal["mixture", "drift"] = "mixture"
-    """Step of the model: a token's bridge, or the mean of all bridges as in the paper."""
+    """Step of the sampler: along the bridge to a sampled token, or along the mean of all bridges, as in the paper."""
     window: float | None = None
-    """Part of the time in which one position runs through its bridge; 1: synchronous. The run's own if not given."""
+    """Share of the time during which one token moves; 1: all tokens move together. None: the run's."""
     order: Literal["random", "strided", "left_to_right"] | None = None
-    """Order in which windows begin. The run's own if not given."""
+    """Order in which tokens start to move. None: the run's."""
     block: int | None = None
-    """Tokens of a chunk, where chunks run one after the other; 0: none. The run's own if not given, unless a window
-    or an order is."""
+    """Tokens of a block; blocks are generated left to right. 0: the whole sequence is one block. None: the run's,
+    or 0 with --window or --order."""
     estimator: Literal["steps", "path"] = "steps"
-    """Single steps of many sequences, or whole paths of few."""
+    """Single steps of many sequences, or whole paths of few sequences."""
     states: Literal["exact", "simulated"] = "exact"
-    """States of single steps: drawn from their law, or walked step by step in all dimensions, which is slow."""
+    """States of single steps: drawn from the exact law, or simulated step by step in all dimensions, which is slow."""
     sequences: int = 512
-    """Sequences of the split; all of them where it has fewer."""
+    """Sequences of the split; all of them if it has fewer."""
     evaluations: int = 1024
-    """Sequences that go through the network for each bound; four times as many halve the interval."""
+    """Sequences that pass through the network for each bound; four times as many halve the interval."""
     samples: int = 16
-    """Sequences to generate and describe; 0 for none."""
+    """Sequences to generate for the sample quality; 0: none."""
     scorer: str | None = None
-    """Judge of the samples: folder or hub name of a causal model of transformers, or an autoregressive run."""
+    """Scorer of the samples: folder or hub name of a causal model of transformers, or an autoregressive run."""
     paper: bool = False
     """Also compute the paper's estimator, which is not a bound."""
     seed: int = 0
-    """Seed of the choice of sequences and of all noise."""
+    """Random seed, of the choice of sequences and of all noise."""
     out: Path | None = None
-    """Folder of evaluation.json and report.html; RUN/evaluation-SPLIT if not given.
-    A published model, which stays as it is, has runs/published-NAME/evaluation-SPLIT instead."""
+    """Folder of evaluation.json and report.html; None: RUN/evaluation-SPLIT, or for a published model, whose files
+    are not changed, runs/published-NAME/evaluation-SPLIT."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Evaluate, write, print, and return 0; what goes wrong is raised."""
+        """Evaluate, write, print, and return 0."""
         from rdlm.process.order import TokenSchedule
 
-        self._plan(TokenSchedule(), 1)  # what is wrong with the options is said before the model is read
+        self._plan(TokenSchedule(), 1)  # checks the options before the model is loaded
         import torch
 
         import rdlm
@@ -103,8 +99,8 @@ class Evaluate:
             _show(found)
         return 0
 
-    def _plan(self, own: TokenSchedule, own_nfe: int) -> Plan:
-        from rdlm.evaluate.evaluate import Plan
+    def _plan(self, own: TokenSchedule, own_nfe: int) -> EvaluationPlan:
+        from rdlm.evaluate.evaluate import EvaluationPlan
         from rdlm.methods.bound import Setting
         from rdlm.process.order import TokenSchedule
 
@@ -120,7 +116,7 @@ class Evaluate:
             self.states,
         )
         curve = parse_nfe(self.curve_nfe) if self.curve_nfe is not None else ()
-        return Plan(
+        return EvaluationPlan(
             setting,
             self.split,
             self.sequences,
@@ -132,20 +128,20 @@ class Evaluate:
         )
 
     def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
-        from rdlm.api import publish as publication
+        from rdlm.api import publish
         from rdlm.evaluate.evaluate import curve_to_json
-        from rdlm.evaluate.page import page
+        from rdlm.evaluate.page import evaluation_page
         from rdlm.storage.files import write_atomic
 
         folder = model.folder
-        assert folder is not None  # `rdlm.load` always says where the checkpoint is
-        published = publication.holds(folder)  # its files are as they were published, perhaps nobody may write there
+        assert folder is not None  # always set by `rdlm.load`
+        published = publish.is_published(folder)  # the files of a published model do not change, and may be read-only
         home = Path("runs") / f"published-{Path(model.name).name}" if published else folder.parent
         out = self.out or home / f"evaluation-{self.split}"
         write_atomic(out / "evaluation.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
-        write_atomic(out / "report.html", page(model, found))
+        write_atomic(out / "report.html", evaluation_page(model, found))
         written = [out / "evaluation.json", out / "report.html"]
-        # The test split must not steer the sampler.
+        # The sampler must not depend on the test split.
         curve = curve_to_json(found) if self.split == "validation" and not published else None
         if curve is not None:
             write_atomic(folder / "curve.json", json.dumps(curve) + "\n")
@@ -154,7 +150,7 @@ class Evaluate:
 
 
 def parse_nfe(text: str) -> tuple[int | None, ...]:
-    """Return the numbers of calls in `4,8,inf`; None for inf."""
+    """Return the numbers of network calls in `4,8,inf`; None for inf."""
     found: list[int | None] = []
     for word in text.split(","):
         if word.strip() == "inf":
@@ -162,18 +158,18 @@ def parse_nfe(text: str) -> tuple[int | None, ...]:
         elif word.strip().isdigit() and int(word) > 0:
             found.append(int(word))
         else:
-            raise InputError(f"--curve-calls takes numbers of calls such as 4,8,16,inf, got {word!r}")
+            raise InputError(f"--curve-nfe takes numbers of network calls such as 4,8,16,inf; got {word!r}")
     return tuple(found)
 
 
 class _Bars:
-    """One progress bar after the other."""
+    """A progress bar for each stage of an evaluation."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
 
     def begin(self, name: str, total: int) -> Callable[[int], object]:
-        """Close the bar of the stage before and open the next."""
+        """Close the bar of the previous stage and open the next."""
         from rdlm.display.progress import bar
 
         self._open.close()

@@ -1,11 +1,11 @@
 """The command line: `rdlm COMMAND [options]`.
 
-A command is a frozen dataclass in `rdlm.command` whose fields are its options, whose attribute docstrings are
-their help, and whose `run` does the work and returns the exit code. Its module is imported only when the
-command is chosen, and imports torch inside `run`: help and mistakes in flags answer at once.
+A command is a frozen dataclass in `rdlm.cli` whose fields are its options, whose attribute docstrings are their help,
+and whose `run` does the work and returns the exit code. Its module is imported only when the command is chosen, and
+imports torch inside `run`: help and errors in flags appear at once.
 
 With `--json` a command prints one JSON object on standard output; everything else goes to standard error.
-Exit codes: 0 success, 1 failure, 2 the user's mistake, 3 a damaged file, 130 interrupted, 141 broken pipe.
+Exit codes: 0 success, 1 failure, 2 user error, 3 damaged file, 130 interrupted, 141 broken pipe.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from rdlm.storage.files import FULL, cache_dir
 
 
 class Command(Protocol):
-    """The options of one command, parsed and ready to run."""
+    """A command with its parsed options."""
 
     def run(self) -> int:
         """Do the work and return the exit code."""
 
 
 class Entry(NamedTuple):
-    """Where a command lives and what it is for."""
+    """The module and the class of a command, and one line of description."""
 
     module: str
     name: str
     summary: str
     two_stages: bool = False
-    """Whether the module's `defaults(options)` gives the command with the defaults that its first option chooses."""
+    """Whether the first argument selects the defaults, which the module's `defaults(options)` returns."""
 
 
 COMMANDS = {
-    "demo": Entry("rdlm.cli.demo", "Demo", "train, measure, sample and look, in minutes"),
+    "demo": Entry("rdlm.cli.demo", "Demo", "train, evaluate and sample from a small model, in minutes"),
     "train": Entry("rdlm.cli.train", "Train", "train a preset or your own configuration", two_stages=True),
-    "compare": Entry("rdlm.cli.compare", "Compare", "train methods side by side", two_stages=True),
-    "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, under any condition"),
-    "serve": Entry("rdlm.cli.serve", "Serve", "serve models over HTTP, with a page to look at them"),
-    "evaluate": Entry("rdlm.cli.evaluate", "Evaluate", "measure a model, with intervals and conventions"),
-    "score": Entry("rdlm.cli.score", "ScoreText", "bound the likelihood of any text"),
-    "publish": Entry("rdlm.cli.publish", "Publish", "put a model into a folder or on the hub, with its card"),
-    "analyze": Entry("rdlm.cli.analyze", "Analyze", "repeat an analysis of the paper"),
-    "certify": Entry("rdlm.cli.certify", "Certify", "hold the likelihood bound against known entropies"),
-    "bench": Entry("rdlm.cli.bench", "Bench", "hold the speed of every part against its limit"),
+    "compare": Entry("rdlm.cli.compare", "Compare", "train and compare several methods", two_stages=True),
+    "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, with or without conditions"),
+    "serve": Entry("rdlm.cli.serve", "Serve", "serve models over HTTP, with a web page"),
+    "evaluate": Entry("rdlm.cli.evaluate", "Evaluate", "measure the bound and the samples of a model"),
+    "score": Entry("rdlm.cli.score", "ScoreText", "bound the likelihood of texts"),
+    "publish": Entry("rdlm.cli.publish", "Publish", "export a model with its card to a folder or the hub"),
+    "analyze": Entry("rdlm.cli.analyze", "Analyze", "repeat an analysis of the paper (in a checkout)"),
+    "certify": Entry("rdlm.cli.certify", "Certify", "check the likelihood bound against known entropies"),
+    "bench": Entry("rdlm.cli.bench", "Bench", "measure the speed against targets (in a checkout)"),
     "data": Entry("rdlm.cli.data", "Data", "list, get and verify corpora"),
     "doctor": Entry("rdlm.cli.doctor", "Doctor", "check this machine and this installation"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; only a defect of the program raises."""
+    """Run the command line and return its exit code; only a bug raises an exception."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = dispatch(arguments)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:
-        # The reader has left. What is still buffered would raise again when Python closes standard output.
+        # The reader has closed the pipe. Buffered output would raise again when Python closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run the command that `arguments` name and return its exit code; without a command, show the help."""
+    """Run the command named first in `arguments` and return its exit code; without a command, print the help."""
     if not arguments:
         print(overview(), file=sys.stderr)
         return 2
@@ -95,30 +95,31 @@ def dispatch(arguments: list[str]) -> int:
         raise InputError(f"unknown flag {first!r} before a command; see rdlm --help")
     if first not in COMMANDS:
         raise unknown("command", first, COMMANDS)
-    keep_within_the_cache()
-    wait_briefly()
+    set_cache_folders()
+    limit_spinning()
     parsed = parse(first, renamed_flags(options))
     return parsed if isinstance(parsed, int) else parsed.run()
 
 
-def keep_within_the_cache() -> None:
-    """Let the libraries beneath keep their fonts and compiled code in our cache, unless the user chose a place."""
+def set_cache_folders() -> None:
+    """Direct matplotlib's and torch's caches into the cache of rdlm, unless the user has set them."""
     for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
         os.environ.setdefault(variable, str(cache_dir() / name))
 
 
-def wait_briefly() -> None:
-    """Let threads that wait for each other sleep soon, unless the user chose how they wait; before torch is imported.
+def limit_spinning() -> None:
+    """Make waiting OpenMP threads sleep soon, unless the user has set their policy; call before torch is imported.
 
-    Left to themselves they spin for milliseconds, and beside other busy processes the one that is waited for finds no
-    processor: a training step on two of them, one being taken, was ten times as long. With both free this costs 6%.
+    By default they spin for milliseconds. When other processes are busy, the spinning threads keep the one they wait
+    for off the processor: a training step on two processors, one of them busy, took ten times as long. With both
+    processors free the setting costs 6%.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def parse(command: str, options: list[str]) -> Command | int:
-    """Return the command with its options, or the exit code where the parser has answered by itself."""
+    """Return the parsed command, or the exit code if the parser has printed help or an error."""
     import tyro
 
     entry = COMMANDS[command]

@@ -1,4 +1,4 @@
-"""`rdlm publish`: a trained model as a folder that others can use, or on the Hugging Face hub."""
+"""`rdlm publish`: export a trained model to a folder or to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ from rdlm.errors import InputError
 
 @dataclass(frozen=True)
 class Publish:
-    """Write a model's averaged weights, configuration, tokenizer and card into a folder, or push them to the hub.
+    """Write the averaged weights, configuration, tokenizer and model card to a folder, or push them to the hub.
 
-    The card quotes what `rdlm evaluate` found for these very weights, if it was run; the optimizer stays behind.
+    The card has the results of `rdlm evaluate` for these weights, if there are any. The optimizer state is not
+    exported.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of a run (its best checkpoint by validation), of a checkpoint or of a published model."""
+    """Folder of a run (the best checkpoint by validation), a checkpoint or a published model."""
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER|user/name")]
-    """A folder, or a name on the hub; write ./a/b for a folder b in a new folder a."""
+    """A folder, or user/name on the hub; write ./a/b for a folder of that form."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Type of the weights in the file; half-size types are loaded back as float32."""
+    """Type of the weights in the file; 16-bit types are converted to float32 when loaded."""
     private: bool = False
-    """Make a new model on the hub private."""
+    """Create a private model on the hub."""
     json: bool = False
-    """Print one JSON object instead of the place."""
+    """Print one JSON object instead of the folder or address."""
 
     def run(self) -> int:
-        """Publish, print the place, and return 0."""
+        """Publish, print the folder or address, and return 0."""
         import rdlm
-        from rdlm.api import hub
-        from rdlm.api import publish as publication
+        from rdlm.api import hub, publish
 
         remote = hub.is_name(self.target)
         if self.private and not remote:
-            raise InputError(f"--private is for the hub, and {self.target} is a folder: a name there is user/name")
+            raise InputError(f"--private is for the hub (user/name), but {self.target} is a folder")
         model = rdlm.load(self.model)
-        measured = [str(found["split"]) for found in publication.evaluations(model)]
+        measured = [str(found["split"]) for found in publish.evaluations(model)]
         if not measured:
-            print("rdlm: no evaluation of these weights: the card says so; rdlm evaluate makes one", file=sys.stderr)
+            print(
+                "rdlm: these weights have not been evaluated; run rdlm evaluate to have results in the card",
+                file=sys.stderr,
+            )
         if remote:
             place = model.push_to_hub(self.target, private=self.private, dtype=self.dtype)
         else:

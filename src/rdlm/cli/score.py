@@ -1,4 +1,4 @@
-"""`rdlm score`: the likelihood of any text."""
+"""`rdlm score`: likelihood bounds of texts."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 class ScoreText:
     """Bound the negative log-likelihood of texts, line by line or as one document, with 95% intervals.
 
-    A text longer than the model's sequences is cut into consecutive windows of their length; the rest is a shorter
-    window of its own, and windows do not see each other. Empty lines are left out. A megabyte takes about three minutes
-    on one core with the demo's model of a million parameters.
+    A text longer than the model's sequences is cut into consecutive windows of that length, the last one shorter; each
+    window is scored independently. Empty lines are skipped. A megabyte takes about three minutes on one core with the
+    demo's model of a million parameters.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, checkpoint or a published model, or user/name on the hub; if not given, the model in the box."""
+    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
-    """UTF-8 text file; - or none reads standard input. A file alone is scored by the model in the box."""
+    """UTF-8 text file; - or nothing: standard input. A file as the only argument is scored by the pretrained model."""
     document: bool = False
-    """Score the whole file as one text; else every line is one."""
-    nfe: int | None = None
-    """Network calls M of the sampler that is bounded; the model's own if not given: 64, or one for each chunk."""
+    """Score the whole file as one text instead of line by line."""
+    nfe: Annotated[int | None, tyro.conf.arg(aliases=["--steps"])] = None
+    """Network calls M of the sampler; None: the model's, which is 64, or one per block."""
     estimator: Literal["auto", "path", "steps"] = "auto"
-    """Whole paths, precise and M times the work; or random steps. auto: paths of up to 128 windows, else steps."""
+    """Whole paths, which are precise at M times the cost, or random steps; auto: paths for up to 128 windows."""
     draws: int | None = None
-    """Paths or random steps of each window; 4 paths, or as many steps as 32,768 windows allow, but at least 3."""
+    """Paths or random steps per window; None: 4 paths, or as many steps as 32,768 windows allow, but at least 3."""
     unknown: Literal["error", "skip", "replace"] = "error"
-    """What becomes of a character outside the vocabulary: an error, nothing, or a space."""
+    """A character outside of the vocabulary is an error, is skipped, or is replaced by a space."""
     seed: int = 0
-    """Seed of all noise."""
+    """Random seed."""
     positions: bool = False
-    """With --json: every token and its share in bits."""
+    """With --json: list every token with its contribution in bits."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Score, print, and return 0; what goes wrong is raised."""
+        """Score, print, and return 0."""
         if self.positions and not self.json:
-            raise InputError("--positions come with --json alone: they are for machines")
+            raise InputError("--positions needs --json")
         run, file = self._places()
         text = read_text(file)
         import rdlm
@@ -85,7 +85,7 @@ class ScoreText:
         return 0
 
     def _places(self) -> tuple[str | None, str]:
-        """Return run and file; a single argument that is a file, or -, is the text."""
+        """Return the model and the file; a single argument that is a file, or -, is the text."""
         if self.file is None and self.model is not None and (self.model == "-" or Path(self.model).is_file()):
             return None, self.model
         return self.model, self.file or "-"
@@ -103,13 +103,13 @@ class ScoreText:
             return
         print(table(rows, ("text", "nats", "low", "high", "chars", "bits_per_char")))
         if not how["claims_bound"]:
-            print("not a bound: this method estimates -log p with an error of either sign")
-        draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} of each window"
-        print(f"rdlm: {draws}, {how['network_windows']} in all, in {how['seconds']:.1f} s", file=sys.stderr)
+            print("not a bound: this method estimates -log p, and the error can have either sign")
+        draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} per window"
+        print(f"rdlm: {draws}, {how['network_windows']} in total, in {how['seconds']:.1f} s", file=sys.stderr)
 
 
 def read_text(name: str) -> str:
-    """Return the text of a file, or of standard input for `-`; an empty one is an error."""
+    """Return the text of a file, or of standard input for `-`; an empty text is an error."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
         text = raw.decode()

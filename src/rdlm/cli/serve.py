@@ -1,4 +1,4 @@
-"""`rdlm serve`: models behind an HTTP service that OpenAI's clients understand, and a page to look at them."""
+"""`rdlm serve`: an HTTP service with the OpenAI completions API, and a web page."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve models over HTTP: completions for OpenAI's clients, scores, trajectories, and a page.
+    """Serve models over HTTP: OpenAI-compatible completions, scores, trajectories, and a web page.
 
-    An address that other machines can reach needs a secret in the environment variable RDLM_TOKEN.
+    An address that other machines can reach requires a secret token in the environment variable RDLM_TOKEN.
     """
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN [RUN ...]]")] = ()
-    """Folders of runs, checkpoints or published models, or user/name on the hub; if none, the model in the box."""
+    """Folders of runs, checkpoints or published models, or user/name on the hub; None: the pretrained model."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
-    """Port to listen on; 0 takes any free one."""
+    """Port to listen on; 0: any free port."""
     steps: int | None = None
-    """Steps of a walk for which none are asked; the model's own number if not given."""
+    """Sampler steps of requests that do not set them; None: the model's."""
     queue: int = 64
-    """Samples that may wait; requests beyond them are told to come back."""
+    """Samples that may wait; further requests are rejected with status 429."""
     batch: int = 16
-    """Samples that are under way together; it does not change them."""
+    """Samples that are computed together; the samples do not depend on it."""
     deadline: float = 60.0
-    """Seconds after which a request is given up."""
+    """Seconds after which a request times out."""
     threads: int | None = None
-    """Threads that compute; as many as there are processors if not given."""
+    """Worker threads; None: the number of processors."""
     json: bool = False
     """Print one JSON object with the address and the models when the service is ready."""
 
     def run(self) -> int:
-        """Serve until a signal ends it; return 0."""
-        # Each network call runs on one thread, and calls are spread over threads: bits must not depend on their number.
+        """Serve until a signal arrives, and return 0."""
+        # Every network call runs on one thread, so that results do not depend on the number of threads.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         try:
             from rdlm.serve.server import listening, token_for
@@ -101,4 +101,4 @@ class Serve:
         if self.json:
             print_json({"url": url, "models": names})
             sys.stdout.flush()
-        print(f"rdlm: serving {', '.join(names)} at {url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        print(f"rdlm: serving {', '.join(names)} at {url} (Ctrl-C to stop)", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`rdlm train`: train a preset or a configuration of your own, or go on with it."""
+"""`rdlm train`: train a preset or your own configuration, or continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rdlm.config import RunConfig
 from rdlm.display.tables import print_json, table
 from rdlm.errors import DivergedError, InputError
 from rdlm.presets import PRESETS, preset
-from rdlm.storage import config_file as configfile
+from rdlm.storage import config_file
 
 if TYPE_CHECKING:
     from rdlm.train.loop import Result
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Train:
-    """Train a preset or a YAML file's configuration; a run that was interrupted continues by itself.
+    """Train a preset or the configuration of a YAML file; the same command continues an interrupted run.
 
-    Every key of the configuration is an option, whose default is the preset's. With several processes:
-    torchrun --nproc-per-node N -m rdlm train ... The exit code is 130 after Ctrl-C and 143 after SIGTERM, both with a
-    checkpoint saved; 1 if the run diverged.
+    Every key of the configuration is an option; its default is the preset's. With several processes:
+    torchrun --nproc-per-node N -m rdlm train ... The exit code is 130 after Ctrl-C and 143 after SIGTERM, both after
+    saving a checkpoint, and 1 if the run diverged.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml")]
-    """A preset's name, or a YAML file."""
+    """Name of a preset, or a YAML file."""
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
-    """What is trained."""
+    """Configuration of the run."""
     out: Path | None = None
-    """Folder of the run; runs/NAME if not given."""
+    """Folder of the run; None: runs/NAME."""
     minutes: float | None = None
-    """End after so many minutes of training, with a checkpoint and a report; the same command continues."""
+    """Stop after this many minutes of training, with a checkpoint and a report; the same command continues."""
     accept_changes: bool = False
-    """Go on with the run in the folder although its configuration was another one."""
+    """Continue the run in the folder although its configuration differs."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Train, print how it ended, and return the exit code."""
+        """Train, print the result, and return the exit code."""
         logging.basicConfig(format="rdlm: %(message)s")
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
@@ -58,7 +58,7 @@ class Train:
 
 
 def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes: bool = False) -> Result | int:
-    """Return how a run ended, or the exit code where it did not: stopped, diverged, or another process failed."""
+    """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed."""
     from rdlm.methods import build
     from rdlm.train.interruption import InterruptedRunError
     from rdlm.train.loop import train
@@ -77,20 +77,22 @@ def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes:
 
 
 def defaults(options: Sequence[str]) -> Train:
-    """Return the command as the preset or file that `options` begin with sets it; the rest changes its keys."""
-    return Train(*chosen("train", options))
+    """Return the command with the configuration of the preset or file that `options` begin with."""
+    return Train(*chosen_configuration("train", options))
 
 
-def chosen(command: str, options: Sequence[str]) -> tuple[str, RunConfig]:
-    """Return the name and the configuration of the preset or YAML file that a command's options begin with."""
+def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, RunConfig]:
+    """Return the name and the configuration of the preset or YAML file that `options` begin with."""
     first = options[0] if options else ""
     if first in ("-h", "--help"):
         return "demo", preset("demo")
     if not first or first.startswith("-"):
-        raise InputError(f"rdlm {command} begins with a preset or a YAML file; presets: {', '.join(PRESETS)}")
+        raise InputError(
+            f"rdlm {command} needs a preset or a YAML file as its first argument; presets: {', '.join(PRESETS)}"
+        )
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return first, preset(first)
-    return first, configfile.read(Path(first))
+    return first, config_file.read(Path(first))
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

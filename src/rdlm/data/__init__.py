@@ -1,4 +1,4 @@
-"""Corpora, tokenizers, resumable batches, and toy sources of known entropy."""
+"""Corpora, tokenizers, batches, and toy sources of known entropy."""
 
 from __future__ import annotations
 

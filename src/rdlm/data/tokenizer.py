@@ -1,6 +1,6 @@
-"""Subword tokenizers: WordPiece with BERT's rules, and byte-level BPE learnt from a text.
+"""Tokenizers: text to token ids and back. Each can be stored as JSON inside a checkpoint.
 
-Tokenizers: text to token ids and back, each small enough to travel inside a checkpoint as JSON.
+Characters, bytes and pixel levels are implemented here; WordPiece and byte-level BPE use the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -18,88 +18,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from rdlm.errors import DamagedFileError, InputError, unknown
 
-Kind = Literal["wordpiece", "bpe"]
-
-
-class Subwords:
-    """A tokenizer of the `tokenizers` library: WordPiece, or byte-level BPE."""
-
-    def __init__(self, kind: Kind, inner: tokenizers.Tokenizer) -> None:
-        self.kind = kind
-        self.inner = inner
-
-    @property
-    def size(self) -> int:
-        """Return the number of tokens, special ones included."""
-        return int(self.inner.get_vocab_size())
-
-    def special(self, token: str) -> int:
-        """Return the id of a token such as `[SEP]`."""
-        found = self.inner.token_to_id(token)
-        if found is None:
-            raise InputError(f"this {self.kind} vocabulary has no token {token!r}")
-        return int(found)
-
-    def encode(self, text: str) -> Ids:
-        """Return the ids; no special token is added."""
-        return np.array(self.inner.encode(text, add_special_tokens=False).ids, id_type(self.size))
-
-    def encode_many(self, texts: Sequence[str]) -> Iterator[Ids]:
-        """Return the ids of many texts, encoded together."""
-        kind = id_type(self.size)
-        return (np.array(e.ids, kind) for e in self.inner.encode_batch(list(texts), add_special_tokens=False))
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text: exact for BPE, up to case and spacing for WordPiece; special tokens are shown."""
-        return str(self.inner.decode(list(within(ids, self.size)), skip_special_tokens=False))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the library's own description."""
-        return {"kind": self.kind, "model": json.loads(self.inner.to_str())}
-
-
-def wordpiece(vocabulary: Sequence[str]) -> Subwords:
-    """Return the lower-casing WordPiece tokenizer of BERT over the given vocabulary, in its order."""
-    if missing := {"[PAD]", "[UNK]", "[CLS]", "[SEP]"} - set(vocabulary):
-        raise InputError(f"a WordPiece vocabulary needs {', '.join(sorted(missing))}")
-    inner = tokenizers.Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.decoder = decoders.WordPiece(prefix="##")
-    return Subwords("wordpiece", inner)
-
-
-def train_bpe(texts: Iterable[str], size: int) -> Subwords:
-    """Return a byte-level BPE of at most `size` tokens learnt from `texts`; it can encode any text."""
-    if size < 257:
-        raise InputError(f"a byte-level BPE needs at least 257 tokens, got {size}")
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    )
-    return Subwords("bpe", inner)
-
-
-def restored(kind: Kind, model: dict[str, Any]) -> Subwords:
-    """Return the tokenizer that `Subwords.to_json` described."""
-    try:
-        found = Subwords(kind, tokenizers.Tokenizer.from_str(json.dumps(model)))
-        found.decode(found.encode("a").tolist())  # what is read may still fail at its first use
-        return found
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the library raises bare Exception for what it cannot read, or panics
-        raise DamagedFileError(f"a {kind} tokenizer that cannot be read: {error}") from None
-
-
 Ids = NDArray[np.unsignedinteger[Any]]
 Unknown = Literal["error", "skip", "replace"]
+SubwordKind = Literal["wordpiece", "bpe"]
 
-BLOCK = 1 << 22
-"""Characters encoded at a time: code points take four bytes each."""
+ENCODED_AT_ONCE = 1 << 22
+"""Characters that are encoded at a time: code points take four bytes each."""
 
 TEXT8_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 
@@ -115,10 +39,10 @@ class Tokenizer(Protocol):
         """Return the ids of a text, in the smallest unsigned type that holds them."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the ids; an id outside the vocabulary is an error."""
+        """Return the text of the ids; InputError for an id outside the vocabulary."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` needs to build this tokenizer again."""
+        """Return the JSON object from which `from_json` restores this tokenizer."""
 
 
 def id_type(size: int) -> np.dtype[Any]:
@@ -132,7 +56,7 @@ class Characters:
 
     alphabet: str
     unknown: Unknown = "error"
-    """A character outside the alphabet is an error, is left out, or becomes a space."""
+    """Whether a character outside the alphabet raises InputError, is dropped, or becomes a space."""
 
     def __post_init__(self) -> None:
         if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
@@ -140,7 +64,7 @@ class Characters:
         if self.unknown not in get_args(Unknown):
             raise unknown("treatment of unknown characters", self.unknown, get_args(Unknown))
         if self.unknown == "replace" and " " not in self.alphabet:
-            raise InputError("unknown='replace' puts a space, which this alphabet does not have")
+            raise InputError("unknown='replace' inserts a space, which is not in this alphabet")
 
     @property
     def size(self) -> int:
@@ -149,7 +73,7 @@ class Characters:
 
     @cached_property
     def _table(self) -> NDArray[np.int64]:
-        # One entry past the largest code point stands for everything outside the alphabet.
+        # The last entry, one past the largest code point, is for all larger code points.
         points = np.array([ord(c) for c in self.alphabet])
         table = np.full(int(points.max()) + 2, -1)
         table[points] = np.arange(points.size)
@@ -157,19 +81,19 @@ class Characters:
 
     def encode(self, text: str) -> Ids:
         """Return one id per character; see `unknown` for characters outside the alphabet."""
-        parts = (self._encode(text, first) for first in range(0, len(text), BLOCK))
+        parts = (self._encode(text, first) for first in range(0, len(text), ENCODED_AT_ONCE))
         empty: Ids = np.empty(0, id_type(self.size))
         return np.concatenate([empty, *parts])
 
     def _encode(self, text: str, first: int) -> Ids:
-        points = np.frombuffer(text[first : first + BLOCK].encode("utf-32-le", "surrogatepass"), "<u4")
+        points = np.frombuffer(text[first : first + ENCODED_AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
         ids = self._table[np.minimum(points, self._table.size - 1)]
         if (ids < 0).any():
-            ids = self._known(text, first, ids)
+            ids = self._handle_unknown(text, first, ids)
         found: Ids = ids.astype(id_type(self.size))
         return found
 
-    def _known(self, text: str, first: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _handle_unknown(self, text: str, first: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.unknown == "skip":
             return ids[ids >= 0]
         if self.unknown == "replace":
@@ -177,7 +101,7 @@ class Characters:
         at = first + int(np.argmax(ids < 0))
         raise InputError(
             f"character {text[at]!r} at position {at} is outside the alphabet {self.alphabet!r}; "
-            "unknown='skip' leaves such characters out, unknown='replace' puts a space"
+            "unknown='skip' drops such characters, unknown='replace' replaces them by spaces"
         )
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -203,17 +127,17 @@ class Bytes:
         return np.frombuffer(text.encode(), np.uint8)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text; bytes that are not UTF-8 become U+FFFD."""
         return bytes(within(ids, 256)).decode(errors="replace")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind, which is all there is."""
+        """Return the kind."""
         return {"kind": "bytes"}
 
 
 @dataclass(frozen=True)
 class Levels:
-    """One token per pixel level; its text is the levels as numbers with spaces between."""
+    """One token per pixel level; the text is the levels as numbers separated by spaces."""
 
     size: int
 
@@ -222,11 +146,11 @@ class Levels:
         try:
             ids = [int(word) for word in text.split()]
         except ValueError as error:
-            raise InputError(f"levels are whole numbers with spaces between: {error}") from None
+            raise InputError(f"levels must be whole numbers separated by spaces: {error}") from None
         return np.array(list(within(ids, self.size)), id_type(self.size))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the numbers with spaces between."""
+        """Return the numbers separated by spaces."""
         return " ".join(str(i) for i in within(ids, self.size))
 
     def to_json(self) -> dict[str, Any]:
@@ -235,12 +159,86 @@ class Levels:
 
 
 def bases() -> Characters:
-    """Return the tokenizer of DNA: A, C, G, T."""
+    """Return the tokenizer of DNA, with the alphabet ACGT."""
     return Characters("ACGT")
 
 
+class Subwords:
+    """WordPiece or byte-level BPE, by the `tokenizers` library."""
+
+    def __init__(self, kind: SubwordKind, inner: tokenizers.Tokenizer) -> None:
+        self.kind = kind
+        self.inner = inner
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens, special ones included."""
+        return int(self.inner.get_vocab_size())
+
+    def special(self, token: str) -> int:
+        """Return the id of a token such as `[SEP]`."""
+        found = self.inner.token_to_id(token)
+        if found is None:
+            raise InputError(f"this {self.kind} vocabulary has no token {token!r}")
+        return int(found)
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids; no special token is added."""
+        return np.array(self.inner.encode(text, add_special_tokens=False).ids, id_type(self.size))
+
+    def encode_many(self, texts: Sequence[str]) -> Iterator[Ids]:
+        """Return the ids of many texts, encoded in one batch."""
+        kind = id_type(self.size)
+        return (np.array(e.ids, kind) for e in self.inner.encode_batch(list(texts), add_special_tokens=False))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text, special tokens included: exact for BPE, up to case and spacing for WordPiece."""
+        return str(self.inner.decode(list(within(ids, self.size)), skip_special_tokens=False))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the serialization of the library."""
+        return {"kind": self.kind, "model": json.loads(self.inner.to_str())}
+
+
+def wordpiece(vocabulary: Sequence[str]) -> Subwords:
+    """Return the lower-casing WordPiece tokenizer of BERT over the given vocabulary; ids are positions in it."""
+    if missing := {"[PAD]", "[UNK]", "[CLS]", "[SEP]"} - set(vocabulary):
+        raise InputError(f"a WordPiece vocabulary needs {', '.join(sorted(missing))}")
+    inner = tokenizers.Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
+    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(prefix="##")
+    return Subwords("wordpiece", inner)
+
+
+def train_bpe(texts: Iterable[str], size: int) -> Subwords:
+    """Return a byte-level BPE of at most `size` tokens trained on `texts`; it can encode any text."""
+    if size < 257:
+        raise InputError(f"a byte-level BPE needs at least 257 tokens, got {size}")
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    )
+    return Subwords("bpe", inner)
+
+
+def _restore_subwords(kind: SubwordKind, model: dict[str, Any]) -> Subwords:
+    """Return the tokenizer that `Subwords.to_json` serialized."""
+    try:
+        found = Subwords(kind, tokenizers.Tokenizer.from_str(json.dumps(model)))
+        found.decode(found.encode("a").tolist())  # a tokenizer that can be parsed may still fail at its first use
+        return found
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises Exception, or panics
+        raise DamagedFileError(f"a {kind} tokenizer that cannot be read: {error}") from None
+
+
 def from_json(description: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `to_json` described."""
+    """Return the tokenizer that `to_json` serialized; DamagedFileError if the object is invalid."""
     try:
         match description["kind"]:
             case "characters":
@@ -250,31 +248,29 @@ def from_json(description: dict[str, Any]) -> Tokenizer:
             case "levels":
                 return Levels(_level_count(description["size"]))
             case "wordpiece" | "bpe" as kind:
-                pass
-
-                return restored(kind, description["model"])
+                return _restore_subwords(kind, description["model"])
             case kind:
                 raise DamagedFileError(f"a tokenizer of unknown kind {kind!r}")
     except KeyError as error:
-        raise DamagedFileError(f"a tokenizer's description lacks {error}") from None
+        raise DamagedFileError(f"the description of a tokenizer has no {error}") from None
     except (InputError, TypeError) as error:
-        raise DamagedFileError(f"a tokenizer's description is wrong: {error}") from None
+        raise DamagedFileError(f"the description of a tokenizer is invalid: {error}") from None
 
 
 def _text(found: object) -> str:
     if not isinstance(found, str):
-        raise DamagedFileError(f"a tokenizer's alphabet is text, not {found!r:.80}")
+        raise DamagedFileError(f"the alphabet of a tokenizer must be text, not {found!r:.80}")
     return found
 
 
 def _level_count(found: object) -> int:
     if type(found) is not int or not 1 <= found <= 1 << 16:
-        raise DamagedFileError(f"a tokenizer's number of levels lies in 1 .. {1 << 16}, not {found!r:.80}")
+        raise DamagedFileError(f"the number of levels of a tokenizer must lie in 1 .. {1 << 16}, not {found!r:.80}")
     return found
 
 
 def within(ids: Iterable[int], size: int) -> Iterator[int]:
-    """Yield the ids as whole numbers; one outside the vocabulary is an error."""
+    """Yield the ids as int; InputError for one outside 0 .. size - 1."""
     for i in ids:
         if not 0 <= i < size:
             raise InputError(f"id {i} is outside the vocabulary 0 .. {size - 1}")

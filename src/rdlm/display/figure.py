@@ -1,4 +1,4 @@
-"""Pictures: one look for all of them, drawn with matplotlib where it is installed (extra `viz`)."""
+"""Figures in one style, with matplotlib (extra `viz`)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#4d4d4d", "#35978f", "#c51b7d")
-"""Colours of lines, told apart in print and by most colour-blind readers."""
+"""Line colours that can be distinguished in print and by most colour-blind readers."""
 
 
 @contextmanager
 def canvas(
     path: Path, columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 3.6
 ) -> Iterator[list[Axes]]:
-    """Yield the axes of a picture that is written to `path` (PNG or SVG by its ending) when all went well."""
+    """Yield the axes of a figure, which is written to `path` (PNG or SVG by its suffix) if no exception occurs."""
     try:
         import matplotlib
     except ImportError as missing:
-        raise InputError("pictures need matplotlib: pip install 'rdlm[viz]'") from missing
+        raise InputError("figures need matplotlib: pip install 'rdlm[viz]'") from missing
     matplotlib.use("Agg")
-    from cycler import cycler  # matplotlib's own dependency
+    from cycler import cycler  # a dependency of matplotlib
     from matplotlib import pyplot
 
     style: dict[Any, object] = {

@@ -1,4 +1,4 @@
-"""Progress bars for people, on standard error, silent when nobody watches."""
+"""Progress bars on standard error, only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> tqdm[Any]:
-    """Return a progress bar with an estimate; it draws only where standard error is a terminal."""
+    """Return a progress bar; it is disabled if standard error is not a terminal."""
     return tqdm(
         total=total,
         desc=label,

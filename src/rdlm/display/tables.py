@@ -1,4 +1,4 @@
-"""Results for machines (one JSON object) and for people (a table of text)."""
+"""Output of results: one JSON object, or a text table."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 
 def print_json(result: Mapping[str, object]) -> None:
-    """Print `result` as one JSON object on standard output; a number that is not finite becomes null."""
+    """Print `result` as one JSON object on standard output; numbers that are not finite become null."""
     print(json.dumps(_finite(result), indent=2, allow_nan=False))
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
-    """Return `columns` of `rows` as aligned text under a header, numbers to the right, no final newline.
+    """Return `columns` of `rows` as aligned text with a header, numbers right-aligned, without a final newline.
 
-    A float shows four significant digits; a key that a row does not have, like None, shows as a dash.
+    Floats have four significant digits; missing keys and None are shown as a dash.
     """
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -43,7 +43,7 @@ def _text(value: object) -> str:
 
 
 def _finite(value: object) -> object:
-    """Return `value` with every infinite or undefined number inside it replaced by None: JSON has neither."""
+    """Return `value` with all infinities and NaNs in it replaced by None, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

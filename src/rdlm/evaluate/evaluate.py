@@ -1,4 +1,4 @@
-"""One evaluation of a model: its bound on held-out sequences, the bound over M, and what its samples are like."""
+"""The evaluation of a model: its bound on held-out sequences, the bound over M, and the quality of its samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.data.batch import Batch, Batches
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError
-from rdlm.evaluate import metrics as metric
-from rdlm.evaluate import samples as sample
-from rdlm.evaluate.metrics import Metric, Size
-from rdlm.evaluate.samples import Scorer
+from rdlm.evaluate.metrics import Metric, Size, likelihood, metric_of, size_of_texts
+from rdlm.evaluate.samples import (
+    Scorer,
+    divergences,
+    generative_perplexity,
+    invalid_codes,
+    known_words,
+    sample_entropy,
+)
 from rdlm.likelihood import Estimate, Profile
 from rdlm.methods.bound import REPEATS, Setting, check_weights, measure, paper, repeated_bound
 from rdlm.methods.rdlm import Rdlm
@@ -26,26 +31,26 @@ from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
 Split = Literal["validation", "test"]
-WORDS = 20_000_000
-"""Tokens of the training text from which known words are collected."""
+TRAINING_TOKENS = 20_000_000
+"""Tokens of the training text from which the known words are collected."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an evaluation does."""
+class EvaluationPlan:
+    """The settings of an evaluation."""
 
     setting: Setting
     split: Split = "validation"
     sequences: int = 512
-    """Sequences of the split, chosen by the seed; all of them where it has fewer."""
+    """Sequences of the split, chosen by the seed; all of them if it has fewer."""
     evaluations: int = 1024
-    """Sequences through the network for each bound."""
+    """Sequences that pass through the network for each bound."""
     samples: int = 16
-    """Sequences that are generated; none with 0."""
+    """Sequences to generate; 0: none."""
     curve: tuple[int | None, ...] = ()
-    """Further numbers of network calls whose bounds are measured; None is continuous time."""
+    """Further numbers of network calls at which to measure the bound; None is continuous time."""
     paper: bool = False
-    """Whether the paper's estimator is computed, too."""
+    """Whether to compute the paper's estimator, too."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,33 +63,33 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What was found: metrics by name, the bound's profile, its values over M, and the samples."""
+    """The results: metrics by name, the profile of the bound, its values over M, and the samples."""
 
     metrics: dict[str, Metric]
     profile: Profile | None
-    """Where the bound is spent; rivals' bounds do not say."""
+    """Contribution of each step to the bound; None for the baselines."""
     size: Size
     rows: list[dict[str, object]]
     """The bound over M."""
     samples: Int[Tensor, "n length"] | None
-    plan: Plan
+    plan: EvaluationPlan
     held_out: Batch
 
 
 Stage = Callable[[str, int], Callable[[int], object]]
-"""Told what begins and how much it is; gives what to tell of its progress."""
+"""Called with the name and the total of a stage when it begins; returns the callback of its progress."""
 
 
 def evaluate(
     model: LanguageModel,
     corpus: Corpus,
-    plan: Plan,
+    plan: EvaluationPlan,
     scorer: Scorer | None = None,
     stage: Stage = lambda name, total: lambda count: None,
 ) -> Evaluation:
-    """Return the evaluation of a model on a corpus; nothing is chosen by its outcome."""
+    """Return the evaluation of a model on the corpus it was trained on."""
     check_same_data(model, corpus)
-    batch = held_out(corpus, plan.split, model.length, plan.sequences, plan.seed)
+    batch = held_out_sequences(corpus, plan.split, model.length, plan.sequences, plan.seed)
     size = size_of(model, batch)
     check_setting(model, plan)
     generator = generator_of("evaluation", plan.seed)
@@ -92,90 +97,90 @@ def evaluate(
     bounds = [_bound(model, batch, setting, plan, generator, stage) for setting in settings]
     rows = [curve_row(one, nats, size, model.kind) for one, (nats, _) in zip(settings, bounds, strict=True)]
     total, profile = bounds[0]
-    metrics = metric.likelihood(total, size, model.kind, describe(model, plan.setting))
+    metrics = likelihood(total, size, model.kind, describe_bound(model, plan.setting))
     if plan.paper:
         found_paper = paper(model.rdlm, batch, plan.evaluations, generator, advance=stage("paper", plan.evaluations))
         metrics |= paper_metric(found_paper, size, model.kind)
     samples = None
     if plan.samples:
-        samples = draw_samples(model, batch, plan, generator, stage("samples", 1))
+        samples = generate_samples(model, batch, plan, generator, stage("samples", 1))
         metrics |= sample_metrics(model, corpus, samples, batch.ids, scorer)
     ordered = sorted(rows, key=lambda row: math.inf if row["calls"] == "inf" else float(str(row["calls"])))
     return Evaluation(metrics, profile, size, ordered, samples, plan, batch)
 
 
 def _bound(
-    model: LanguageModel, batch: Batch, setting: Setting, plan: Plan, generator: torch.Generator, stage: Stage
+    model: LanguageModel, batch: Batch, setting: Setting, plan: EvaluationPlan, generator: torch.Generator, stage: Stage
 ) -> tuple[Estimate, Profile | None]:
-    """Return the bound in nats per sequence, and where it is spent as far as the method says."""
+    """Return the bound in nats per sequence, and its profile for rdlm."""
     name = f"bound at {setting.nfe or 'inf'} calls"
     if isinstance(model.method, Rdlm):
         evaluations = plan.evaluations
-        if block_of(model, setting):  # a second look at a sequence tells little new, and would pass for another one
+        if block_of(model, setting):  # repeated sequences would add little and count as independent
             evaluations = min(evaluations, max(2, len(batch.ids)))
         profile = measure(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
         return profile.total, profile
-    assert setting.nfe is not None  # `check_setting` has seen to it
+    assert setting.nfe is not None  # checked by `check_setting`
     check_weights(model.method.network)
-    # A rival's estimates spread more than single steps of rdlm do, and are done when that no longer matters.
+    # The estimates of baselines vary more than single steps of rdlm; they are repeated until that no longer matters.
     most = max(REPEATS[0], 4 * plan.evaluations // len(batch.ids))
     advance = stage(name, most * len(batch.ids))
     found = repeated_bound(model.method, batch, setting.nfe, plan.seed, most, advance)
     return Estimate(found.mean, found.stderr, model.method.claims_bound), None
 
 
-def check_setting(model: LanguageModel, plan: Plan) -> None:
-    """Refuse what a rival's bound cannot do: it has one estimator, with so many network calls."""
+def check_setting(model: LanguageModel, plan: EvaluationPlan) -> None:
+    """Refuse settings that the bound of a baseline does not have: only the number of network calls can be chosen."""
     rest = replace(plan.setting, nfe=1, window=None)
     if not isinstance(model.method, Rdlm) and (
         rest != Setting(1) or plan.setting.window is not None or None in (plan.setting.nfe, *plan.curve) or plan.paper
     ):
         raise InputError(
-            f"{model.name} is a run of the method {model.config.method!r}, whose bound has a number of calls and "
-            "nothing else: kernel, window, estimator, states, continuous time and the paper's estimator are for rdlm"
+            f"{model.name} is a run of the method {model.config.method!r}, whose bound has no option but --nfe: "
+            "kernel, window, estimator, states, continuous time and the paper's estimator are for rdlm"
         )
 
 
 def check_same_data(model: LanguageModel, corpus: Corpus) -> None:
-    """Refuse a corpus that is not the one of the model's training."""
+    """Refuse a corpus other than the one that the model was trained on."""
     if corpus.protocol != model.about["protocol"] or corpus.tokenizer.to_json() != model.tokenizer.to_json():
         raise InputError(
-            f"the model was trained on {model.about['protocol']}, this corpus is {corpus.protocol}, or has another "
-            "vocabulary: its splits and tokens are not the model's"
+            f"the model was trained on {model.about['protocol']}; this corpus is {corpus.protocol} or has another "
+            "vocabulary: its splits and tokens differ from the model's"
         )
 
 
-def held_out(corpus: Corpus, split: Split, length: int, count: int, seed: int) -> Batch:
+def held_out_sequences(corpus: Corpus, split: Split, length: int, count: int, seed: int) -> Batch:
     """Return `count` sequences of a split, chosen by the seed, or all of them if there are fewer."""
-    rows = Batches(corpus, split, batch_size=1, length=length).chunks
+    rows = len(Batches(corpus, split, batch_size=1, length=length).rows)
     return Batches(corpus, split, batch_size=min(count, rows), length=length, seed=seed).batch(0)
 
 
 def size_of(model: LanguageModel, batch: Batch) -> Size:
-    """Return what a mean sequence holds; characters and words are those of its text."""
+    """Return the mean size of the sequences; characters and words are those of the decoded text."""
     count, length = batch.ids.shape
     if model.kind != "text":
         return Size(length, length, 0)
     texts = [model.tokenizer.decode(row) for row in batch.ids.tolist()]
-    return metric.size_of_texts(texts, count * length)
+    return size_of_texts(texts, count * length)
 
 
-def describe(model: LanguageModel, setting: Setting) -> str:
-    """Return what the bound is a bound of."""
+def describe_bound(model: LanguageModel, setting: Setting) -> str:
+    """Return the convention of the bound: its sampler and its number of calls."""
     if not isinstance(model.method, Rdlm):
         word = "upper bound" if model.method.claims_bound else "not a bound: an estimate"
         return f"{word} at {setting.nfe} network calls, method {model.config.method}"
     if setting.nfe is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
-    clock = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
+    tokens = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
     block = block_of(model, setting)
-    clock += f" in chunks of {block}" if block else ""
+    tokens += f" in blocks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"
-    return f"upper bound at {setting.nfe} network calls, {setting.kernel} kernel{clock}{states}"
+    return f"upper bound at {setting.nfe} network calls, {setting.kernel} kernel{tokens}{states}"
 
 
 def block_of(model: LanguageModel, setting: Setting) -> int:
-    """Return how many tokens are in a chunk of the sampler that is bounded; 0 where it has none."""
+    """Return the tokens per block of the sampler; 0 if it has no blocks."""
     if setting.nfe is None or setting.window is None:
         return 0
     return setting.window.discretize(setting.nfe, model.length).block
@@ -183,7 +188,7 @@ def block_of(model: LanguageModel, setting: Setting) -> int:
 
 def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[str, object]:
     """Return one line of the table over M."""
-    unit, per = unit_of(kind, size)
+    unit, per = unit_per_sequence(kind, size)
     bits = nats * (1 / per / math.log(2))
     return {
         "calls": "inf" if setting.nfe is None else setting.nfe,
@@ -196,26 +201,30 @@ def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[s
     }
 
 
-def unit_of(kind: str, size: Size) -> tuple[str, float]:
-    """Return the unit in which models of a kind are compared, and how many of it a sequence holds."""
+def unit_per_sequence(kind: str, size: Size) -> tuple[str, float]:
+    """Return the unit of bounds for a kind of data, and the number of its items (characters, pixels) per sequence."""
     units = {"text": ("bits per character", size.characters), "image": ("bits per dimension", size.tokens)}
     return units.get(kind, ("bits per base", size.tokens))
 
 
 def paper_metric(nats: Estimate, size: Size, kind: str) -> dict[str, Metric]:
-    """Return the paper's estimator under its own name."""
-    unit, per = unit_of(kind, size)
+    """Return the paper's estimator as a metric."""
+    unit, per = unit_per_sequence(kind, size)
     word = "" if nats.claims_bound else "not a bound: "
-    rule = f"{word}the paper's estimator, uniform times, end of time cut off, normal law, no decode or switch term"
-    return {"paper_estimator": metric.of(nats * (1 / per / math.log(2)), unit, rule)}
+    rule = f"{word}the paper's estimator: uniform times up to a cut-off, normal law, no decode or switch term"
+    return {"paper_estimator": metric_of(nats * (1 / per / math.log(2)), unit, rule)}
 
 
-def draw_samples(
-    model: LanguageModel, batch: Batch, plan: Plan, generator: torch.Generator, advance: Callable[[int], object]
+def generate_samples(
+    model: LanguageModel,
+    batch: Batch,
+    plan: EvaluationPlan,
+    generator: torch.Generator,
+    advance: Callable[[int], object],
 ) -> Int[Tensor, "n length"]:
-    """Return samples of the sampler that was bounded, with the conditions of held-out sequences where there are any.
+    """Return samples of the sampler whose bound is measured, with the conditions of the held-out sequences, if any.
 
-    Rivals sample without a condition.
+    Baselines sample without a condition.
     """
     setting = plan.setting
     nfe = 64 if setting.nfe is None else setting.nfe
@@ -239,25 +248,25 @@ def draw_samples(
 def sample_metrics(
     model: LanguageModel, corpus: Corpus, samples: Tensor, data: Tensor, scorer: Scorer | None
 ) -> dict[str, Metric]:
-    """Return what the samples are like, beside the data."""
+    """Return the metrics of the samples, and the same metrics of the data where they are comparable."""
     vocabulary = model.tokenizer.size
-    found = {"invalid_codes": sample.invalid_codes(samples)}
-    found |= sample.sample_entropy(samples, vocabulary)
-    found["entropy_per_sample_of_data_nats"] = sample.sample_entropy(data, vocabulary)["entropy_per_sample_nats"]
-    found |= sample.divergences(samples, data, vocabulary)
+    found = {"invalid_codes": invalid_codes(samples)}
+    found |= sample_entropy(samples, vocabulary)
+    found["entropy_per_sample_of_data_nats"] = sample_entropy(data, vocabulary)["entropy_per_sample_nats"]
+    found |= divergences(samples, data, vocabulary)
     if model.kind != "text":
         return found
     texts = [model.tokenizer.decode([i for i in row if i >= 0]) for row in samples.tolist()]
-    known = set(model.tokenizer.decode(corpus.train.reshape(-1)[:WORDS].tolist()).split())
+    known = set(model.tokenizer.decode(corpus.train.reshape(-1)[:TRAINING_TOKENS].tolist()).split())
     if any(len(text.split()) > 2 for text in texts):
-        found["known_words"] = sample.known_words(texts, known)
+        found["known_words"] = known_words(texts, known)
     if scorer is not None:
-        found |= sample.generative_perplexity(texts, scorer)
+        found |= generative_perplexity(texts, scorer)
     return found
 
 
 def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
-    """Return the evaluation as plain values."""
+    """Return the evaluation as JSON values."""
     plan = evaluation.plan
     nfe = plan.setting.nfe
     return {
@@ -277,7 +286,7 @@ def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
 
 
 def curve_to_json(evaluation: Evaluation) -> Mapping[str, Any] | None:
-    """Return the information curve for a sampler's grid: noise still to come and nats spent, none with windows."""
+    """Return the information curve for a sampler's grid, remaining noise against nats; None with windows."""
     profile = evaluation.profile
     if profile is None or profile.remaining is None:
         return None

@@ -1,13 +1,11 @@
-"""Metrics with their intervals, units and conventions: a number and the name of what it is.
+"""Metrics with their intervals, units and conventions, and the maximum mean discrepancy of two sets of samples.
 
 | name | convention |
 |---|---|
 | bits_per_character | nats of all sequences / characters of their text / ln 2 |
 | bits_per_dimension, bits_per_base | the same per pixel value, per base |
 | perplexity_per_token | exp(nats of all sequences / their tokens) |
-| perplexity_per_word | exp(nats of all sequences / their words), which whitespace separates within a sequence |
-
-Maximum mean discrepancy: how far apart two sets of samples are, and whether chance explains it.
+| perplexity_per_word | exp(nats of all sequences / their words), separated by whitespace within a sequence |
 """
 
 from __future__ import annotations
@@ -41,25 +39,25 @@ class Metric:
         return asdict(self)
 
 
-def of(estimate: Estimate, unit: str, convention: str) -> Metric:
-    """Return an estimate under a name."""
+def metric_of(estimate: Estimate, unit: str, convention: str) -> Metric:
+    """Return an estimate as a metric."""
     return Metric(estimate.value, estimate.stderr, estimate.low, estimate.high, unit, convention)
 
 
-def exponential(estimate: Estimate, unit: str, convention: str) -> Metric:
-    """Return `exp` of an estimate: the interval's ends go along, the standard error to first order."""
+def perplexity_metric(estimate: Estimate, convention: str) -> Metric:
+    """Return `exp` of an estimate in nats, also of the ends of its interval; the standard error is of first order."""
     value, low, high = math.exp(estimate.value), math.exp(estimate.low), math.exp(estimate.high)
-    return Metric(value, value * estimate.stderr, low, high, unit, convention)
+    return Metric(value, value * estimate.stderr, low, high, "perplexity", convention)
 
 
-def count(value: int, unit: str, convention: str) -> Metric:
-    """Return a plain count, which has no error."""
+def count_metric(value: int, unit: str, convention: str) -> Metric:
+    """Return an exact count as a metric without an interval."""
     return Metric(float(value), None, None, None, unit, convention)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a mean sequence of the evaluated ones holds."""
+    """Mean number of tokens, characters and words of the evaluated sequences."""
 
     tokens: float
     characters: float
@@ -67,7 +65,7 @@ class Size:
 
 
 def size_of_texts(texts: Sequence[str], tokens: int) -> Size:
-    """Return the mean size of texts that have `tokens` tokens in all."""
+    """Return the mean size of texts with `tokens` tokens in total."""
     return Size(
         tokens / len(texts),
         sum(map(len, texts)) / len(texts),
@@ -76,37 +74,41 @@ def size_of_texts(texts: Sequence[str], tokens: int) -> Size:
 
 
 def likelihood(nats: Estimate, size: Size, kind: str, what: str) -> dict[str, Metric]:
-    """Return the metrics of a bound in nats per sequence, for text, images or DNA; `what` says which bound it is."""
+    """Return the metrics of a bound in nats per sequence, for text, images or DNA; `what` describes the bound."""
     bits = 1 / math.log(2)
-    found = {"nats_per_sequence": of(nats, "nats", what)}
+    found = {"nats_per_sequence": metric_of(nats, "nats", what)}
     if kind != "text":
         name, unit = ("bits_per_dimension", "pixel value") if kind == "image" else ("bits_per_base", "base")
-        found[name] = of(nats * (bits / size.tokens), f"bits per {unit}", f"{what}; over all {unit}s")
+        found[name] = metric_of(nats * (bits / size.tokens), f"bits per {unit}", f"{what}; over all {unit}s")
         return found
     per_token = nats * (1 / size.tokens)
-    found["bits_per_character"] = of(
+    found["bits_per_character"] = metric_of(
         nats * (bits / size.characters), "bits per character", f"{what}; over the characters of the decoded sequences"
     )
-    found["perplexity_per_token"] = exponential(per_token, "perplexity", f"{what}; exp of nats per token")
+    found["perplexity_per_token"] = perplexity_metric(per_token, f"{what}; exp of nats per token")
     if size.words > 0:
-        found["perplexity_per_word"] = exponential(
+        found["perplexity_per_word"] = perplexity_metric(
             nats * (1 / size.words),
-            "perplexity",
             f"{what}; exp of nats per whitespace-separated word of each sequence, no end-of-text token",
         )
     return found
 
 
+# -- maximum mean discrepancy ----------------------------------------------------------------------------------------
+
 _ROWS: Final = 1024
+"""Rows of the kernel matrix that are in memory at once."""
+
 _MEDIAN_SAMPLE: Final = 512
+"""Samples of each set from which the median distance is computed."""
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """The squared discrepancy `value`, and what samples of one distribution would give.
+    """The squared discrepancy `value`, and its range for two sets from one distribution.
 
-    `low` and `high` hold 95% of the values under random exchanges of the two sets; `p_value` is the part of
-    them that reaches `value` (never 0: the given order counts as one).
+    `low` and `high` enclose 95% of the values under random exchanges between the two sets; `p_value` is the share of
+    exchanges with at least `value` (never 0, because the given assignment counts as one).
     """
 
     value: float
@@ -118,7 +120,7 @@ class Discrepancy:
 def squared_mmd(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], bandwidth: float | None = None) -> float:
     """Return the unbiased squared discrepancy with a Gaussian kernel, Eq. (43); it can be below 0.
 
-    Without a bandwidth, the median distance between the samples is taken.
+    The default bandwidth is the median distance between the samples.
     """
     return float(_statistics(x, y, _first_set(x, y), bandwidth)[0])
 
@@ -130,7 +132,7 @@ def permutation_test(
     generator: torch.Generator | None = None,
     bandwidth: float | None = None,
 ) -> Discrepancy:
-    """Return the squared discrepancy, Eq. (43), beside those of random exchanges between the two sets."""
+    """Return the squared discrepancy, Eq. (43), and its distribution under random exchanges between the two sets."""
     if permutations < 1:
         raise InputError(f"a permutation test needs at least one permutation, got {permutations}")
     count = len(x) + len(y)
@@ -152,25 +154,25 @@ def median_bandwidth(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"]) -> float:
 
 
 def _first_set(x: Tensor, y: Tensor) -> Tensor:
-    """Return the column [n + m, 1] that is 1 on the samples of `x`."""
+    """Return the indicator [n + m, 1] of the samples of `x`."""
     return torch.cat([torch.ones(len(x), 1), torch.zeros(len(y), 1)]).double()
 
 
 def _statistics(x: Tensor, y: Tensor, first: Tensor, bandwidth: float | None) -> Tensor:
-    """Return Eq. (43) for every column of `first`, which says with 1 and 0 what belongs to the first set.
+    """Return Eq. (43) for every column of `first` [n + m, columns], the indicators of the first set.
 
-    Kernel rows are made in chunks, each used for all columns in one matrix product and then forgotten.
+    The kernel matrix is computed `_ROWS` rows at a time; each part serves all columns in one matrix product.
     """
     n, m = len(x), len(y)
     if min(n, m) < 2 or x.shape[1:] != y.shape[1:]:
         raise InputError(
-            f"two sets of at least 2 vectors of one length are needed, got {tuple(x.shape)} and {tuple(y.shape)}"
+            f"MMD needs two sets of at least 2 vectors of one length, got {tuple(x.shape)} and {tuple(y.shape)}"
         )
     width = median_bandwidth(x, y) if bandwidth is None else bandwidth
     if not (math.isfinite(width) and width > 0):
         raise InputError(f"the bandwidth of a kernel must be positive, got {width}")
     pooled = torch.cat([x, y]).double()
-    pooled = pooled - pooled.mean(0)  # distances stay, and their squares lose no digits
+    pooled = pooled - pooled.mean(0)  # same distances, less cancellation in their squares
     square = pooled.square().sum(1)
     columns = torch.cat([first, torch.ones(n + m, 1, dtype=torch.float64)], dim=1)
     product = torch.empty_like(columns)

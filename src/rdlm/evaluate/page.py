@@ -1,4 +1,4 @@
-"""The evaluation on one HTML page that holds everything itself."""
+"""The report of an evaluation: one HTML page without external files."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 SHOWN = 8
-"""Samples that the page shows."""
+"""Number of samples on the page."""
 
 FREQUENT = 40
-"""Tokens in the picture of frequencies."""
+"""Tokens in the plot of frequencies."""
 
 MORE_STYLE = "img.plot { width: 34rem; max-width: 100%; image-rendering: auto; background: #fff; }"
 
 
-def page(model: LanguageModel, evaluation: Evaluation) -> str:
-    """Return the page: metrics with their conventions, pictures, the bound over M, samples, environment."""
+def evaluation_page(model: LanguageModel, evaluation: Evaluation) -> str:
+    """Return the page: metrics with their conventions, plots, the bound over M, samples, environment."""
     title = html.escape(f"Evaluation of {model.name}")
     plan = evaluation.plan
     facts = [
@@ -51,7 +51,7 @@ def page(model: LanguageModel, evaluation: Evaluation) -> str:
         "<h2>Metrics</h2>",
         "<p>With 95% intervals.</p>",
         _table([_cells(name, found) for name, found in evaluation.metrics.items()]),
-        "<h2>Pictures</h2>",
+        "<h2>Plots</h2>",
         *_pictures(model, evaluation),
         "<h2>The bound at M network calls</h2>",
         _table(over_calls),
@@ -84,14 +84,14 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _samples(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:
     if evaluation.samples is None or model.kind == "image":
         return
-    yield "<h2>Samples</h2><p>In the order in which they came.</p>"
+    yield "<h2>Samples</h2><p>The first ones, not selected.</p>"
     for ids in evaluation.samples[:SHOWN].tolist():
         yield f"<pre>{html.escape(text_of(model.tokenizer, ids))}</pre>"
 
 
 def _pictures(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:
     if importlib.util.find_spec("matplotlib") is None:
-        yield "<p>Pictures need matplotlib: pip install 'rdlm[viz]'.</p>"
+        yield "<p>Plots need matplotlib: pip install 'rdlm[viz]'.</p>"
         return
     if evaluation.profile is not None:
         spent = evaluation.profile
@@ -104,7 +104,7 @@ def _pictures(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:
 
 def _picture(name: str, draw: Callable[[Axes], None]) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "picture.png"
+        path = Path(folder) / "plot.png"
         with canvas(path) as axes:
             draw(axes[0])
         content = base64.b64encode(path.read_bytes()).decode()
@@ -112,7 +112,7 @@ def _picture(name: str, draw: Callable[[Axes], None]) -> str:
 
 
 def _draw_information(axis: Axes, profile: Profile) -> None:
-    """Draw the nats spent so far, over the part of the noise that is spent, or over steps where clocks differ."""
+    """Plot the cumulative nats over the share of the noise that is spent, or over steps if token times differ."""
     spent, remaining = profile.cumulative(), profile.remaining
     part = (
         [i / (len(spent) - 1) for i in range(len(spent))]
@@ -120,8 +120,8 @@ def _draw_information(axis: Axes, profile: Profile) -> None:
         else (1 - remaining / remaining[0]).tolist()
     )
     axis.plot(part, spent.tolist())
-    axis.set(xlabel="steps / M" if remaining is None else "noise spent / S", ylabel="nats per sequence so far")
-    axis.set_title("Where the information is gained")
+    axis.set(xlabel="steps / M" if remaining is None else "noise spent / S", ylabel="cumulative nats per sequence")
+    axis.set_title("Information over the noise spent")
 
 
 def _draw_calls(axis: Axes, evaluation: Evaluation) -> None:
@@ -143,10 +143,10 @@ def _draw_frequencies(axis: Axes, evaluation: Evaluation, vocabulary: int) -> No
     assert evaluation.samples is not None
     for name, ids in (("data", evaluation.held_out.ids), ("samples", evaluation.samples)):
         count = unigrams(ids, vocabulary).sum(0)
-        law = count / count.sum()
+        frequency = count / count.sum()
         if name == "data":
-            order = law.argsort(descending=True)[:FREQUENT]
-        axis.plot(law[order].tolist(), marker="." if name == "samples" else None, label=name)
+            order = frequency.argsort(descending=True)[:FREQUENT]
+        axis.plot(frequency[order].tolist(), marker="." if name == "samples" else None, label=name)
     axis.set(xlabel="token, by its frequency in the data", ylabel="frequency")
     axis.set_title("Token frequencies")
     axis.legend()

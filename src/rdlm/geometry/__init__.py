@@ -1,1 +1,1 @@
-"""The geometry of the method: special functions of angles, the sphere, and the simplex that maps onto it."""
+"""Geometry: the unit sphere, the probability simplex with its map to the sphere, and special functions of angles."""

@@ -11,7 +11,7 @@ from rdlm.geometry import special, sphere
 
 
 def to_sphere(p: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-    """Return sqrt(p), a point of the sphere, Eq. (1); at a zero the slope is 0 in place of infinity."""
+    """Return sqrt(p), a point of the sphere, Eq. (1); where p = 0 the slope is set to 0 instead of infinity."""
     check_on_simplex(p)
     return special.square_root(p)
 
@@ -25,14 +25,14 @@ def to_simplex(u: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
 def fisher_rao_distance(p: Float[Tensor, "*batch d"], q: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
     """Return 2 arccos(sum_i sqrt(p_i q_i)), twice the angle of the square roots, Eq. (2).
 
-    By the chords, as `sphere.distance`. The gradient is 0 at p = q (a kink). Where the true slope is infinite
-    (a zero of one distribution that the other does not share) the overlap's slope counts as 0.
+    Computed from chords, as `sphere.distance`. The gradient is 0 at p = q (a kink). Where the true slope is infinite
+    (p_i = 0 and q_i > 0, or the reverse) the slope of the overlap is set to 0.
     """
     check_on_simplex(p)
     check_on_simplex(q)
     mass, u, v = p + q, special.square_root(p), special.square_root(q)
     shared_zero = mass == 0
-    # Both squares move with p + q where p = q = 0, a slope that the square roots cannot carry.
+    # Where p = q = 0 both squares change like p + q, a slope that the square roots cannot propagate.
     chord = torch.where(shared_zero, mass, (u - v) ** 2).sum(-1)
     cochord = torch.where(shared_zero, mass, (u + v) ** 2).sum(-1)
     return 4 * torch.atan2(special.square_root(chord), special.square_root(cochord))

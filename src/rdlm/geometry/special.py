@@ -1,11 +1,11 @@
 """Elementary functions of angles that stay accurate and differentiable where their formulas divide by zero.
 
-This file is the only home of an epsilon. Three rules hold for every function here:
+All epsilons of the package are defined here. Three rules hold for every function:
 
-- near a removable 0/0 a power series takes over, and the closed form reads a clamped argument there, so that
-  the branch that is not taken contributes neither NaN nor gradient;
+- near a removable 0/0 a power series is used, and the closed form is evaluated at a clamped argument there, so that
+  the branch not taken contributes neither NaN nor gradient;
 - where the true value or slope is infinite (the antipode) the argument is capped, with slope 0 beyond;
-- float32 and float64 are served; in float32 a series reaches farther, because the closed form cancels sooner.
+- float32 and float64 are supported; in float32 the series covers a wider range, because the closed form cancels sooner.
 
 | name here | formula, with z = cos(theta) |
 |---|---|
@@ -28,22 +28,22 @@ import torch
 from torch import Tensor
 
 SMALLEST_NOISE = 1e-6
-"""A finished position (noise still to come 0) is evaluated with this much noise, so that its evidence is
-one-hot and finite."""
+"""A finished position (remaining noise 0) is evaluated with this much noise, so that its evidence is one-hot and
+finite."""
 
 ANTIPODE_ANGLE = 1e-3
-"""An angle read from a cosine, or given to a cotangent, counts as at most pi minus this: nearer to -1 a
-float32 cosine has fewer than ten values left. theta/sin(theta) is then at most about 3140."""
+"""An angle computed from a cosine, or passed to a cotangent, is capped at pi minus this: nearer to -1 there are fewer
+than ten float32 cosines. theta/sin(theta) is then at most about 3140."""
 
 ANTIPODE_CHORD = 1e-6
-"""The smallest |x + y| told apart from an antipode: vectors resolve the antipode linearly, a cosine only
-quadratically, so this cap can sit much closer than `ANTIPODE_ANGLE`."""
+"""The smallest |x + y| that is distinguished from an antipode: vectors resolve the antipode linearly, a cosine only
+quadratically, so this cap is much closer than `ANTIPODE_ANGLE`."""
 
 SMALLEST_SQUARE = torch.finfo(torch.float32).tiny
-"""A squared length counts as at least this, so that sin(x)/x at its root is 1 and not 0/0."""
+"""Lower bound of a squared length, so that sin(x)/x at its root is 1 and not 0/0."""
 
 SPHERE_TOLERANCE = 1e-4
-"""How far a norm or a sum of probabilities may be from one before it counts as the user's mistake."""
+"""Largest accepted deviation of a norm or a sum of probabilities from one."""
 
 _FARTHEST_COSINE = -math.cos(ANTIPODE_ANGLE)
 _FARTHEST_ANGLE = math.pi - ANTIPODE_ANGLE
@@ -94,7 +94,7 @@ def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def _records(x: Tensor) -> bool:
-    """Return whether results are kept for a gradient; else one buffer serves all: fresh memory costs more than sums."""
+    """Return whether autograd needs intermediate results; if not, one buffer is reused, which is faster."""
     return x.requires_grad and torch.is_grad_enabled()
 
 
@@ -117,14 +117,14 @@ def square_root(x: Tensor) -> Tensor:
 
 
 def positive_or_one(x: Tensor) -> Tensor:
-    """Return x where it is positive and 1 elsewhere: a norm to divide by that leaves the zero vector zero."""
+    """Return x where it is positive and 1 elsewhere: a divisor that leaves the zero vector zero."""
     return torch.where(x > 0, x, 1.0)
 
 
 def angle(cosine: Tensor) -> Tensor:
     """Return arccos(z), 0 for z >= 1 and pi for z <= -1; at both ends the slope is 0 in place of infinity.
 
-    A cosine has lost the digits of a small angle (float32: below 3e-4); `sphere.distance` has not.
+    A cosine does not resolve small angles (float32: below 3e-4); `sphere.distance` does.
     """
     inside = cosine.abs() < 1
     ends = math.pi * (cosine < 0).to(cosine.dtype)
@@ -134,8 +134,8 @@ def angle(cosine: Tensor) -> Tensor:
 def squared_angle(cosine: Tensor) -> Tensor:
     """Return arccos(z)^2, of slope -2 theta/sin(theta), -2 at z = 1; capped at pi - `ANTIPODE_ANGLE`.
 
-    Towards the antipode the slope, which is that of torch.acos, loses digits like the machine's epsilon over
-    1 + z; the value does not.
+    Near the antipode the slope, which is that of torch.acos, has a relative error of the machine epsilon over 1 + z;
+    the value is accurate.
     """
     z = cosine.clamp(_FARTHEST_COSINE, 1.0)
     gap, switch = 1.0 - z, _by_precision(z, 0.2, 0.02)
@@ -150,9 +150,9 @@ def angle_over_sine(cosine: Tensor) -> Tensor:
 
 
 def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return 1/y, then `angle_over_sine`, `cotangent_curve` and `cotangent_bend` without their poles.
+    """Return 1/y for y = cos(theta/2), and `angle_over_sine`, `cotangent_curve`, `cotangent_bend` without their poles.
 
-    Times 1/y, 1/y and 1/y^2 they are what their names say.
+    The functions themselves are these times 1/y, 1/y and 1/y^2.
     """
     inverse, gap = _half_cosine(cosine)
     ratio, curve, bend = _in_half(gap, "ratio", "curve", "bend")
@@ -160,38 +160,38 @@ def angle_over_sine_and_curves(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _half_cosine(cosine: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1/y and 1 - y of y = cos(theta/2) = sqrt((1+z)/2): poles are powers of 1/y, and at z = 1 all is smooth."""
+    """Return 1/y and 1 - y for y = cos(theta/2) = sqrt((1+z)/2): the poles are powers of 1/y; smooth at z = 1."""
     square = cosine.clamp(_FARTHEST_COSINE, 1.0).mul_(0.5).add_(0.5)
     inverse = square.rsqrt()
     return inverse, torch.addcmul(square.new_ones(()), square, inverse, value=-1)
 
 
 def _in_half(gap: Tensor, *names: str) -> list[Tensor]:
-    """Return functions of the angle without their poles at y = 0: one polynomial each for all angles, no branch."""
+    """Return functions of the angle without their poles at y = 0, each by one polynomial for all angles."""
     if gap.dtype == torch.float64:
-        # Fitted numbers carry a few of the function's own rounding errors, the ratio's series has none.
+        # A fit inherits a few rounding errors of the function; the series of the ratio is exact.
         return [_series(gap, _angle_over_sine_series(56) if name == "ratio" else _fitted(name, 20)) for name in names]
-    # They converge like 5.8^-degree: the next singularity is y = -1.
-    # All at once, since arrays are often small.
+    # The fits converge like 5.8^-degree: the next singularity is y = -1.
+    # All polynomials are evaluated together, because the tensors are often small.
     total, *others = _stacked(names, 9, gap.ndim, gap.dtype, gap.device)
     buffer = None if _records(gap) else gap.new_empty(len(names), *gap.shape)
     for coefficient in others:
         total = torch.addcmul(coefficient, total, gap, out=buffer)
-    return [total[place] for place in range(len(names))]
+    return [total[index] for index in range(len(names))]
 
 
 @lru_cache
 def _stacked(
     names: tuple[str, ...], degree: int, axes: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return the coefficients of several fitted polynomials beside each other, highest first, for so many axes."""
+    """Return the stacked coefficients of several fitted polynomials, highest power first, to broadcast over `axes`."""
     fitted = torch.tensor([_fitted(name, degree) for name in names], dtype=dtype, device=device).T.flip(0)
     return fitted.reshape(degree + 1, len(names), *[1] * axes).unbind(0)
 
 
 @lru_cache
 def _fitted(name: str, degree: int) -> list[float]:
-    """Return the polynomial in 1 - y that goes through a function at Chebyshev's points of [0, 1]."""
+    """Return the polynomial in 1 - y that interpolates a function at the Chebyshev points of [0, 1]."""
     pole, function = _OF_ANGLE[name]
 
     def of(gap: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -200,13 +200,13 @@ def _fitted(name: str, degree: int) -> list[float]:
 
     fit = np.polynomial.Chebyshev.interpolate(of, degree, domain=[0, 1])
     coefficients: list[float] = fit.convert(kind=np.polynomial.Polynomial).coef.tolist()
-    return [float(of(np.zeros(1))[0]), *coefficients[1:]]  # at angle 0 the value is the very one
+    return [float(of(np.zeros(1))[0]), *coefficients[1:]]  # exact at angle 0
 
 
 def log_angle_over_sine(cosine: Tensor) -> Tensor:
     """Return log(theta/sin(theta)), which is (1-z)/3 + ... at z = 1; capped at pi - `ANTIPODE_ANGLE`."""
     z = cosine.clamp(_FARTHEST_COSINE, 1.0)
-    # The logarithm of a ratio near 1 cancels, so the series must reach farther than in `angle_over_sine`.
+    # The logarithm of a ratio near 1 cancels, so the series covers a wider range than in `angle_over_sine`.
     gap, switch = 1.0 - z, _by_precision(z, 0.6, 0.06)
     far = z.clamp(max=1.0 - switch)
     closed = torch.log(torch.acos(far) * torch.rsqrt((1.0 - far) * (1.0 + far)))
@@ -230,15 +230,15 @@ def _poles(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _terms(theta: Tensor, coefficients: Sequence[float]) -> Sequence[float]:
-    """Return as many coefficients as the precision can see: on [0, pi] each term is about 1/9 of the last."""
+    """Return as many coefficients as the precision resolves: on [0, pi] each term is about 1/9 of the previous one."""
     return coefficients if theta.dtype == torch.float64 else coefficients[:9]
 
 
 def cotangent_curve(theta: Tensor) -> Tensor:
     """Return (theta cot(theta) - 1)/theta^2, -1/3 at 0; capped at pi - `ANTIPODE_ANGLE`.
 
-    Summed over the poles of the cotangent, -2 sum_j 1/(j^2 pi^2 - theta^2), whose terms have one sign:
-    nothing cancels on [0, pi], neither here nor in the slope, and no branch is needed.
+    Summed over the poles of the cotangent, -2 sum_j 1/(j^2 pi^2 - theta^2). All terms have the same sign, so nothing
+    cancels on [0, pi], neither here nor in the slope, and no branch is needed. The curve of the pull, Eq. (26).
     """
     theta = theta.clamp(max=_FARTHEST_ANGLE)
     square, first, second = _poles(theta)
@@ -253,19 +253,14 @@ def cotangent_bend(theta: Tensor) -> Tensor:
     return -2 * (2 / (first * first) + 2 / (second * second) + rest)
 
 
-def cotangent_curve_slope(theta: Tensor) -> Tensor:
-    """Return the derivative of `cotangent_curve`, -2 theta/45 near 0; capped at pi - `ANTIPODE_ANGLE`."""
-    return theta.clamp(max=_FARTHEST_ANGLE) * cotangent_bend(theta)
-
-
 def cotangent_gap(theta: Tensor) -> Tensor:
     """Return 1/theta - cot(theta), theta/3 near 0; capped at pi - `ANTIPODE_ANGLE`."""
     return -theta.clamp(max=_FARTHEST_ANGLE) * cotangent_curve(theta)
 
 
 _OF_ANGLE: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "ratio": (0, lambda theta: 1 / sinc(theta / 2)),  # times y already, as (theta/2) / sin(theta/2)
+    "ratio": (0, lambda theta: 1 / sinc(theta / 2)),  # (theta/2) / sin(theta/2), already without the pole
     "curve": (1, cotangent_curve),
     "bend": (2, cotangent_bend),
 }
-"""Functions of the angle, and the power of y that takes away their pole at the antipode."""
+"""Functions of the angle, and the power of y that removes their pole at the antipode."""

@@ -1,7 +1,7 @@
 """The unit sphere of R^d: distance, exponential, logarithm, geodesic, transport and random draws.
 
-Points and tangent vectors are the last dimension of a tensor, all leading dimensions broadcast. Gradients are
-those of the formulas in R^d: along the sphere they are the Riemannian ones, across it they mean nothing.
+Points and tangent vectors are in the last dimension of a tensor, all leading dimensions broadcast. Gradients are
+those of the formulas in R^d: their tangent part is the Riemannian gradient, their normal part is not meaningful.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rdlm.geometry import special
 
 
 def project(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-    """Return x/|x|, the nearest point of the sphere; the zero vector, which has none, stays zero."""
+    """Return x/|x|, the nearest point of the sphere; the zero vector stays zero."""
     return x / special.positive_or_one(_norm(x))
 
 
@@ -35,7 +35,7 @@ def distance(x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"]) -> Floa
 def exponential(x: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     """Return the end of the geodesic that leaves x with velocity v, Eq. (4); x itself for v = 0.
 
-    The result is as near to the sphere as x is: a long chain of steps calls `project` now and then.
+    Rounding errors of |x| are not corrected: chains of many steps should call `project`.
     """
     length = _norm(v)
     return torch.cos(length) * x + special.sinc(length) * v
@@ -44,12 +44,12 @@ def exponential(x: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]) -> F
 def logarithm(x: Float[Tensor, "*batch d"], y: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     """Return the tangent vector at x that `exponential` takes to y, Eq. (5).
 
-    It is 0 at y = x. At the antipode every direction is shortest, and the average of them, 0, comes back; the
-    length falls from pi to 0 within `special.ANTIPODE_CHORD` of it.
+    It is 0 at y = x. At the antipode all directions are shortest and their average, 0, is returned; the length falls
+    from pi to 0 within `special.ANTIPODE_CHORD` of it.
     """
     difference, total = y - x, x + y
     chord, cochord = _norm(difference), _norm(total)
-    # Both differ from y by a multiple of x; the shorter one has kept its digits.
+    # Both differ from y by a multiple of x; the shorter one is more accurate.
     across = tangent(x, torch.where(chord < cochord, difference, total))
     return special.angle_over_sine_of_chords(chord, cochord) * across
 
@@ -70,8 +70,8 @@ def transport(
 ) -> Float[Tensor, "*batch d"]:
     """Return v moved from the tangent space at x to that at y, parallel along their geodesic, Eq. (7).
 
-    This is the reflection across the hyperplane orthogonal to x + y, hence an isometry to rounding; at the
-    antipode, where no geodesic is singled out, v comes back unchanged (it is tangent there, too).
+    This is the reflection across the hyperplane orthogonal to x + y, hence an isometry to rounding. At the antipode,
+    where the geodesic is not unique, v is returned unchanged (it is tangent there, too).
     """
     normal = project(x + y)
     return v - 2 * (normal * v).sum(-1, keepdim=True) * normal

@@ -1,4 +1,4 @@
-"""Likelihood bounds that hold for the sampler that runs."""
+"""Upper bounds on the negative log-likelihood of the sampler that runs, and their estimators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rdlm.likelihood.estimators import (
     per_window_bound,
     stratified_bound,
 )
-from rdlm.likelihood.oracle import FreshLaw
 from rdlm.likelihood.paper import paper_estimate
 from rdlm.likelihood.terms import Posterior, kernel_terms, step_terms
 
@@ -21,7 +20,6 @@ __all__ = [
     "CONFIDENCE",
     "Curve",
     "Estimate",
-    "FreshLaw",
     "Posterior",
     "Problem",
     "Profile",

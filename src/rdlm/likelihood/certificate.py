@@ -1,7 +1,8 @@
-"""The entropy floor: no valid bound may fall below the entropy of a source that is known exactly.
+"""The certificate of `rdlm certify`: no valid bound may be below the entropy of a source that is known exactly.
 
-Each case runs one chain on one source with the source's own posterior (Bayes' rule on the evidence, nothing
-trained) and compares the bound with the entropy. The paper's spliced estimator runs beside them and falls below.
+Each case evaluates one chain on one source with the source's exact posterior (Bayes' rule on the evidence, without
+training) and compares the bound with the entropy. The paper's spliced estimator, Eq. (33), is included for comparison
+and is below the entropy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rdlm.process.path import (
 from rdlm.process.schedule import Geometric
 
 CERTAINTY = 4.0
-"""Standard errors by which a bound must fall below the entropy to be refuted: one false alarm in 30,000."""
+"""Standard errors below the entropy at which a bound is refuted: one false alarm in 30,000."""
 
 PAPER_SWITCH = 0.35
 """The paper's switch time for text8."""
@@ -53,16 +54,16 @@ class Case:
     spliced: bool = False
 
     @property
-    def clock(self) -> str:
-        """Return the name of the positions' clocks."""
+    def token_schedule(self) -> str:
+        """The name of the token schedule."""
         if self.window.block:
-            return f"in chunks of {self.window.block}"
+            return f"in blocks of {self.window.block}"
         return "synchronous" if self.window.width == 1 else f"{self.window.order} {self.window.width:g}"
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """A case with what was measured: the bound, the curve over steps, and whether the floor held."""
+    """A case with its measured bound, the mean term of every step, and the grid's remaining noise."""
 
     case: Case
     bound: Estimate
@@ -71,11 +72,11 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Return whether the bound is consistent with being at or above the entropy."""
+        """Whether the bound is consistent with being at or above the entropy."""
         return self.bound.value + CERTAINTY * self.bound.stderr >= self.case.source.entropy
 
     def row(self) -> dict[str, object]:
-        """Return the verdict for machines, in nats."""
+        """Return the verdict as a record of `rdlm certify --json`, in nats."""
         case, bound = self.case, self.bound
         entropy = case.source.entropy
         return {
@@ -84,7 +85,7 @@ class Verdict:
             "path": case.label,
             "bridge": case.mixture.paths[0].bridge.kind,
             "kernel": case.kernel,
-            "clock": case.clock,
+            "clock": case.token_schedule,
             "steps": case.steps,
             "entropy": entropy,
             "bound": bound.value,
@@ -99,7 +100,7 @@ class Verdict:
 
 
 def measure(case: Case, paths: int, generator: torch.Generator) -> Verdict:
-    """Return the verdict of a case from so many sampled paths; a mixture averages its parts, Eq. (31)."""
+    """Return the verdict of a case from `paths` simulated paths; a mixture averages over its paths, Eq. (31)."""
     bound, curve = Estimate(0.0, 0.0), torch.zeros(())
     for path, weight in zip(case.mixture.paths, case.mixture.weights, strict=True):
         part, terms, chain = _measure_path(case, path, paths, generator)
@@ -112,11 +113,11 @@ def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator
     chain = Chain(path, uniform_in_time(Geometric(), token_steps.steps), case.kernel, token_steps)
     token = case.source.draw(paths, generator)
     posterior = partial(joint_posterior, path, case.source.log_joint)
-    terms = path_terms(posterior, chain, token, generator, torch.float64).sum(-1)  # [calls, paths]
+    terms = path_terms(posterior, chain, token, generator, torch.float64).sum(-1)  # [nfe, paths]
     if case.spliced:
         switch = path.switch_step(chain.grid)
         terms = terms[[m for m in range(chain.nfe - 1) if m != switch]]  # Eq. (33): neither switch nor decode term
-    # The mean of -log p(token) is the entropy, which is known: only the excess over it needs to be estimated.
+    # The mean of -log p(token) is the entropy, which is known, so only the excess over it is estimated.
     excess = terms.sum(0) + case.source.log_joint[tuple(token.T)]
     stderr = excess.std().item() / paths**0.5
     value = case.source.entropy + excess.mean().item()
@@ -124,7 +125,7 @@ def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator
 
 
 def cases(steps: int) -> Iterator[Case]:
-    """Yield the certificate's cases: every path, bridge, kernel and clock, and the paper's estimator."""
+    """Yield the certificate's cases: every path, bridge, kernel and token schedule, and the paper's estimator."""
     total = Geometric().total
     for states in (3, 27):
         for source in (sources.uniform(states), sources.skewed(states)):
@@ -161,7 +162,7 @@ def _switching(states: int, time: float, kind: BridgeKind = "brownian") -> Mixtu
 
 
 def draw_information(verdicts: list[Verdict], path: FilePath) -> None:
-    """Draw the nats gained up to each time, which end in the bound, against the entropy of uniform sources."""
+    """Plot the cumulative terms of the bound over time against the entropy of uniform sources."""
     with canvas(path, columns=2) as axes:
         for axis, states in zip(axes, (3, 27), strict=True):
             shown = [v for v in verdicts if v.case.source.name == f"uniform-{states}"]
@@ -170,6 +171,6 @@ def draw_information(verdicts: list[Verdict], path: FilePath) -> None:
                 style = "-" if verdict.bound.claims_bound else ":"
                 axis.plot(torch.linspace(0, 1, len(gained)), gained, style, label=verdict.case.label)
             axis.axhline(shown[0].case.source.entropy, color="black", linewidth=0.8, linestyle="--", label="entropy")
-            axis.set(xlabel="time (geometric clock)", ylabel="nats gained so far")
+            axis.set(xlabel="time (geometric schedule)", ylabel="cumulative bound in nats")
             axis.set_title(f"uniform source, {states} states")
             axis.legend()

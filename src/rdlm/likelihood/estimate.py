@@ -1,4 +1,11 @@
-"""Stratified estimates of the bound: every step of the chain gets its share, and the error is known."""
+"""Estimates with standard errors, and stratified sampling over the steps of a chain.
+
+| variable | meaning |
+|---|---|
+| `stderr` | standard error of a mean |
+| `freedom` | degrees of freedom of the standard error (Satterthwaite's for sums) |
+| `stratum` | a step of the chain, or a bin of steps |
+"""
 
 from __future__ import annotations
 
@@ -11,53 +18,53 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.oracle import FreshLaw
 from rdlm.likelihood.terms import Posterior, step_terms
+from rdlm.process.exact import FreshLaw
 from rdlm.process.kernel import Chain
 
 CONFIDENCE = 1.96
-"""Standard errors on either side of a 95% interval, where the standard error itself is well known."""
+"""Standard errors on either side of a 95% interval for a known standard error."""
 
 PILOT = 8
-"""Fewest evaluations from which the spread of a group of strata is judged."""
+"""Fewest evaluations from which the standard deviation of a group of strata is estimated."""
 
 FEWEST = 4
 """Fewest evaluations of a stratum."""
 
 MANY_ROWS = 16
-"""Rows from which their errors are judged together."""
+"""Number of rows from which their errors are pooled."""
 
-CHUNK = 1 << 14
+ROWS_AT_ONCE = 1 << 14
 """Sequences evaluated at once."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error; `claims_bound` says whether it is a bound at all."""
+    """A mean with its standard error; `claims_bound` is False for estimates that are not bounds."""
 
     value: float
     stderr: float
     claims_bound: bool = True
     freedom: float = math.inf
-    """Degrees of freedom behind the standard error: few of them widen the interval."""
+    """Degrees of freedom of the standard error; few of them widen the interval."""
 
     @property
     def margin(self) -> float:
-        """Return half the width of the 95% interval."""
+        """Half the width of the 95% interval."""
         return 0.0 if self.stderr == 0 else student(self.freedom) * self.stderr
 
     @property
     def low(self) -> float:
-        """Return the lower end of the 95% interval."""
+        """The lower end of the 95% interval."""
         return self.value - self.margin
 
     @property
     def high(self) -> float:
-        """Return the upper end of the 95% interval."""
+        """The upper end of the 95% interval."""
         return self.value + self.margin
 
     def __add__(self, other: Estimate) -> Estimate:
-        """Return the sum of two independent estimates; it claims a bound only where both do.
+        """Return the sum of two independent estimates, a bound only if both are.
 
         The degrees of freedom are Satterthwaite's.
         """
@@ -72,7 +79,7 @@ class Estimate:
 
 
 def student(freedom: float) -> float:
-    """Return the 97.5% quantile of Student's law by its expansion in 1 / freedom: within 4% from 2 on."""
+    """Return the 97.5% quantile of Student's t by its expansion in 1 / freedom: within 4% for 2 or more degrees."""
     z, inverse = CONFIDENCE, 1 / freedom
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -81,7 +88,7 @@ def student(freedom: float) -> float:
 
 
 def sample_mean(value: Float[Tensor, " n"], claims_bound: bool = True) -> Estimate:
-    """Return the mean of independent values; fewer than two have no error, and are refused."""
+    """Return the mean of at least two independent values with its standard error."""
     if len(value) < 2:
         raise InputError(f"an interval needs at least 2 values, got {len(value)}")
     value = value.double()
@@ -91,10 +98,10 @@ def sample_mean(value: Float[Tensor, " n"], claims_bound: bool = True) -> Estima
 def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True) -> Estimate:
     """Return the sum over rows of the rows' means, from independent draws of each.
 
-    The first draws of all rows may be of one kind (the first part of a comb), the second ones of another. For few rows
-    their own errors add up. For many the error is that of what is left of the values without their row's and their
-    draw's mean: how rows differ is no error of their sum, nor how kinds do. What rows and kinds have not in common
-    counts as error, so that the interval is too wide rather than too narrow.
+    The first draws of all rows may come from one stratum, the second from another, and so on. With few rows their
+    standard errors are combined. With many, the error is pooled from the residuals after removing row means and draw
+    means: differences between rows, or between strata, are no error of the sum. The interaction of rows and strata
+    counts as error, so the interval is conservative.
     """
     draws, rows = value.shape
     if rows < MANY_ROWS:
@@ -109,31 +116,31 @@ def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True)
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Where along the chain the information is gained: mean term and its variance of the mean at each step."""
+    """The mean term at each step of a chain, and the variance of that mean."""
 
     mean: Float[Tensor, " steps"]
     variance: Float[Tensor, " steps"]
 
     @property
     def total(self) -> Estimate:
-        """Return the sum over steps."""
+        """The sum over steps."""
         return Estimate(float(self.mean.sum()), math.sqrt(float(self.variance.sum())))
 
 
 Measure = Callable[[Int[Tensor, " n"]], Float[Tensor, " n"]]
-"""Strata in, one draw of each one's share of the bound out: the strata's means add up to the bound."""
+"""Maps strata to one draw each of their part of the bound; the means of all strata sum to the bound."""
 
 
-def stratified(measure: Measure, strata: int, evaluations: int, chunk: int = CHUNK) -> Curve:
+def stratified(measure: Measure, strata: int, evaluations: int, rows_at_once: int = ROWS_AT_ONCE) -> Curve:
     """Return every stratum's mean and its variance, from about `evaluations` draws.
 
-    A fifth of them is a pilot, spread evenly over groups of neighbouring strata; the rest goes where the pilot
-    found the spread (Neyman's allocation). The pilot only chooses the counts: the curve is made of the rest, and
-    is unbiased.
+    A fifth of them is a pilot, distributed evenly over groups of neighbouring strata; the rest is allocated in
+    proportion to the pilot's standard deviations (Neyman allocation). The pilot only determines the counts and the
+    curve is computed from the rest, so it is unbiased.
     """
 
     def sample(stratum: Int[Tensor, " n"], bins: Int[Tensor, " n"], count: int) -> tuple[Tensor, Tensor, Tensor]:
-        value = torch.cat([measure(part).double() for part in stratum.split(chunk)])
+        value = torch.cat([measure(part).double() for part in stratum.split(rows_at_once)])
         number = torch.bincount(bins, minlength=count)
         mean = torch.zeros(count, dtype=torch.float64).index_add_(0, bins, value) / number
         square = torch.zeros_like(mean).index_add_(0, bins, (value - mean[bins]).square())
@@ -142,13 +149,13 @@ def stratified(measure: Measure, strata: int, evaluations: int, chunk: int = CHU
     groups = min(strata, max(1, evaluations // (5 * PILOT)))
     group_of = torch.arange(strata) * groups // strata
     each = max(PILOT, evaluations // (5 * groups))
-    # The draws of a group are spread evenly over its strata.
+    # The draws of a group are distributed evenly over its strata.
     first = torch.searchsorted(group_of, torch.arange(groups + 1))
-    comb = torch.arange(each) / each
-    pilot = (first[:-1, None] + comb * torch.diff(first)[:, None]).long().flatten()
-    spread = sample(pilot, group_of[pilot], groups)[1].sqrt()[group_of]
-    # A step that looked constant in the pilot may still vary: everyone keeps a tenth of an even share.
-    share = 0.9 * spread / spread.sum().clamp_min(1e-300) + 0.1 / strata
+    quantile = torch.arange(each) / each
+    pilot = (first[:-1, None] + quantile * torch.diff(first)[:, None]).long().flatten()
+    deviation = sample(pilot, group_of[pilot], groups)[1].sqrt()[group_of]
+    # A step that was constant in the pilot may still vary: a tenth of the draws is allocated evenly.
+    share = 0.9 * deviation / deviation.sum().clamp_min(1e-300) + 0.1 / strata
     counts = (0.8 * evaluations * share).round().long().clamp_min(FEWEST)
     stratum = torch.arange(strata).repeat_interleave(counts)
     mean, variance, number = sample(stratum, stratum, strata)
@@ -156,7 +163,7 @@ def stratified(measure: Measure, strata: int, evaluations: int, chunk: int = CHU
 
 
 Draw = Callable[[int, torch.Generator | None], Int[Tensor, "n length"]]
-"""Fresh sequences of a source: a count and a generator to tokens."""
+"""Samples sequences of a source: maps a count and a generator to tokens."""
 
 
 def curve_of_source(
@@ -166,8 +173,8 @@ def curve_of_source(
     evaluations: int,
     generator: torch.Generator | None = None,
 ) -> Curve:
-    """Return the bound's curve in nats per sequence of a source, from about so many sequence-steps, Eq. (28)-(30)."""
-    law = FreshLaw(chain)  # draws from a table would share its error, which no interval sees
+    """Return the bound's curve in nats per sequence of a source, from `evaluations` or so steps, Eq. (28)-(30)."""
+    law = FreshLaw(chain.path, chain.grid)  # draws from a table would share an error that the interval misses
 
     def measure(step: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return step_terms(posterior, chain, law, draw(len(step), generator), step, generator).sum(-1)

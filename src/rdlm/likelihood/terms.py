@@ -1,17 +1,24 @@
-"""The terms of an upper bound on the negative log-likelihood of the very chain that samples.
+"""The terms of an upper bound on the negative log-likelihood of the chain that samples.
 
-For tokens `k` and a chain of `M` network calls, with `X_m` from the chain's exact law,
+For tokens `k` and a chain of `M` network evaluations, with `X_m` from the chain's exact law,
 
     -log p(k) <= sum over m < M of E[term_m],
 
-where the last term decodes, Eq. (30), and the others compare the bridge's step with the model's,
+where the last term is the decode term, Eq. (30), and the others compare the bridge's step with the model's step,
 Eq. (28) or Eq. (29). There is no discretisation error, no time cut and no missing term.
+
+| variable | symbol |
+|---|---|
+| `token`, `digit` | `k`; the target of each sphere, which is a digit of `k` where tokens are split |
+| `local` | `m`, each position's step on its local grid |
+| `density` | `log q_l(u | x)` of a step for every token `l`, up to a constant, Eq. (29) |
+| `log_probs` | `log p(l | x)`, the model's posterior |
+| `pull`, `noise` | `g v_k` and `sqrt(s2) z`, the two parts of a step, Eq. (19) |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -20,34 +27,26 @@ from torch import Tensor
 from rdlm.geometry import sphere
 from rdlm.process.bridge import squared_length
 from rdlm.process.kernel import Chain, step_log_density, step_log_density_parts, token_step_parts
+from rdlm.process.path import Law
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
-"""`log p(token | state)`: states [batch, length, d] (with digits: [batch, length, m, d]) and the noise still to come
+"""`log p(token | states)`: maps states [batch, length, d] (with digits: [batch, length, m, d]) and remaining noise
 [batch, length] to [batch, length, v]."""
-
-
-class StateLaw(Protocol):
-    """Draws of a chain's states given their tokens, at levels of its grid: from tables, or fresh ones."""
-
-    def draw(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
-        """Return one state per token."""
 
 
 def step_terms(
     posterior: Posterior,
     chain: Chain,
-    law: StateLaw,
+    law: Law,
     token: Int[Tensor, "batch length"],
     step: Int[Tensor, " batch"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
-    """Return each position's term of the bound in nats at one common step per sequence, with its share, Eq. (35)."""
+    """Return each position's term of the bound in nats at one global step per sequence, times its weight, Eq. (35)."""
     offsets = chain.offsets(token, generator)
     local = chain.token_steps.local_step(step[:, None], offsets)
     digit = chain.split(token)
-    state = law.draw(digit, chain.spread(local, digit), generator)
+    state = law.draw_at_level(digit, chain.per_sphere(local, digit), generator)  # [batch, length, (m,) d]
     log_probs = posterior(state, chain.grid.remaining.to(state)[local])
     terms = position_terms(chain, state, token, local.clamp_max(chain.grid.steps - 1), log_probs, generator)
     share = chain.token_steps.share(step[:, None], offsets)
@@ -62,7 +61,7 @@ def position_terms(
     log_probs: Float[Tensor, "batch length v"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
-    """Return the term of every position at its own step of the local grid: kernel, switch or decode."""
+    """Return the term of every position at its local step: kernel, switch or decode, Eq. (28)-(30) and (32)."""
     decode = -log_probs.gather(-1, token[..., None])[..., 0]  # Eq. (30)
     terms = kernel_terms(chain, state, token, local, log_probs, generator)
     terms = torch.where(local == chain.grid.steps - 1, decode, terms)
@@ -80,23 +79,23 @@ def kernel_terms(
     log_probs: Float[Tensor, "... v"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, ...]:
-    """Return `KL(bridge's step || model's step)`, in closed form (drift) or from a draw, Eq. (29).
+    """Return `KL(bridge's step || model's step)`: in closed form, Eq. (28), or from one draw of the step, Eq. (29).
 
-    It means nothing in the decode step, which has no density. The pull does not depend on the start, so that
-    both bridges of a switching path are served.
+    Not meaningful in the decode step, which has no density. The pull does not depend on the start, so the terms are
+    those of both bridges of a switching path.
     """
     bridge, digit = chain.path.bridge, chain.split(token)
-    coefficients = chain.coefficients(chain.spread(local, digit), state)
+    coefficients = chain.coefficients(chain.per_sphere(local, digit), state)
     if chain.kernel == "drift":  # Eq. (28): g^2 |sum_l p_l v_l - v_k|^2 / (2 s2)
         error = drift_error(chain, state, digit, coefficients.remaining, log_probs)
         return chain.gather(coefficients.gain.square() / (2 * coefficients.variance) * error)
-    pull, wobble = token_step_parts(bridge, state, digit, coefficients, generator)
-    # One draw and its mirror image: the part that is odd in the noise, most of the variance, cancels exactly.
+    pull, noise = token_step_parts(bridge, state, digit, coefficients, generator)
+    # Antithetic pair: one draw of the noise and its negative. The odd part, most of the variance, cancels exactly.
     weight, shift = step_log_density_parts(bridge, state, coefficients)
     middle = chain.join(weight * pull[..., : bridge.vocabulary] - shift)
-    odd = chain.join(weight * wobble[..., : bridge.vocabulary])
-    ahead, mirror = (mixture_excess(density, log_probs, token) for density in (middle + odd, middle - odd))
-    return (ahead + mirror) / 2
+    odd = chain.join(weight * noise[..., : bridge.vocabulary])
+    plus, minus = (mixture_excess(density, log_probs, token) for density in (middle + odd, middle - odd))
+    return (plus + minus) / 2
 
 
 def drift_error(
@@ -115,8 +114,8 @@ def renoise(
 ) -> tuple[Float[Tensor, ...], Float[Tensor, "... v"]]:
     """Return states of the second bridge just after the switch, and the log-density of their paths per token, Eq. (32).
 
-    The whole path up to the switch is compared, whose density is known exactly; the state at its end
-    alone can only be harder to tell apart, so that the bound holds.
+    The densities are those of the whole path up to the switch, which are known exactly. By the data processing
+    inequality the divergence of the end states alone is at most as large, so the bound holds.
     """
     bridge, digit = chain.path.second, chain.split(token)
     assert bridge is not None
@@ -124,9 +123,9 @@ def renoise(
     density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
     for step in range(chain.switch + 1):
         coefficients = chain.coefficients(torch.full_like(digit, step), state)
-        pull, wobble = token_step_parts(bridge, state, digit, coefficients, generator)
-        density += step_log_density(bridge, state, pull + wobble, coefficients)
-        state = sphere.project(sphere.exponential(state, pull + wobble))
+        pull, noise = token_step_parts(bridge, state, digit, coefficients, generator)
+        density += step_log_density(bridge, state, pull + noise, coefficients)
+        state = sphere.project(sphere.exponential(state, pull + noise))
     return state, chain.join(density)
 
 

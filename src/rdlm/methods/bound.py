@@ -29,14 +29,14 @@ from rdlm.likelihood import (
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
-from rdlm.likelihood.oracle import FreshLaw, WalkedLaw
 from rdlm.methods.base import Method
 from rdlm.methods.rdlm import Rdlm
+from rdlm.process.exact import FreshLaw
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import LawName
 from rdlm.process.order import TokenSchedule
+from rdlm.process.simulated import simulated_law
 from rdlm.random import generator_of
-from rdlm.train.validation import Bound, on, part
 
 Estimator = Literal["steps", "path"]
 States = Literal["exact", "simulated"]
@@ -46,6 +46,26 @@ PIECE = 64
 
 REPEATS = (3, 32)
 """Fewest estimates of a rival's bound of the same sequences, and most unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The mean bound of sequences in nats, with its standard error."""
+
+    mean: float
+    stderr: float
+    tokens: int
+    """Tokens per sequence."""
+
+    @property
+    def bits(self) -> float:
+        """Return the bound in bits per token."""
+        return self.mean / self.tokens / math.log(2)
+
+    @property
+    def margin(self) -> float:
+        """Return half the width of the 95% interval, in bits per token."""
+        return 1.96 * self.stderr / self.tokens / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -91,7 +111,7 @@ def measure(
         return continuous(problem, evaluations, generator, advance=advance)
     problem = method.problem(batch, setting.nfe, setting.kernel, window)
     if setting.estimator == "steps":
-        law = FreshLaw if setting.states == "exact" else WalkedLaw
+        law = FreshLaw if setting.states == "exact" else simulated_law
         return stratified_bound(problem, evaluations, generator, law, advance=advance)
     kept = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
     problem = replace(problem, token=problem.token[:kept])
@@ -130,7 +150,7 @@ def repeated_bound(
 def _estimate(method: Method, batch: Batch, nfe: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
     place = next(method.network.parameters()).device
     pieces = [slice(first, first + PIECE) for first in range(0, len(batch.ids), PIECE)]
-    found = [method.bound(on(part(batch, rows), place), nfe, generator).double().cpu() for rows in pieces]
+    found = [method.bound(batch[rows].to(place), nfe, generator).double().cpu() for rows in pieces]
     return torch.cat(found)
 
 

@@ -279,7 +279,7 @@ def _drift_error(
     chain = method.on_grid(method.process.mixture.paths[0], grid, "drift")
     digit = method.layout.split(token)
     remaining = grid.remaining.float().to(token.device)[level]
-    state = method.draw(digit, chain.spread(remaining.expand(token.shape), digit), generator)
+    state = method.draw(digit, chain.per_sphere(remaining.expand(token.shape), digit), generator)
     log_probs = method.predict(state, remaining, condition, generator).log_probs()
     local = level.clamp_max(grid.steps - 1).expand(token.shape)
     terms = position_terms(chain, state, token, local, log_probs, generator)

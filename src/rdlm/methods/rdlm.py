@@ -25,11 +25,11 @@ from rdlm.model.denoiser import BlockMask, Denoiser, Scores
 from rdlm.model.network import build as build_network
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid, uniform_in_time
-from rdlm.process.kernel import Chain, ChainLaw, Kernel
-from rdlm.process.law import Law, cached_law
+from rdlm.process.kernel import Chain, Kernel
+from rdlm.process.law import cached_law
 from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSchedule, TokenSteps
-from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
+from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Schedule, schedule
 from rdlm.random import Draw, generator_of, on_device
 from rdlm.sampling.sampler import sample_chain
@@ -89,7 +89,7 @@ class Rdlm:
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)
         self._laws: dict[Bridge, Law] = {}
-        self._chain_laws: dict[tuple[Path, tuple[float, ...]], ChainLaw] = {}
+        self._chain_laws: dict[tuple[Path, tuple[float, ...]], PathLaw] = {}
 
     @staticmethod
     def build(config: RunConfig, corpus: Corpus) -> Rdlm:
@@ -148,18 +148,12 @@ class Rdlm:
     def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return states from the law of the sequence's path at each position's remaining noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
-        states = [self._draw_path(path, digit, remaining, generator) for path in paths]
+        laws = [PathLaw.of(path, partial(self._law, digit.device)) for path in paths]
+        states = [law.draw(digit, remaining, generator) for law in laws]
         if len(states) == 1:
             return states[0]
         masked = torch.rand(len(digit), generator=generator, device=digit.device) < weights[0]
         return torch.where(masked.view(-1, *[1] * (states[0].ndim - 1)), states[0], states[1])
-
-    def _draw_path(self, path: Path, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
-        state = self._law(path.bridge, digit.device).draw(digit, remaining, generator)
-        if path.second is None:
-            return state
-        late = self._law(path.second, digit.device).draw(digit, remaining, generator)
-        return torch.where((remaining > path.switch_remaining)[..., None], state, late)
 
     def predict(
         self,
@@ -215,11 +209,11 @@ class Rdlm:
             self.chain(path, nfe, kernel, token_schedule, length=length).side_by_side() for path in mixture.paths
         )
 
-        def posterior(row: Int[Tensor, " rows"]) -> Posterior:
+        def log_probs(row: Int[Tensor, " rows"], state: Tensor, remaining: Tensor) -> Tensor:
             given = None if condition is None else condition[row]
-            return self.posterior(given, self.block_mask(chains[0], token[row]))
+            return self.posterior(given, self.block_mask(chains[0], token[row]))(state, remaining)
 
-        return Problem(token, chains, mixture.weights, posterior)
+        return Problem(token, chains, mixture.weights, log_probs)
 
     def generate(
         self,
@@ -285,10 +279,9 @@ class Rdlm:
 
     def on_grid(self, path: Path, grid: Grid, kernel: Kernel, token_steps: TokenSteps | None = None) -> Chain:
         """Return the chain on a local grid."""
-        layout = self.layout if self.layout.joint else None
-        return Chain(path, grid, kernel, token_steps, layout, self.layout.symbols_per_token)
+        return Chain(path, grid, kernel, token_steps, self.layout)
 
-    def chain_law(self, chain: Chain) -> ChainLaw:
+    def chain_law(self, chain: Chain) -> PathLaw:
         """Return the exact law of a chain's states, tabulated once per path and grid; the last few are kept."""
         key = (chain.path, tuple(chain.grid.remaining.tolist()))
         law = self._chain_laws.get(key)
@@ -304,7 +297,7 @@ class Rdlm:
             return mixture.paths[0]
         return mixture.paths[0 if float(torch.rand((), generator=generator)) < mixture.weights[0] else 1]
 
-    def _law(self, bridge: Bridge, device: torch.device) -> Law:
+    def _law(self, device: torch.device, bridge: Bridge) -> Law:
         if bridge not in self._laws:
             config = self.config.process
             self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)

@@ -12,48 +12,32 @@ from rdlm.errors import InputError
 
 
 class MovingAverage:
-    """The average with decay `min(d, (1 + n) / (10 + n))` after n updates, so that early averages forget."""
+    """Moving average with decay min(d, (1 + n) / (10 + n)) after n updates, which discounts early weights."""
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         if not 0 <= decay < 1:
             raise InputError(f"decay {decay} of the moving average must lie in [0, 1)")
         self.decay = decay
         self.updates = 0
-        self.average = {name: _wide(p).clone() for name, p in _trainable(network).items()}
+        self.tensors = {name: _wide(p).clone() for name, p in _trainable(network).items()}
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
-        """Move the average towards the network's parameters."""
+        """Update the average with the parameters of the network."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         current = [_wide(p) for p in _trainable(network).values()]
-        torch._foreach_lerp_(list(self.average.values()), current, 1 - decay)
+        torch._foreach_lerp_(list(self.tensors.values()), current, 1 - decay)
 
     @contextmanager
     def swap(self, network: nn.Module) -> Iterator[None]:
-        """Let the network hold the average inside the `with` block, and its own parameters again after it."""
+        """Context manager: the network has the averaged parameters inside, its own again afterwards."""
         own = {name: p.clone() for name, p in _trainable(network).items()}
-        _assign(network, self.average)
+        _assign(network, self.tensors)
         try:
             yield
         finally:
             _assign(network, own)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the average by parameter name; a checkpoint keeps `updates` beside it."""
-        return dict(self.average)
-
-    def load(self, state: dict[str, Tensor], updates: int) -> None:
-        """Take over a saved average, whose names and shapes must be the network's."""
-        if state.keys() != self.average.keys():
-            differing = sorted(state.keys() ^ self.average.keys())
-            raise InputError(f"the saved average belongs to another network: {', '.join(differing[:5])}")
-        for name, tensor in self.average.items():
-            if state[name].shape != tensor.shape:
-                shapes = f"{tuple(state[name].shape)} saved, {tuple(tensor.shape)} wanted"
-                raise InputError(f"the saved average of {name} has the wrong shape: {shapes}")
-            tensor.copy_(state[name])
-        self.updates = updates
 
 
 def _trainable(network: nn.Module) -> dict[str, Tensor]:

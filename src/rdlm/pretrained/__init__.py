@@ -1,4 +1,4 @@
-"""The models in the box: published models that come with the package, each in a folder of its own here."""
+"""Pretrained models that are part of the package: published models, one folder each."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from pathlib import Path
 from rdlm.errors import InputError, unknown
 
 FOLDER = Path(__file__).parent
-"""Where the models are."""
 
-TEXT = "text8"
-"""The model that is meant where none is named."""
+DEFAULT = "text8"
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the models in the box; none where the package came without."""
+    """Return the names of the pretrained models; none if the package was installed without them."""
     return tuple(sorted(found.parent.name for found in FOLDER.glob("*/config.json")))
 
 
-def path(name: str = TEXT) -> Path:
-    """Return the folder of a model in the box; an error says what to do where it is not there."""
+def path(name: str = DEFAULT) -> Path:
+    """Return the folder of a pretrained model."""
     if not names():
         raise InputError(
-            "this installation has no model in the box: name the folder of a run (rdlm demo makes runs/demo in "
-            "minutes), of a published model, or a hub model such as user/name"
+            "this installation has no pretrained model: give the folder of a run (rdlm demo creates runs/demo in "
+            "minutes), of a published model, or a model on the hub (user/name)"
         )
     if name not in names():
-        raise unknown("model in the box", name, names())
+        raise unknown("pretrained model", name, names())
     return FOLDER / name

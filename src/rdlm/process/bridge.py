@@ -1,17 +1,17 @@
-"""Starts: points of the sphere at one angle to every token, from which a bridge sets out.
+"""Bridges from a start to the vertices of the tokens: the paper's logarithm bridge and the Brownian bridge.
 
-Bridges from a start to the vertices of the tokens: the paper's logarithm bridge and the Brownian one.
-
-One function makes the difference: `pull`, the length of the drift towards a token before it is
-scaled by the clock. The same heat kernel gives the Brownian pull and the evidence for a token.
+A start is a point of the sphere with the same angle to every token. The two kinds of bridge differ in one function:
+`pull`, the length of the drift towards a token before the schedule scales it. The same heat kernel gives the Brownian
+pull and the evidence for a token.
 
 | variable | symbol |
 |---|---|
 | `cosine` | `<x, e_k>`, the state's coordinate on the token |
 | `angle` | `theta_k` |
-| `remaining` | `B`, the noise still to come |
+| `remaining` | `B`, the remaining noise |
+| `token_weight` | `l`, the squared length of the start's part on the tokens, Eq. (34) |
 | `_half`, `_second` | `h = (n - 1) / 2` with `n = d - 1` the sphere's dimension, and `h (h - 1) / 2` |
-| `slope` (per token) | `pull / sin theta`: the drift is `slope (e_k - x_k x)` |
+| `slope` (per token) | `f_k = pull / sin theta_k`: the drift is `f_k (e_k - x_k x)` |
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from rdlm.geometry import special
 class Start:
     """The point `sqrt(1-l) e_mask + sqrt(l/V) sum_k e_k`, Eq. (34), on the sphere of `V + 1` coordinates.
 
-    The tokens are the first `vocabulary` coordinates, the mask is the last one. `spread` is `l`.
+    The tokens are the first `vocabulary` coordinates, the mask is the last one. `token_weight` is `l`.
     """
 
     vocabulary: int
-    spread: float = 0.0
+    token_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if self.vocabulary < 2:
             raise InputError(f"a vocabulary needs at least 2 tokens, got {self.vocabulary}")
-        if not 0 <= self.spread <= 1:
-            raise InputError(f"the spread of a start must lie in [0, 1], got {self.spread}")
+        if not 0 <= self.token_weight <= 1:
+            raise InputError(f"the token weight of a start must lie in [0, 1], got {self.token_weight}")
 
     @property
     def dimension(self) -> int:
-        """Return `d`, the number of coordinates, the mask's included."""
+        """`d`, the number of coordinates, the mask's included."""
         return self.vocabulary + 1
 
     @property
     def token_coordinate(self) -> float:
-        """Return the start's coordinate on each token, the cosine of its angle to it."""
-        return math.sqrt(self.spread / self.vocabulary)
+        """The start's coordinate on each token, the cosine of its angle to the token."""
+        return math.sqrt(self.token_weight / self.vocabulary)
 
     @property
     def mask_coordinate(self) -> float:
-        """Return the start's coordinate on the mask."""
-        return math.sqrt(1 - self.spread)
+        """The start's coordinate on the mask."""
+        return math.sqrt(1 - self.token_weight)
 
     @property
     def angle(self) -> float:
-        """Return `r_0`, the start's angle to every token."""
+        """`r_0`, the start's angle to every token."""
         return math.acos(self.token_coordinate)
 
     def point(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
@@ -71,40 +71,25 @@ class Start:
         return point
 
 
-def masked(vocabulary: int) -> Start:
-    """Return the mask's vertex, the start that generalises masked diffusion."""
+def masked_start(vocabulary: int) -> Start:
+    """Return the mask's vertex, Eq. (34) with `l = 0`: the start that generalises masked diffusion."""
     return Start(vocabulary, 0.0)
 
 
-def uniform(vocabulary: int) -> Start:
-    """Return the normalised vector of ones, the mask's coordinate included, as in the paper."""
+def uniform_start(vocabulary: int) -> Start:
+    """Return the normalised vector of ones, Eq. (34) with `l = V / (V + 1)`, as in the paper."""
     return Start(vocabulary, vocabulary / (vocabulary + 1))
-
-
-def from_point(point: Tensor) -> Start:
-    """Return the start at a given vector [d]; an error when its angles to the tokens differ."""
-    tokens = point[:-1].double()
-    norm = point.double().norm().item()
-    if not abs(norm - 1) <= 1e-4:  # NaN fails the comparison
-        raise InputError(f"a start must lie on the unit sphere, got a vector of length {norm:g}")
-    spread = tokens.max().item() - tokens.min().item()
-    if spread > 1e-4 or point.min().item() < -1e-4:
-        raise InputError(
-            "a start must have non-negative coordinates and the same one on every token, "
-            f"got token coordinates from {tokens.min().item():g} to {tokens.max().item():g}"
-        )
-    return Start(len(tokens), min(1.0, len(tokens) * tokens.mean().item() ** 2))
 
 
 BridgeKind = Literal["brownian", "logarithm"]
 
 EXPANSION_RANGE: Final = 2.0
-"""Largest `S (d - 2)` at which two terms of the heat kernel hold log-ratios to 1% (see docs/theory.md)."""
+"""Largest `S (d - 2)` at which two terms of the heat kernel give log-ratios within 1% (see docs/theory.md)."""
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """All bridges of one family: from `start` to each token's vertex with total noise `total`, Eq. (10)."""
+    """The family of bridges from `start` to each token's vertex with total noise `total`, Eq. (10)."""
 
     start: Start
     total: float
@@ -120,12 +105,12 @@ class Bridge:
 
     @property
     def dimension(self) -> int:
-        """Return `d`, the number of coordinates."""
+        """`d`, the number of coordinates."""
         return self.start.dimension
 
     @property
     def vocabulary(self) -> int:
-        """Return `V`, the number of tokens."""
+        """`V`, the number of tokens."""
         return self.start.vocabulary
 
     @property
@@ -137,31 +122,31 @@ class Bridge:
         return self._half * (self._half - 1) / 2
 
     def check_evidence(self) -> None:
-        """Raise an error where the heat-kernel expansion, hence the evidence, is not accurate."""
+        """Raise InputError if the heat-kernel expansion, hence the evidence, is not accurate at the total noise."""
         largest = 0.99 * EXPANSION_RANGE / (self.dimension - 2)  # rounded in print
         if self.total * (self.dimension - 2) > EXPANSION_RANGE:
             raise InputError(
                 f"the Brownian bridge and the evidence need S (d - 2) <= {EXPANSION_RANGE}, got S = {self.total:g} "
                 f"with d = {self.dimension}: lower the total noise to {largest:.2g}, "
-                "split tokens into digits, or take the logarithm bridge without evidence"
+                "split tokens into digits, or use the logarithm bridge without evidence"
             )
 
     def _shortening(self, curve: Tensor, bend: Tensor, remaining: Tensor | float) -> Tensor:
-        """Return `pull / angle` of the Brownian bridge, Eq. (26), from the cotangent's curve and bend at the angle."""
+        """Return `pull / theta` of the Brownian bridge, Eq. (26), from `cotangent_curve` and `cotangent_bend`."""
         return 1 + remaining * (self._half * curve - remaining * self._second * bend)
 
     def pull(self, angle: Tensor, remaining: Tensor | float) -> Tensor:
-        """Return the length of the pull at an angle: the angle itself, or Eq. (26) for the Brownian bridge."""
+        """Return the length of the pull at an angle: `theta` for the logarithm bridge, Eq. (26) for the Brownian."""
         if self.kind == "logarithm":
             return angle
         return angle * self._shortening(special.cotangent_curve(angle), special.cotangent_bend(angle), remaining)
 
     def slope(self, cosine: Tensor, remaining: Tensor | float) -> Tensor:
-        """Return `pull / sin(angle)` as a smooth function of the cosine, with a finite limit at 1."""
+        """Return `f = pull / sin(theta)`, Eq. (10), as a smooth function of the cosine with a finite limit at 1."""
         if self.kind == "logarithm":
             return special.angle_over_sine(cosine)
         inverse, ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
-        level = inverse * remaining  # Eq. (26) as `_shortening` has it, in few operations
+        level = inverse * remaining  # Eq. (26) as in `_shortening`, in fewer operations
         shortening = torch.addcmul(self._half * curve, level, bend, value=-self._second).mul_(level).add_(1)
         return ratio.mul_(inverse).mul_(shortening)
 
@@ -170,7 +155,7 @@ class Bridge:
     ) -> Float[Tensor, "... v"]:
         """Return the evidence `log h(x, e_k)` for every token up to a common constant, Eq. (25).
 
-        A finished position (noise 0) is evaluated at the smallest noise, which decides for its token.
+        A finished position (`B = 0`) is evaluated at the smallest noise: its evidence is one-hot but finite.
         """
         cosine = state[..., : self.vocabulary]
         level = torch.as_tensor(remaining, dtype=state.dtype, device=state.device)
@@ -185,7 +170,7 @@ class Bridge:
 def token_direction(
     state: Float[Tensor, "... d"], token: Int[Tensor, ...], slope: Float[Tensor, ...]
 ) -> Float[Tensor, "... d"]:
-    """Return the tangent vector `slope (e_k - x_k x)`, the pull towards one token per position, Eq. (10)."""
+    """Return the tangent vector `f_k (e_k - x_k x)`, the pull towards one token per position, Eq. (10)."""
     index = token[..., None]
     weight = slope[..., None]
     cosine = state.gather(-1, index)
@@ -195,7 +180,7 @@ def token_direction(
 def mixture_direction(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
     """Return `sum_k w_k (e_k - x_k x)` in one pass over the coordinates, Eq. (11).
 
-    With `w_k = p_k slope_k` this is the mixture's drift over the clock's rate; no [d, d] tensor arises.
+    With `w_k = p_k f_k` this is the mixture's drift divided by `gamma_t` of the schedule; no [d, d] tensor is built.
     """
     tokens = weight.shape[-1]
     along = (weight * state[..., :tokens]).sum(-1, keepdim=True)
@@ -204,7 +189,15 @@ def mixture_direction(state: Float[Tensor, "... d"], weight: Float[Tensor, "... 
     return direction
 
 
+def mean_pull(
+    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, ...]
+) -> Float[Tensor, "... d"]:
+    """Return `sum_l p_l v_l`, the mean of the pulls towards all tokens, Eq. (11)."""
+    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
+    return mixture_direction(state, probability * slope)
+
+
 def squared_length(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-    """Return the squared length of `mixture_direction` without building it: `|w|^2 - <w, x>^2`."""
+    """Return the squared length of `mixture_direction`, Eq. (11), without building it: `|w|^2 - <w, x>^2`."""
     along = (weight * state[..., : weight.shape[-1]]).sum(-1)
     return (weight.square().sum(-1) - along.square()).clamp_min(0)

@@ -1,8 +1,8 @@
-"""Flows: bridges without noise, whose squared coordinates are discrete diffusion's transition probabilities.
+"""Flows: bridges without noise, whose squared coordinates are the transition probabilities of discrete diffusion.
 
 | variable | symbol |
 |---|---|
-| `kappa` | `kappa_t`, the part of the geodesic's angle that is still left |
+| `kappa` | `kappa_t`, the remaining share of the geodesic's angle |
 | `alpha` | `alpha_t`, the probability that discrete diffusion has kept the token |
 """
 
@@ -24,7 +24,7 @@ def flow(
 ) -> Float[Tensor, "... d"]:
     """Return the flow's point `exp_target(kappa log_target(origin))`, Eq. (15): the origin at 1, the target at 0.
 
-    Written from the target, it needs no division by the sine of the whole angle, which vanishes where the two meet.
+    Written from the target, so there is no division by the sine of the whole angle, which is 0 if the two coincide.
     """
     return sphere.geodesic(target, origin, kappa)
 
@@ -37,7 +37,7 @@ def masked_kappa(alpha: Float[Tensor, ...]) -> Float[Tensor, ...]:
 def uniform_kappa(alpha: Float[Tensor, ...], dimension: int) -> Float[Tensor, ...]:
     """Return `1 - arcsin(sqrt(1 - alpha) sin theta_0) / theta_0`, Eq. (17), `cos theta_0 = 1/sqrt(d)`.
 
-    For the flow from a token to the point with equal coordinates.
+    This is the flow from a token to the point with equal coordinates.
     """
     if dimension < 2:
         raise InputError(f"a flow between states needs at least d = 2 coordinates, got {dimension}")

@@ -1,41 +1,36 @@
-"""One-dimensional shadows of the bridge: its angle to the token, and its cosines to the token and to the start.
+"""The paper's approximate law: a Riemannian normal around a point of the geodesic from the start to the token.
+
+The exact law (`rdlm.process.exact`) costs as much and needs no approximation; this one is the paper's.
 
 | variable | symbol |
 |---|---|
+| `angle` | `arcsin alpha_t`, the angle from the start to the mean, Eq. (22) |
+| `scale` | `rho_t`, the standard deviation in each direction of the tangent space, Eq. (22) |
+| `start.angle` | `phi_0`, the angle from the start to the token |
 | `radius` | `r`, the angle to the token, Eq. (12) |
 | `on_end` | `z^T = <X, e_k>`, Eq. (13) |
 | `on_start` | `z^0 = <X, x_0>`, Eq. (14) |
+| `degrees` | `n = d - 1`, the dimension of the tangent space |
 
-All are stepped through the levels of a grid in the process's own clock, with the chain's coefficients
-`g_m` and `s2_m` of Eq. (18) for `gamma dt` and `sigma^2 dt`: they agree to first order, and stay finite in
-the last steps, where `gamma` does not.
+**Projections.** `r`, `z^T` and `z^0` are simulated through the levels of a grid, with the chain's coefficients `g_m`
+and `s2_m` of Eq. (18) for `gamma dt` and `sigma^2 dt`: they agree to first order and stay finite in the last steps,
+where `gamma` does not.
 
-The damped Kummer function that ties a Riemannian normal's scale to the length of its mean, and its inverse.
-
-For a standard normal `z` in the tangent space of dimension `n = d - 1`, Eq. (24):
+**Kummer function.** It relates the scale of a Riemannian normal to the length of its mean. For a standard normal `z`
+in the tangent space, Eq. (24):
 
     F_n(rho) = E cos(rho |z|) = 1F1(n/2; 1/2; -rho^2/2)
 
-Three functions go by that name here, for comparison:
+Three variants are provided for comparison:
 
 | name | formula | `1 - F` for small `rho` |
 |---|---|---|
 | `corrected` | `F_n` | `n rho^2 / 2` |
 | `printed` (the paper) | `exp(-rho^2/2) 1F1(d/2; 1/2; -rho^2/2)` | `(n + 2) rho^2 / 2` |
-| `coded` (its authors' program) | `exp(-rho^2/2) F_n` | `(n + 1) rho^2 / 2` |
+| `coded` (the authors' code) | `exp(-rho^2/2) F_n` | `(n + 1) rho^2 / 2` |
 
-Each falls from 1 at 0 to a negative minimum, then swings back towards 0 (for large `n` it oscillates like
-`cos(rho sqrt(n))`): the inverse lives on the part before that first minimum, near `pi / sqrt(n)`.
-
-The paper's approximate law: a Riemannian normal around a point of the geodesic from the start to the token.
-
-| variable | symbol |
-|---|---|
-| `angle` | `arcsin alpha_t`, the angle from the start to the mean |
-| `spread` | `rho_t`, the standard deviation in each direction of the tangent space |
-| `start.angle` | `phi_0`, the angle from the start to the token |
-
-The exact law (`rdlm.process.exact`) costs as much and approximates nothing; this one is the paper's.
+Each decreases from 1 at 0 to a negative minimum, then oscillates towards 0 (for large `n` like `cos(rho sqrt(n))`).
+The inverse is defined up to that first minimum, near `pi / sqrt(n)`.
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -55,11 +50,12 @@ from torch import Tensor
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid
+from rdlm.process.grid import Grid, check_total
+from rdlm.process.path import Law
 from rdlm.process.schedule import interpolate
 
 Coupling = Literal["independent", "joint"]
-"""How the noises of the two projections go together: as in the paper's Algorithm 3, or as in the full process."""
+"""The noises of the two projections: independent as in the paper's Algorithm 3, or correlated as in the process."""
 
 
 def radial_paths(bridge: Bridge, grid: Grid, paths: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
@@ -106,13 +102,13 @@ def projected_step(
 ) -> tuple[Tensor, Tensor]:
     """Return `(z^T, z^0)` after one step of Eq. (13) and Eq. (14), kept within [-1, 1].
 
-    Euler-Maruyama with two terms done better, because the length of the mean is read from these numbers: the
-    pull moves along its geodesic, and the linear `-(d - 1)/2 z ds`, stiff in high dimension, is solved exactly.
+    Euler-Maruyama with two improvements, because the scale depends on small differences of these means: the pull
+    follows its geodesic, and the linear term `-(d - 1)/2 z ds`, stiff in high dimension, is integrated exactly.
     """
     decay = math.exp(-(bridge.dimension - 1) / 2 * variance)
     scale = math.sqrt(variance)
     sine_end, sine_start = _sine(on_end), _sine(on_start)
-    # Steps are as small as 1e-7 of the state, which is why that is float64; their own last digits do not matter.
+    # Steps are as small as 1e-7 of the state, hence float64 for the state; float32 is enough for the step itself.
     slope = gain * bridge.slope(on_end.float(), remaining)
     length = slope * sine_end.float()
     slope = (special.sinc(length) * slope).double()
@@ -129,7 +125,7 @@ def projected_step(
 
 
 def _steps(grid: Grid) -> Iterator[tuple[float, float, float]]:
-    """Yield noise still to come, gain and variance of every step."""
+    """Yield remaining noise, gain and variance of every step, Eq. (18)."""
     return zip(grid.remaining.tolist(), grid.gain.tolist(), grid.variance.tolist(), strict=False)
 
 
@@ -138,16 +134,16 @@ def _sine(cosine: Tensor) -> Tensor:
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return normal draws, made in float32: three times faster, and no sum of them can tell."""
+    """Return normal draws, generated in float32, which is three times faster and accurate enough for means."""
     return torch.randn(like.shape, generator=generator).to(like.dtype)
 
 
 KummerName = Literal["corrected", "printed", "coded"]
 
 _NODES: Final = 96
-_REACH: Final = 9.5  # the chi density is below 1e-19 of its peak beyond this distance from it
+_REACH: Final = 9.5  # beyond this distance from its peak the chi density is below 1e-19 of the peak
 _KNOTS: Final = 2048
-_CHUNK: Final = 8192
+_BATCH: Final = 8192
 
 
 @dataclass(frozen=True)
@@ -174,7 +170,7 @@ def kummer_gap(degrees: int, rho: Float[Tensor, ...], name: KummerName = "correc
     """Return `1 - F_n(rho)`, Eq. (24), in float64 and to full relative precision near 0."""
     form = _form(degrees, name)
     flat = rho.double().flatten()
-    gap = torch.cat([_gap(degrees + form.extra, part) for part in flat.split(_CHUNK)]) if len(flat) else flat
+    gap = torch.cat([_gap(degrees + form.extra, part) for part in flat.split(_BATCH)]) if len(flat) else flat
     if form.damped:
         damping = torch.expm1(-flat.square() / 2)
         gap = gap * (1 + damping) - damping
@@ -184,23 +180,18 @@ def kummer_gap(degrees: int, rho: Float[Tensor, ...], name: KummerName = "correc
 def inverse_kummer(degrees: int, value: Float[Tensor, ...], name: KummerName = "corrected") -> Float[Tensor, ...]:
     """Return the smallest `rho >= 0` with `F_n(rho) = value`, the inverse of Eq. (24).
 
-    Values of 1 and above give 0; values below the first minimum of `F_n` give the place of that minimum.
+    Values of 1 and above give 0; values below the first minimum of `F_n` give the argument of that minimum.
     """
     knots, gaps = _table(degrees, name)
     wanted = (1 - value.double()).clamp(0, float(gaps[-1]))
-    # The root of the gap is almost linear in rho, so that linear interpolation starts Newton close by.
+    # sqrt(1 - F) is almost linear in rho, so linear interpolation is a good start for Newton's method.
     rho = torch.as_tensor(np.interp(wanted.sqrt().numpy(), np.sqrt(gaps), knots))
     for _ in range(3):
         slope = (kummer_gap(degrees, rho * (1 + 1e-6), name) - kummer_gap(degrees, rho * (1 - 1e-6), name)) / 2e-6
         step = (kummer_gap(degrees, rho, name) - wanted) * rho / torch.where(slope > 0, slope, torch.inf)
-        # At the minimum the slope vanishes: half of the knots' spacing bounds what Newton may correct.
+        # The slope vanishes at the minimum: limit each Newton step to half of the knots' spacing.
         rho = (rho - step.clamp(-knots[1] / 2, knots[1] / 2)).clamp(0, knots[-1])
     return torch.where(wanted > 0, rho, 0.0)
-
-
-def monotone_range(degrees: int, name: KummerName = "corrected") -> float:
-    """Return the place of the first minimum of `F_n`, Eq. (24), up to which it has an inverse."""
-    return float(_table(degrees, name)[0][-1])
 
 
 def _form(degrees: int, name: str) -> _Form:
@@ -212,7 +203,7 @@ def _form(degrees: int, name: str) -> _Form:
 
 
 def _gap(degrees: int, rho: Tensor) -> Tensor:
-    """Return `2 E sin^2(rho |z| / 2)`, a sum of one sign: nothing cancels near 0."""
+    """Return `1 - F_n = 2 E sin^2(rho |z| / 2)`, Eq. (24): a sum of one sign, without cancellation near 0."""
     length, weight = _chi(degrees)
     return 2 * torch.sin(rho[:, None] * length / 2).square() @ weight
 
@@ -221,14 +212,14 @@ def _gap(degrees: int, rho: Tensor) -> Tensor:
 def _chi(degrees: int) -> tuple[Tensor, Tensor]:
     """Return nodes and weights of Gauss-Legendre quadrature under the density of `|z|`, chi with `n` degrees.
 
-    The density has width `1/sqrt(2)` for every `n`, and `rho <= pi` turns the cosine a few times across it:
-    the integrand is entire on the interval, so that 96 nodes reach rounding.
+    The density has width `1/sqrt(2)` for every `n`, the cosine has few periods across it for `rho <= pi`, and the
+    integrand is entire: 96 nodes are exact to rounding.
     """
     peak = math.sqrt(degrees - 1)
     low = max(-peak, -_REACH)
     node, weight = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(_NODES))
     offset = low + (node + 1) * (_REACH - low) / 2
-    # log of (r / peak)^(n-1) exp(-(r^2 - peak^2) / 2) with the large terms cancelled by hand
+    # log of (r / peak)^(n-1) exp(-(r^2 - peak^2) / 2) with the large terms cancelled
     log_density = peak**2 * (torch.log1p(offset / peak) - offset / peak) - offset.square() / 2
     mass = weight * log_density.exp()
     return peak + offset, mass / mass.sum()
@@ -238,7 +229,7 @@ def _chi(degrees: int) -> tuple[Tensor, Tensor]:
 def _table(degrees: int, name: KummerName) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return `rho` and `1 - F_n(rho)` on equidistant knots from 0 to the first minimum of `F_n`."""
     low, high = 0.0, 2.0 * math.pi / math.sqrt(degrees)
-    for _ in range(12):  # each round narrows the bracket of the minimum 32 times, to rounding's flat bottom
+    for _ in range(12):  # each iteration narrows the bracket of the minimum 32 times
         rho = torch.linspace(low, high, 65, dtype=torch.float64)
         gap = kummer_gap(degrees, rho, name)
         falls = (gap[1:] < gap[:-1]).nonzero()
@@ -252,34 +243,38 @@ def _table(degrees: int, name: KummerName) -> tuple[npt.NDArray[np.float64], npt
 
 
 @dataclass(frozen=True, eq=False)
-class NormalLaw:
-    """Draws of `exp_mu(rho z)`, Eq. (22), with parameters between those of a table.
-
-    `remaining` are the table's levels of noise still to come, rising from 0 to `S`.
-    """
+class NormalLaw(Law):
+    """Draws of `exp_mu(rho z)`, Eq. (22), with parameters interpolated between the levels of a grid."""
 
     bridge: Bridge
-    remaining: Tensor
-    angle: Tensor
-    spread: Tensor
+    grid: Grid
+    angle: Float[Tensor, " levels"]
+    scale: Float[Tensor, " levels"]
 
     def parameters(self, remaining: Float[Tensor, ...] | float) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
-        """Return `alpha` and `rho`, Eq. (23), at levels of noise still to come."""
-        angle, spread = self._at(torch.as_tensor(remaining, dtype=self.remaining.dtype, device=self.remaining.device))
-        return angle.sin(), spread
+        """Return `alpha` and `rho`, Eq. (23), at any remaining noise."""
+        knots = self.grid.remaining
+        angle, scale = self._at(torch.as_tensor(remaining, dtype=knots.dtype, device=knots.device))
+        return angle.sin(), scale
 
     def draw(
         self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
-        """Return states with so much noise still to come, Eq. (22); the vertex at 0, the start at `S`."""
-        level = torch.as_tensor(remaining, dtype=self.remaining.dtype, device=token.device).expand(token.shape)
-        angle, spread = self._at(level)
+        """Return states at any remaining noise, Eq. (22): the vertex at 0, the start at `S`."""
+        level = torch.as_tensor(remaining, dtype=self.grid.remaining.dtype, device=token.device).expand(token.shape)
+        angle, scale = self._at(level)
         mean = self._mean(token, angle)
-        return sphere.exponential(mean, spread.to(mean)[..., None] * sphere.tangent_normal(mean, generator))
+        return sphere.exponential(mean, scale.to(mean)[..., None] * sphere.tangent_normal(mean, generator))
 
     def _at(self, remaining: Tensor) -> tuple[Tensor, Tensor]:
-        knots = self.remaining
-        return interpolate(remaining, knots, self.angle), interpolate(remaining, knots, self.spread)
+        """Return angle and scale by linear interpolation."""
+        knots, angle, scale = self._rising
+        return interpolate(remaining, knots, angle), interpolate(remaining, knots, scale)
+
+    @cached_property
+    def _rising(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Remaining noise, angle and scale in the order of rising noise."""
+        return self.grid.remaining.flip(0), self.angle.flip(0), self.scale.flip(0)
 
     def _mean(self, token: Tensor, angle: Tensor) -> Tensor:
         """Return `alpha/sin(phi_0) e_k + (sqrt(1 - alpha^2) - alpha cot(phi_0)) x_0`, Eq. (22)."""
@@ -291,11 +286,11 @@ class NormalLaw:
 
     def to(self, device: torch.device | str) -> NormalLaw:
         """Return the law with its table on `device`."""
-        return NormalLaw(self.bridge, self.remaining.to(device), self.angle.to(device), self.spread.to(device))
+        return NormalLaw(self.bridge, self.grid.to(device), self.angle.to(device), self.scale.to(device))
 
 
 def refined(grid: Grid, steps: int = 2000) -> Grid:
-    """Return the grid with every step cut into equal parts of its noise, `steps` or more of them in all."""
+    """Return the grid with every step divided into equal parts, at least `steps` of them in total."""
     parts = max(1, math.ceil(steps / grid.steps))
     inside = torch.arange(parts, dtype=grid.remaining.dtype) / parts
     levels = grid.remaining[:-1, None] + (grid.remaining[1:] - grid.remaining[:-1])[:, None] * inside  # [steps, parts]
@@ -312,9 +307,9 @@ def precompute(
 ) -> NormalLaw:
     """Return the law with parameters from simulated mean projections, Eq. (23): the paper's Algorithm 3.
 
-    The grid's levels are its `K` times. The paper draws the noises of the two projections independently, which
-    they are not: near the end that makes `rho^2` 4% too large at d = 4, and it stays within chance of the truth
-    with the `joint` noises taken here.
+    The grid's levels are its `K` times. The paper draws the noises of the two projections independently, although
+    they are correlated: at d = 4 this makes `rho^2` 4% too large near the end. With the default `joint` noises it is
+    within the simulation's error of the true value.
     """
     on_end, on_start = mean_projections(bridge, grid, paths, coupling, generator)
     return from_projections(bridge, grid, on_end, on_start, kummer)
@@ -328,8 +323,7 @@ def mean_projections(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the means of `z^T` and `z^0`, Eq. (13) and Eq. (14), at every level of the grid, each [K + 1]."""
-    if abs(grid.total - bridge.total) > 1e-6 * bridge.total:
-        raise InputError(f"the grid's total noise {grid.total:g} is not the bridge's, {bridge.total:g}")
+    check_total(grid, bridge.total)
     means = torch.empty(2, grid.steps + 1, dtype=torch.float64)
     for level, (on_end, on_start) in enumerate(projected_paths(bridge, grid, paths, coupling, generator)):
         means[0, level], means[1, level] = on_end.mean(), on_start.mean()
@@ -340,11 +334,11 @@ def from_projections(
     bridge: Bridge, grid: Grid, on_end: Tensor, on_start: Tensor, kummer: KummerName = "corrected"
 ) -> NormalLaw:
     """Return the law whose parameters match mean projections at the grid's levels, Eq. (23)."""
-    angle, spread = match_moments(bridge, on_end, on_start, kummer)
-    # Both ends are known: the start itself and the vertex itself, without spread.
+    angle, scale = match_moments(bridge, on_end, on_start, kummer)
+    # Both ends are known exactly: the start and the vertex, with scale 0.
     angle[0], angle[-1] = 0.0, bridge.start.angle
-    spread[0], spread[-1] = 0.0, 0.0
-    return NormalLaw(bridge, grid.remaining.flip(0), angle.flip(0), spread.flip(0))
+    scale[0], scale[-1] = 0.0, 0.0
+    return NormalLaw(bridge, grid, angle, scale)
 
 
 def match_moments(
@@ -352,11 +346,11 @@ def match_moments(
 ) -> tuple[Tensor, Tensor]:
     """Return `arcsin alpha` and `rho` from mean projections, Eq. (23).
 
-    Written without the ratio of the two, which is 0/0 at the end of the masked path. The mean's length
-    `F_n(rho)` is that of its part in the plane of token and start, outside of which it is 0.
+    Computed without the ratio of the two, which is 0/0 at the end of the masked path. The mean lies in the plane of
+    token and start, and its length is `F_n(rho)`.
     """
     cosine, sine = bridge.start.token_coordinate, math.sin(bridge.start.angle)
     across = (on_end - cosine * on_start) / sine
     angle = torch.atan2(across, on_start)
-    spread = inverse_kummer(bridge.dimension - 1, torch.hypot(across, on_start), kummer)
-    return angle, spread
+    scale = inverse_kummer(bridge.dimension - 1, torch.hypot(across, on_start), kummer)
+    return angle, scale

@@ -1,13 +1,20 @@
-"""Asynchronous clocks: every position lives in a window of its own inside the common time.
+"""Token schedules: each position runs through its bridge in its own part of the sampling time, Eq. (35).
 
-Width 1 is the synchronous process; a width of one step is masked diffusion (random starts) or
-autoregression (ordered starts). The starts are drawn independently of the data, so that the
-likelihood bound holds for every draw of them and hence on average. Starts that are `spread` come in a
-random order too, but those of one step lie as far apart as they can: what is decided at once, each position
-without knowing of the others, then depends on each other least.
+Width 1 is the synchronous process; a width of one step is masked diffusion (random order) or autoregression (left to
+right). The starts are drawn independently of the data, so the likelihood bound holds for every draw of them and hence
+on average. The `strided` order is random too, but positions that start in the same step are as far apart as possible:
+tokens decoded in one step are sampled independently of each other, and distant ones depend on each other least (as in
+the MAC and Halton schedulers).
 
-A sequence may also be cut into chunks that run one after the other, each in so many turns: chunks of one position are
-autoregression, one chunk is the family above.
+A sequence can also be divided into blocks that are sampled one after the other, each in the same number of steps, as in
+block diffusion (BD3-LM): blocks of one position are autoregression, a single block is the family above. Noise levels
+that differ between positions are those of Diffusion Forcing and Rolling Diffusion.
+
+| variable | symbol |
+|---|---|
+| `width` | `w`, the share of the sampling time that one position takes |
+| `starts`, `offsets` | `tau_i` and `o_i`, the start of position `i` in time and in steps |
+| `nfe` | `M`, network evaluations |
 """
 
 from __future__ import annotations
@@ -26,43 +33,39 @@ Order = OrderName
 
 @dataclass(frozen=True)
 class TokenSchedule:
-    """The part `width` of the common time in which one position runs through its whole bridge, Eq. (35)."""
+    """The share `width` of the sampling time in which one position runs through its whole bridge, Eq. (35)."""
 
     width: float = 1.0
     order: Order = "random"
     block: int = 0
-    """Positions of a chunk, inside of whose turns the windows then lie; 0: the whole sequence is one."""
+    """Positions of a block, within whose steps `width` then applies; 0: the whole sequence is one block."""
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 1:
             raise InputError(f"the width of a window must lie in (0, 1], got {self.width}")
         if self.block < 0:
-            raise InputError(f"a chunk has at least one position (0: no chunks), got {self.block}")
+            raise InputError(f"a block has at least one position (0: no blocks), got {self.block}")
         _check_order(self.order)
 
     def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the times [batch, length] at which positions start, Eq. (35); all 0 for width 1.
 
-        In continuous time no two positions start at once: a spread order is a random one.
+        In continuous time no two positions start together, so the strided order is the random one.
         """
         span = 1 - self.width
         if self.order == "left_to_right":
             return span * torch.linspace(0, 1, length).expand(batch, length)
         return span * torch.rand(batch, length, generator=generator)
 
-    def local_time(self, time: Tensor, starts: Tensor) -> Tensor:
-        """Return each position's own time in [0, 1] at the common `time` [batch, 1], Eq. (35)."""
-        return ((time - starts) / self.width).clamp(0, 1)
-
     def discretize(self, nfe: int, length: int = 0) -> TokenSteps:
-        """Return the same family in whole steps: `nfe` network calls, round(width * calls) for each position.
+        """Return the schedule in whole steps: `nfe` network evaluations, round(width * nfe) of them for each position.
 
-        Chunks of a sequence of `length` share the calls evenly, and what is left over is not used. Where there are
-        fewer calls than chunks, but half as many, chunks are four times as large, in two turns or more; with fewer than
-        that there are none, and all of the sequence runs together: of what so few calls can do, that measures best.
+        The blocks of a sequence of `length` share the evaluations evenly; a remainder is not used. With fewer
+        evaluations than blocks, but at least half as many, blocks are four times as large; with fewer than that there
+        are none. Both choices gave the best samples at so few evaluations.
         """
         if nfe < 1:
-            raise InputError(f"at least one network call is needed, got {nfe}")
+            raise InputError(f"at least one network evaluation is needed, got {nfe}")
         block, blocks = self.block, -(-length // self.block) if self.block else 1
         if nfe < blocks <= 2 * nfe:
             block, blocks = 4 * block, -(-length // (4 * block))
@@ -71,41 +74,41 @@ class TokenSchedule:
         turns = nfe // blocks
         steps = max(1, round(self.width * turns))
         if steps == 1 and self.order != "random":
-            turns = min(turns, block)  # each token has one to itself, and more would be idle
+            turns = min(turns, block)  # one step per token; more would be idle
         return TokenSteps(turns * blocks, steps, self.order, block, turns)
 
 
 @dataclass(frozen=True)
 class TokenSteps:
-    """A window in whole steps: of `nfe` common steps each position takes `steps` consecutive ones.
+    """A token schedule in whole steps: of `nfe` global steps each position takes `steps` consecutive ones.
 
-    Starting on whole steps lets all positions share one local grid, hence one table of the exact law.
+    Because offsets are whole steps, all positions share one local grid and one table of the exact law.
     """
 
     nfe: int
     steps: int
     order: Order = "random"
     block: int = 0
-    """Positions of a chunk; 0: the whole sequence is one."""
+    """Positions of a block; 0: the whole sequence is one block."""
     turns: int = 0
-    """The steps of one chunk, where there are chunks; `nfe` of them where chunks run side by side."""
+    """Steps of one block, if there are blocks; equal to `nfe` if all blocks run at once."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= self.period:
-            raise InputError(f"the steps of a lane must lie in [1, {self.period}], the calls, got {self.steps}")
+            raise InputError(f"the steps of a position must lie in [1, {self.period}], got {self.steps}")
         _check_order(self.order)
 
     @property
     def period(self) -> int:
-        """Return the steps in which a lane lies: a chunk's, or all."""
+        """The number of global steps that positions of one block share."""
         return self.turns if self.block else self.nfe
 
     def side_by_side(self) -> TokenSteps:
-        """Return the lanes with all chunks running at once, as they can where every chunk knows the ones before it."""
+        """Return the schedule with all blocks at once, valid if each is conditioned on the clean ones before it."""
         return replace(self, nfe=self.turns) if self.block else self
 
     def offsets(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
-        """Return the common step [batch, length] before which each position rests at its start, Eq. (35)."""
+        """Return the global step [batch, length] at which each position starts, Eq. (35)."""
         if not self.block:
             return self._inside(batch, length, generator)
         blocks = -(-length // self.block)
@@ -114,30 +117,31 @@ class TokenSteps:
         return inside if self.nfe == self.turns else begin + inside
 
     def _inside(self, batch: int, length: int, generator: torch.Generator | None) -> Tensor:
-        """Return the offsets of positions of one chunk, from its first step on."""
+        """Return the offsets of the positions of one block, relative to its first step."""
         latest = self.period - self.steps
         if self.order == "random":
             return torch.randint(latest + 1, (batch, length), generator=generator)
         if self.order == "left_to_right":
             return torch.linspace(0, latest, length).round().long().expand(batch, length)
         shuffled = torch.rand(batch, latest + 1, generator=generator).argsort(1)
-        # Position i starts with i + latest + 1, i + 2 (latest + 1), ... : nothing nearer to it starts in the same step.
+        # Positions i, i + latest + 1, i + 2 (latest + 1), ... start in the same step, and no nearer ones.
         return shuffled[:, torch.arange(length) % (latest + 1)]
 
     def local_step(self, step: Tensor | int, offsets: Tensor) -> Tensor:
-        """Return each position's own step in [0, steps]; `steps` means that it is finished."""
+        """Return each position's local step in [0, steps]; `steps` means finished."""
         return (step - offsets).clamp(0, self.steps)
 
     def share(self, step: Tensor, offsets: Tensor) -> Tensor:
-        """Return the part of each position's term that counts at a common step: 1 while it runs, 0 once finished.
+        """Return the weight of each position's term at a global step: 1 while it runs, 0 once it is finished.
 
-        Random and spread starts are exchangeable among the positions that still rest, whose states are alike. So each
-        of them counts with its chance to start now, instead of some with 1 and the others with 0: the mean is the same.
+        Random and strided starts are exchangeable among the positions that have not started, whose states are equal.
+        Each of them is weighted by its probability to start now, in place of 1 for some and 0 for the others: the mean
+        is the same and the variance is lower.
         """
         running = ((step > offsets) & (step - offsets < self.steps)).to(torch.float32)
         if self.order == "left_to_right":
             return running + (step == offsets).to(torch.float32)
-        begin = offsets - offsets % self.period  # the first step of each position's chunk, and how many are left to it
+        begin = offsets - offsets % self.period  # first step of each position's block
         left = (begin + self.period - self.steps + 1.0 - step).clamp_min(1.0)
         return running + ((begin <= step) & (step <= offsets)) / left
 

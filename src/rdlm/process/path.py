@@ -1,22 +1,30 @@
-"""Paths: which bridge a position follows at which level of noise, and mixtures of paths.
+"""Paths: which bridge a position follows at which level of noise; mixtures of paths; laws of their states.
 
-A `Path` is one bridge, or two with a switch between them: at the switch a token is drawn from the
-model and the position is put at the second bridge's law given that token. A `Mixture` draws one of
-several paths once per sequence.
+A `Path` is one bridge, or two bridges with a switch between them: at the switch a token is sampled from the model and
+the state is drawn again from the second bridge's law given that token. A `Mixture` samples one of several paths per
+sequence. A `Law` draws the state of a position given its token and the remaining noise; `PathLaw` combines
+the laws of the two bridges of a switching path.
+
+| variable | symbol |
+|---|---|
+| `remaining` | `B`, the remaining noise |
+| `switch_remaining` | `B` at the switch of a path, Eq. (32) |
+| `level` | `m`, index of a grid's noise level `B_m` |
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.process import bridge as start
-from rdlm.process.bridge import Bridge, BridgeKind
+from rdlm.process.bridge import Bridge, BridgeKind, masked_start, uniform_start
 from rdlm.process.grid import Grid
 
 
@@ -34,7 +42,7 @@ class Path:
         first, second = ((b.vocabulary, b.total, b.kind) for b in (self.bridge, self.second))
         if first != second:
             raise InputError(
-                "the two bridges of a switching path need one vocabulary, one total noise and one kind, "
+                "the two bridges of a switching path must have the same vocabulary, total noise and kind, "
                 f"got {first} and {second}"
             )
         if not 0 < self.switch_remaining < self.bridge.total:
@@ -42,11 +50,34 @@ class Path:
                 f"the noise at the switch must lie in (0, {self.bridge.total:g}), got {self.switch_remaining:g}"
             )
 
+    @property
+    def bridges(self) -> tuple[Bridge, ...]:
+        """The bridges in the order in which a position follows them."""
+        return (self.bridge,) if self.second is None else (self.bridge, self.second)
+
+    def on_second(self, remaining: Float[Tensor, ...]) -> Bool[Tensor, ...]:
+        """Return where positions with this remaining noise follow the second bridge: `B <= B_switch`, Eq. (32)."""
+        if self.second is None:
+            return torch.zeros_like(remaining, dtype=torch.bool)
+        return remaining <= self.switch_remaining
+
+    def select(self, remaining: Float[Tensor, ...], values: Sequence[Float[Tensor, "... d"]]) -> Float[Tensor, "... d"]:
+        """Return at each position the value that belongs to its bridge; `values` has one tensor per bridge."""
+        if self.second is None:
+            return values[0]
+        first, second = values
+        return torch.where(self.on_second(remaining)[..., None], second, first)
+
+    def start(self, remaining: Float[Tensor, ...], dtype: torch.dtype) -> Float[Tensor, "... d"]:
+        """Return the start of the bridge that each position follows."""
+        points = [bridge.start.point(dtype, remaining.device) for bridge in self.bridges]
+        return self.select(remaining, points).expand(*remaining.shape, self.bridge.dimension)
+
     def switch_step(self, grid: Grid) -> int | None:
-        """Return the step of the grid that switches: the one that passes below `switch_remaining`."""
+        """Return the step of the grid that crosses `switch_remaining`; None without a second bridge."""
         if self.second is None:
             return None
-        return int((grid.remaining > self.switch_remaining).sum()) - 1
+        return int((~self.on_second(grid.remaining)).sum()) - 1
 
 
 @dataclass(frozen=True)
@@ -58,23 +89,23 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if len(self.paths) != len(self.weights) or not self.paths:
-            raise InputError("a mixture needs as many weights as paths, and at least one of each")
+            raise InputError("a mixture needs at least one path and one weight per path")
         if min(self.weights) < 0 or not math.isclose(sum(self.weights), 1, abs_tol=1e-9):
-            raise InputError(f"the weights of a mixture must be non-negative and add up to 1, got {self.weights}")
+            raise InputError(f"the weights of a mixture must be non-negative and sum to 1, got {self.weights}")
 
 
 def masked_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
-    """Return the path from the mask's vertex."""
-    return Path(Bridge(start.masked(vocabulary), total, kind))
+    """Return the path that starts at the vertex of the mask."""
+    return Path(Bridge(masked_start(vocabulary), total, kind))
 
 
 def uniform_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
-    """Return the path from the sphere's centre of all coordinates."""
-    return Path(Bridge(start.uniform(vocabulary), total, kind))
+    """Return the path that starts at the point with equal coordinates."""
+    return Path(Bridge(uniform_start(vocabulary), total, kind))
 
 
 def switching_path(vocabulary: int, total: float, switch_remaining: float, kind: BridgeKind = "brownian") -> Path:
-    """Return the uniform path that turns into the masked one below `switch_remaining`, Eq. (32)."""
+    """Return the uniform path that switches to the masked one at `switch_remaining`, Eq. (32)."""
     first, second = uniform_path(vocabulary, total, kind), masked_path(vocabulary, total, kind)
     return Path(first.bridge, second.bridge, switch_remaining)
 
@@ -85,11 +116,68 @@ def constant_mixture(vocabulary: int, total: float, weight: float, kind: BridgeK
     return Mixture(paths, (weight, 1 - weight))
 
 
+class Law(ABC):
+    """The distribution of a state given its token and the remaining noise."""
+
+    grid: Grid
+    """The chain whose states are drawn."""
+
+    @abstractmethod
+    def draw(
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return one state per token; `remaining` broadcasts to the shape of `token`."""
+
+    def draw_at_level(
+        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return one state per token at levels of the grid: 0 is the start and M the vertex."""
+        return self.draw(token, self.grid.remaining.to(token.device)[level], generator)
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Law:
+        """Return the law with its tables on `device`."""
+
+
+@dataclass(frozen=True, eq=False)
+class PathLaw(Law):
+    """The law of a path's states: that of its first bridge above the switch and of its second below, Eq. (32)."""
+
+    path: Path
+    grid: Grid
+    laws: tuple[Law, ...]
+    """One law per bridge, all on `grid`."""
+
+    @staticmethod
+    def of(path: Path, law: Callable[[Bridge], Law]) -> PathLaw:
+        """Return the law of a path from a function that returns the law of each bridge."""
+        laws = tuple(law(bridge) for bridge in path.bridges)
+        return PathLaw(path, laws[0].grid, laws)
+
+    def draw(
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return one state per token; `remaining` broadcasts to the shape of `token`."""
+        states = [law.draw(token, remaining, generator) for law in self.laws]
+        return self.path.select(torch.as_tensor(remaining, device=token.device), states)
+
+    def draw_at_level(
+        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return one state per token at levels of the grid: 0 is the start and M the vertex."""
+        remaining = self.grid.remaining.to(token.device)[level]
+        return self.path.select(remaining, [law.draw_at_level(token, level, generator) for law in self.laws])
+
+    def to(self, device: torch.device | str) -> PathLaw:
+        """Return the law with its tables on `device`."""
+        return PathLaw(self.path, self.grid.to(device), tuple(law.to(device) for law in self.laws))
+
+
 def log_evidence(path: Path, state: Float[Tensor, "... d"], remaining: Float[Tensor, ...]) -> Float[Tensor, "... v"]:
     """Return the log-likelihood of every token given each position's own state alone, Eq. (27).
 
-    It is the same for both bridges of a switching path: only the angle to a token tells tokens apart.
-    Beyond the range of the heat kernel's expansion it is refused, for the logarithm bridge, too.
+    It is the same for both bridges of a switching path, because it depends on the angles to the tokens only. Raises
+    InputError outside the range of the heat kernel's expansion, also for the logarithm bridge.
     """
     path.bridge.check_evidence()
     return path.bridge.log_likelihood(state, remaining)
@@ -98,15 +186,16 @@ def log_evidence(path: Path, state: Float[Tensor, "... d"], remaining: Float[Ten
 def joint_posterior(
     path: Path, log_joint: Tensor, state: Float[Tensor, "batch length d"], remaining: Float[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length v"]:
-    """Return `log p(token | all states)` when the joint law of the tokens is known, by Bayes' rule, Eq. (27).
+    """Return `log p(token | all states)` by Bayes' rule for tokens with a known joint distribution, Eq. (27).
 
-    `log_joint` has one axis of `v` entries per position. Exact for the Brownian bridge, near for the logarithm one.
+    `log_joint` has one axis of `v` entries per position. Exact for the Brownian bridge, approximate for the
+    logarithm bridge.
     """
     evidence = log_evidence(path, state, remaining)
     batch, length, tokens = evidence.shape
-    joint = log_joint.to(evidence)
+    joint = log_joint.to(evidence)  # [v, ..., v]
     for position in range(length):
         shape = [batch] + [tokens if axis == position else 1 for axis in range(length)]
-        joint = joint + evidence[:, position].view(shape)
+        joint = joint + evidence[:, position].view(shape)  # [batch, v, ..., v]
     marginals = [joint.movedim(position + 1, 1).reshape(batch, tokens, -1).logsumexp(-1) for position in range(length)]
     return torch.log_softmax(torch.stack(marginals, dim=1), dim=-1)

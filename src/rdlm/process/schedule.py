@@ -1,13 +1,12 @@
-"""Schedules: maps from time `t` in [0, 1] to the noise still to come, the process's own clock.
+"""Noise schedules: maps from time `t` in [0, 1] to the remaining noise `B(t)`, Eq. (8).
 
-The law of a bridge depends on its total noise `S` alone; a schedule only says when it is spent.
+The distribution of a bridge's path depends on its total noise `S` alone; a schedule only reparametrises time.
 
 | variable | symbol |
 |---|---|
 | `rate(t)` | `beta_t = sigma_t^2` |
 | `remaining(t)` | `B(t)`, the integral of `beta` from `t` to 1 |
 | `total` | `S = B(0)` |
-| `pull_rate(t)` | `gamma_t = beta_t / B(t)` |
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ PAPER_LAST_RATE: Final = 0.2
 
 
 class Schedule(ABC):
-    """A clock, Eq. (8): strictly decreasing noise still to come, from `total` at time 0 to 0 at time 1."""
+    """A noise schedule, Eq. (8): remaining noise that decreases strictly from `total` at time 0 to 0 at time 1."""
 
     @property
     @abstractmethod
     def total(self) -> float:
-        """Return the total noise `S`, Eq. (8)."""
+        """The total noise `S = B(0)`, Eq. (8)."""
 
     @abstractmethod
     def _rate(self, time: Tensor) -> Tensor: ...
@@ -48,22 +47,18 @@ class Schedule(ABC):
         return self._rate(_checked(time, "time", 1.0))
 
     def remaining(self, time: Tensor | float) -> Tensor:
-        """Return the noise still to come `B(t)`, Eq. (8); `S` at 0 and exactly 0 at 1."""
+        """Return the remaining noise `B(t)`, Eq. (8); `S` at 0 and exactly 0 at 1."""
         return self._remaining(_checked(time, "time", 1.0))
 
     def time(self, remaining: Tensor | float) -> Tensor:
-        """Return the time at which so much noise is still to come, the inverse of Eq. (8)."""
+        """Return the time at which `B(t)` is `remaining`, the inverse of Eq. (8)."""
         return self._time(_checked(remaining, "remaining noise", self.total))
-
-    def pull_rate(self, time: Tensor | float) -> Tensor:
-        """Return `gamma_t = beta_t / B(t)`, Eq. (8); infinite at time 1."""
-        return self.rate(time) / self.remaining(time)
 
 
 def _checked(value: Tensor | float, name: str, largest: float) -> Tensor:
     """Return `value` as a tensor (numbers in float64) after a check of its range on the CPU."""
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-    # On another device the check would wait for the device: there only the CPU's callers are checked.
+    # Only on the CPU: on another device the check would force a synchronisation.
     if tensor.device.type == "cpu" and tensor.numel():
         low, high = tensor.min().item(), tensor.max().item()
         slack = 1e-6 * largest  # float32 rounding of an end point
@@ -94,7 +89,7 @@ class Geometric(Schedule):
 
     @property
     def total(self) -> float:
-        """Return `S`, Eq. (8)."""
+        """`S`, Eq. (8)."""
         slope = self._slope
         return self.first if slope == 0 else (self.last - self.first) / slope
 
@@ -114,7 +109,7 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """A rate that goes linearly from `first` to `last`; `first == last` is the constant schedule."""
+    """A rate that is linear in time, `beta_t = first + (last - first) t`; `first == last` is the constant schedule."""
 
     first: float
     last: float
@@ -124,7 +119,7 @@ class Linear(Schedule):
 
     @property
     def total(self) -> float:
-        """Return `S`, Eq. (8)."""
+        """`S`, Eq. (8)."""
         return (self.first + self.last) / 2
 
     def _rate(self, time: Tensor) -> Tensor:
@@ -141,7 +136,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """A clock whose noise still to come is `S cos^2(pi t / 2)`: slow at both ends."""
+    """The schedule `B(t) = S cos^2(pi t / 2)`, whose rate is 0 at both ends."""
 
     noise: float
 
@@ -150,7 +145,7 @@ class Cosine(Schedule):
 
     @property
     def total(self) -> float:
-        """Return `S`, Eq. (8)."""
+        """`S`, Eq. (8)."""
         return self.noise
 
     def _rate(self, time: Tensor) -> Tensor:
@@ -163,47 +158,8 @@ class Cosine(Schedule):
         return 1 - 2 / math.pi * torch.asin((remaining / self.total).clamp(0, 1).sqrt())
 
 
-@dataclass(frozen=True)
-class Tabulated(Schedule):
-    """A clock given by a table: noise still to come at increasing times, linear in between."""
-
-    times: tuple[float, ...]
-    noises: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.times) != len(self.noises) or len(self.times) < 2:
-            raise InputError("a tabulated clock needs as many times as noises, and at least two of each")
-        rising = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
-        if not rising or self.times[0] != 0 or self.times[-1] != 1:
-            raise InputError("the times of a tabulated clock must rise strictly from 0 to 1")
-        falling = all(a > b for a, b in zip(self.noises, self.noises[1:], strict=False))
-        if not falling or self.noises[-1] != 0 or not math.isfinite(self.noises[0]):
-            raise InputError("the noise still to come of a tabulated clock must fall strictly to 0: it is not monotone")
-
-    @property
-    def total(self) -> float:
-        """Return `S`, Eq. (8)."""
-        return self.noises[0]
-
-    def _rate(self, time: Tensor) -> Tensor:
-        times, noises = _knots(self.times, time), _knots(self.noises, time)
-        index = torch.searchsorted(times, time.contiguous(), right=True).clamp(1, len(times) - 1)
-        return (noises[index - 1] - noises[index]) / (times[index] - times[index - 1])
-
-    def _remaining(self, time: Tensor) -> Tensor:
-        return interpolate(time, _knots(self.times, time), _knots(self.noises, time))
-
-    def _time(self, remaining: Tensor) -> Tensor:
-        rising_noise = _knots(self.noises[::-1], remaining)
-        return interpolate(remaining, rising_noise, _knots(self.times[::-1], remaining))
-
-
-def _knots(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
-
-
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Return the piecewise linear function through (knots, values) at `x`; `knots` rise."""
+    """Return the piecewise linear function through (knots, values) at `x`; `knots` increase."""
     index = torch.searchsorted(knots, x.contiguous(), right=True).clamp(1, len(knots) - 1)
     weight = (x - knots[index - 1]) / (knots[index] - knots[index - 1])
     return torch.lerp(values[index - 1], values[index], weight)
@@ -220,7 +176,7 @@ def schedule(name: str, total: float) -> Schedule:
     named: dict[str, Schedule] = {
         "geometric": Geometric(paper.first * scale, paper.last * scale),
         "constant": Linear(total, total),
-        "linear": Linear(2 * total / 201, 400 * total / 201),  # last rate 200 times the first, as in the paper
+        "linear": Linear(2 * total / 201, 400 * total / 201),  # as in the paper, the last rate is 200 times the first
         "cosine": Cosine(total),
     }
     if name not in named:

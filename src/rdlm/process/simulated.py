@@ -1,4 +1,10 @@
-"""The ground truth: the bridge's geodesic random walk in all `d` dimensions, for tests and comparisons."""
+"""The reference law: the bridge's geodesic random walk in all `d` dimensions, Eq. (19), for tests and comparisons.
+
+| variable | symbol |
+|---|---|
+| `before`, `after` | `B_m` and `B_{m+1}`, the remaining noise before and after a step |
+| `gain` | `g_m`, Eq. (18) |
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process import kernel as chain
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid, StepCoefficients
-
-# As a module: the chain imports the exact law from this package and may still be loading.
+from rdlm.process.grid import Grid, StepCoefficients, check_total
+from rdlm.process.kernel import draw_token_step
+from rdlm.process.path import Law, Path, PathLaw
 
 
 @dataclass(frozen=True)
-class SimulatedLaw:
-    """Draws of the chain of `bridge` on `grid`, step by step, Eq. (19)."""
+class SimulatedLaw(Law):
+    """Draws of the chain of `bridge` on `grid`, simulated step by step, Eq. (19)."""
 
     bridge: Bridge
     grid: Grid
 
     def __post_init__(self) -> None:
-        if abs(self.grid.total - self.bridge.total) > 1e-6 * self.bridge.total:
-            raise InputError(f"the grid's total noise {self.grid.total:g} is not the bridge's, {self.bridge.total:g}")
+        check_total(self.grid, self.bridge.total)
 
     def to(self, device: torch.device | str) -> SimulatedLaw:
         """Return the law with its grid on `device`."""
@@ -35,9 +38,9 @@ class SimulatedLaw:
     def draw(
         self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
-        """Return states with so much noise still to come, Eq. (19): the last step ends on that very level.
+        """Return states at any remaining noise, Eq. (19): the last step ends at that noise level.
 
-        Without any noise to come the state is the token's vertex, as after the chain's decode step.
+        With no remaining noise the state is the token's vertex, as after the chain's decode step.
         """
         levels = self.grid.remaining.to(token.device)
         wanted = torch.as_tensor(remaining, dtype=levels.dtype, device=token.device).expand(token.shape)
@@ -51,8 +54,13 @@ class SimulatedLaw:
     def _step(
         self, state: Tensor, token: Tensor, before: Tensor, after: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """Return the state after a step from one level of noise to another; unmoved where they are equal."""
-        gain = torch.where(before > after, 1 - after / before, 0.0)  # Eq. (18), as is the variance
+        """Return the state after a step between two noise levels; unchanged where they are equal."""
+        gain = torch.where(before > after, 1 - after / before, 0.0)
         coefficients = StepCoefficients(before.to(state.dtype), gain.to(state.dtype), (after * gain).to(state.dtype))
-        move = chain.draw_token_step(self.bridge, state, token, coefficients, generator)
-        return sphere.project(sphere.exponential(state, move))
+        step = draw_token_step(self.bridge, state, token, coefficients, generator)
+        return sphere.project(sphere.exponential(state, step))
+
+
+def simulated_law(path: Path, grid: Grid) -> PathLaw:
+    """Return the law of a path's states by simulation on `grid`, Eq. (19)."""
+    return PathLaw.of(path, lambda bridge: SimulatedLaw(bridge, grid))

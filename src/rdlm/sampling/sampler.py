@@ -31,7 +31,8 @@ from torch import Tensor
 from rdlm.geometry import special
 from rdlm.likelihood import Posterior
 from rdlm.model.transformer import Cache
-from rdlm.process.kernel import Chain, ChainLaw, indices, per_sphere, to_device
+from rdlm.process.kernel import Chain, indices, per_sphere, to_device
+from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Linear, Schedule
 from rdlm.random import Noise
 from rdlm.sampling.automaton import Automaton, Choice
@@ -115,7 +116,7 @@ class Sampler:
     solver: Solver
     schedule: Schedule
     constraints: Constraints = field(default_factory=Constraints)
-    law: ChainLaw | None = None
+    law: PathLaw | None = None
     """Law from which a switching path draws its second start."""
     clean: bool = False
     """Clamp known tokens to their vertices from step 0."""
@@ -323,14 +324,14 @@ class Sampler:
             after[at] = vertices(state[at], digit[at])
         return after
 
-    def _switch(self, law: ChainLaw, after: Tensor, digit: Tensor, local: Tensor, random: Noise) -> Tensor:
+    def _switch(self, law: PathLaw, after: Tensor, digit: Tensor, local: Tensor, random: Noise) -> Tensor:
         """Return states with those that switch drawn from the second bridge's law given their token, Eq. (32)."""
         switching, then = local == self.chain.switch, (local + 1).clamp_max(self.steps)
         level, where = per_sphere(then, after), per_sphere(switching, after)[..., None]
         for rows, generator in random.rows():
             # Row by row: what one draws must not depend on whether others switch now.
             if bool(switching[rows].any()):
-                fresh = law.draw(digit[rows], level[rows], generator)
+                fresh = law.draw_at_level(digit[rows], level[rows], generator)
                 after[rows] = torch.where(where[rows], fresh, after[rows])
         return after
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rdlm.errors import unknown
 from rdlm.geometry import special, sphere
-from rdlm.process.bridge import Bridge, mixture_direction
+from rdlm.process.bridge import mean_pull
 from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel, per_sphere
 from rdlm.process.schedule import Schedule
@@ -169,21 +169,9 @@ def deterministic(step: Step) -> Tensor:
     return torch.where(at_start[..., None], mixture(step), moved)
 
 
-def mean_pull(
-    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, "..."]
-) -> Float[Tensor, "... d"]:
-    """Return `sum_l p_l v_l`, the tangent vector of the mean pull, Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
-    return mixture_direction(state, probability * slope)
-
-
 def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -> Tensor:
     """Return the start of each sphere's bridge: that of the second one after the switch."""
-    first = chain.path.bridge.start.point(like.dtype, like.device)
-    if chain.path.second is None or chain.switch < 0:
-        return first.expand_as(like)
-    second = chain.path.second.start.point(like.dtype, like.device)
-    return torch.where(per_sphere(level > chain.switch, like)[..., None], second, first)
+    return chain.path.start(per_sphere(chain.grid.remaining[level], like), like.dtype)
 
 
 def exponential(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Process
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked, uniform
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked_start, uniform_start
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import match_moments
@@ -33,7 +33,7 @@ def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[
     """
     if not 3 <= dimension <= 1 << 17:
         raise InputError(f"dimension must lie in [3, {1 << 17}], got {dimension}")
-    starts = {"masked": masked, "uniform": uniform}
+    starts = {"masked": masked_start, "uniform": uniform_start}
     if name not in starts:
         raise InputError(f"start must be one of {', '.join(starts)}, got {name!r}")
     if not 0 < noise <= 10:
@@ -59,7 +59,7 @@ def curves(name: str, noise: float, schedule_name: str, dimension: int) -> dict[
 def _means(law: ExactLaw) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean coordinates on the token and on the start, and the mean angle to the token, at every level."""
     cosine, radius = law.bridge.start.token_coordinate, law.radius.double()
-    on_token, across = radius.cos(), radius.sin() * law.heading.double()
+    on_token, across = radius.cos(), radius.sin() * law.start_cosine.double()
     on_start = cosine * on_token + math.sqrt(1 - cosine**2) * across
     return on_token.mean(1), on_start.mean(1), radius.mean(1)
 

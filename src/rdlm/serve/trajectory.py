@@ -232,4 +232,4 @@ async def _start(served: ServedModel, recorder: FrameRecorder) -> dict[str, obje
     path, times = await asyncio.to_thread(mean_path, process)
     about = {"id": f"traj-{secrets.token_hex(12)}", "model": served.name, "length": prepared.prompt.length}
     about |= {"steps": prepared.options.steps, "frames": len(recorder.steps), "seed": prepared.options.seed}
-    return about | {"mask": process.bridge.start.spread == 0, "path": path, "times": times}
+    return about | {"mask": process.bridge.start.token_weight == 0, "path": path, "times": times}

@@ -1,4 +1,4 @@
-"""Configurations as YAML: written whole, read with every unknown key and wrong type named; no torch here."""
+"""Configurations as YAML files; errors name every unknown key and wrong type. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from rdlm.errors import InputError, unknown
 from rdlm.storage.files import write_atomic
 
 KINDS: dict[str, type] = {"transformer": TransformerConfig, "convolution": ConvolutionConfig}
-"""The networks by the name that stands under `model.kind`."""
+"""Value of `model.kind` -> configuration class of the network."""
 
 LARGEST_FILE = 1 << 20
-"""Bytes of the largest file that is read as a configuration."""
+"""Bytes of the largest configuration file that is read."""
 
 Config = TypeVar("Config")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return a configuration as nested plain values; a network says its kind."""
-    kinds = {home: kind for kind, home in KINDS.items()}
-    tag = {"kind": kinds[type(config)]} if type(config) in kinds else {}
+    """Return a configuration as nested dictionaries of plain values; that of a network has a key `kind`."""
+    names = {kind: name for name, kind in KINDS.items()}
+    tag = {"kind": names[type(config)]} if type(config) in names else {}
     return tag | {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with these values; a key that is left out keeps its default.
+    """Return the configuration with these values; missing keys keep their defaults.
 
-    Keys and values of version 0.1.0 are read, too.
+    Keys and values of version 0.1.0 are translated.
     """
     return _dataclass(RunConfig, renamed_configuration(values) if isinstance(values, Mapping) else values, "")
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return a configuration as YAML, every key in its place."""
+    """Return a configuration as YAML with all keys."""
     text: str = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
     return text
 
@@ -58,7 +58,7 @@ def from_yaml(text: str, source: str = "the configuration") -> RunConfig:
 
 
 def write(path: Path, config: RunConfig) -> None:
-    """Write a configuration as YAML, whole or not at all."""
+    """Write a configuration as YAML, atomically."""
     write_atomic(path, to_yaml(config))
 
 
@@ -74,7 +74,7 @@ def read(path: Path) -> RunConfig:
 
 
 def difference(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return dotted key -> (old, new) of all that differs; a key that one of them lacks counts as None there."""
+    """Return dotted key -> (old, new) for all keys that differ; a missing key has the value None."""
     a, b = dict(_flat(to_dict(old))), dict(_flat(to_dict(new)))
     return {key: (a.get(key), b.get(key)) for key in (a | b) if a.get(key) != b.get(key)}
 
@@ -95,20 +95,20 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _dataclass(home: type[Config], values: object, key: str) -> Config:
-    """Return the dataclass `home` with `values`, which stand under the dotted `key`."""
+def _dataclass(kind: type[Config], values: object, key: str) -> Config:
+    """Return an instance of the dataclass `kind` with the `values` found under the dotted `key`."""
     if not isinstance(values, Mapping):
         raise InputError(f"{key or 'a configuration'} must be a mapping of names to values, got {values!r}")
-    hints = get_type_hints(home)
+    hints = get_type_hints(kind)
     prefix = f"{key}." if key else ""
     for name in values:
         if name not in hints:
             raise unknown("key", f"{prefix}{name}", [prefix + known for known in hints])
-    return home(**{name: _value(hints[name], value, prefix + name) for name, value in values.items()})
+    return kind(**{name: _value(hints[name], value, prefix + name) for name, value in values.items()})
 
 
 def _value(hint: Any, value: object, key: str) -> Any:
-    """Return `value` as the type `hint` wants it."""
+    """Return `value` converted to the type `hint`."""
     origin, choices = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in choices:
@@ -146,9 +146,9 @@ def _tuple(choices: tuple[Any, ...], value: object, key: str) -> tuple[Any, ...]
 
 def _scalar(hint: type, value: object, key: str) -> Any:
     if hint is float and isinstance(value, str):
-        value = _number(value)  # YAML 1.1 reads 3e-4, without a point, as text
+        value = _number(value)  # YAML 1.1 parses 3e-4, which has no decimal point, as a string
     accepted: dict[type, tuple[type, ...]] = {float: (float, int), Path: (str, Path)}
-    # To Python, True is a number too.
+    # bool is a subclass of int.
     if not isinstance(value, accepted.get(hint, (hint,))) or (isinstance(value, bool) and hint is not bool):
         kinds = {float: "a number", int: "a whole number", bool: "true or false"}
         raise InputError(f"{key} must be {kinds.get(hint, 'text')}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, checksums, suspicious reading, and the folder of caches."""
+"""Atomic writes, checksums, strict reading of untrusted JSON, and the cache folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -17,26 +17,34 @@ from typing import IO, Any, NoReturn
 from rdlm.errors import DamagedFileError, InputError
 
 LARGEST_JSON = 1 << 24
-"""Bytes of the largest JSON file that is read: a vocabulary of some hundred thousand entries fits."""
+"""Bytes of the largest JSON file that is read: enough for a vocabulary of some hundred thousand entries."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What the system says when there is no room left on the disk, in a quota, or below a limit of file sizes."""
+"""Error numbers of a full disk, an exhausted quota and a file size limit."""
+
+UNWRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+"""The same, and those of a folder that cannot be created or written."""
 
 
 def cache_dir() -> Path:
-    """Return the folder of caches: `$RDLM_CACHE`, else `$XDG_CACHE_HOME/rdlm`, else `~/.cache/rdlm`."""
+    """Return the cache folder: `$RDLM_CACHE`, else `$XDG_CACHE_HOME/rdlm`, else `~/.cache/rdlm`."""
     if given := os.environ.get("RDLM_CACHE"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rdlm"
 
 
+def damaged(path: Path, reason: str, advice: str = "") -> DamagedFileError:
+    """Return the error for a damaged file or folder; `reason` is a clause about it, `advice` an instruction."""
+    return DamagedFileError(f"{path} is damaged: {reason}{f'; {advice}' if advice else ''}")
+
+
 @contextmanager
 def atomic_open(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path` that replaces it on success and vanishes on any failure."""
+    """Open a temporary file next to `path` that replaces it on success and is removed on any failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
-    # Who may read it is for the user's mask to say, as with any file; `tempfile` would keep it for the owner alone.
+    # The umask decides who may read it, as for any file; `tempfile` would make it readable by its owner only.
     descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -47,7 +55,7 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         name.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -57,19 +65,19 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 @contextmanager
-def room(folder: Path, advice: str) -> Iterator[None]:
-    """Turn a full disk into the user's error that names the folder and says what to do."""
+def explained_write_errors(folder: Path, advice: str, numbers: Collection[int] = FULL) -> Iterator[None]:
+    """Turn an OSError with one of these numbers into an InputError that names the folder and gives advice."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in numbers:
             raise
         raise InputError(f"cannot write to {folder}: {error.strerror}; {advice}") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that a rename survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a folder (or a file) to disk, so that a rename survives a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -77,7 +85,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], object] = lambda count: None) -> str:
-    """Return the SHA-256 of a file in hexadecimal, reporting each block's size to `on_bytes`."""
+    """Return the SHA-256 of a file in hexadecimal; `on_bytes` receives the size of each block read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -87,7 +95,7 @@ def sha256_of(path: Path, on_bytes: Callable[[int], object] = lambda count: None
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a regular file for reading; a link, a pipe or a device is an OSError, and nothing waits for a writer."""
+    """Open a regular file for reading without blocking; OSError for a symbolic link, a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -96,7 +104,10 @@ def open_plain(path: Path) -> IO[bytes]:
 
 
 def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
-    """Return the object in a JSON file; anything else is damage: a link, NaN, infinity, a key twice, too many bytes."""
+    """Return the object in a JSON file.
+
+    DamagedFileError for anything else: a symbolic link, NaN, infinity, a duplicate key, more than `largest` bytes.
+    """
     try:
         with open_plain(path) as file:
             content = file.read(largest + 1)
@@ -104,27 +115,27 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
             raise ValueError(f"it has more than {largest} bytes")
         found = parse_json(content)
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from None
+        raise damaged(path, str(error)) from None
     if not isinstance(found, dict):
-        raise DamagedFileError(f"{path} is damaged: it is not a JSON object")
+        raise damaged(path, "it is not a JSON object")
     return found
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text; a ValueError also where Python's own reader would let something odd pass."""
+    """Return the value of a JSON text; ValueError also for duplicate keys and numbers that are not finite."""
     return json.loads(
-        content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_number, parse_float=_finite
+        content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant, parse_float=_finite
     )
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("an object has a duplicate key")
     return found
 
 
-def _no_number(name: str) -> NoReturn:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 

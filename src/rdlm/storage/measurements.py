@@ -1,4 +1,4 @@
-"""Evaluations as files: read with suspicion, and known by the fingerprint of the weights that they measured."""
+"""Evaluation files: validation, the fingerprint that ties them to weights, and how metrics are displayed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rdlm.errors import DamagedFileError
-from rdlm.storage.files import read_json
+from rdlm.storage.files import damaged, read_json
 
 NAME = "evaluation.json"
 MAIN = ("bits_per_character", "bits_per_dimension", "bits_per_base")
-"""The metric of each kind of data by which models are compared."""
+"""The metrics by which models are compared, one for each kind of data."""
 
 
 def fingerprint(network: nn.Module | Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of all weights by name: two models have the same one if their numbers are the same."""
+    """Return the SHA-256 over names, types, shapes and values of all weights."""
     tensors = dict(network.named_parameters()) if isinstance(network, nn.Module) else network
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -30,21 +29,28 @@ def fingerprint(network: nn.Module | Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the evaluation that `rdlm evaluate` wrote into a file."""
+    """Return the evaluation in a file that `rdlm evaluate` wrote."""
     return checked(read_json(path), path)
 
 
-def checked(found: Any, path: Path) -> dict[str, Any]:
-    """Return an evaluation of which all that a reader needs is there and of its kind; else its file is damaged."""
+def checked(evaluation: Any, path: Path) -> dict[str, Any]:
+    """Return an evaluation after checking its keys and types; DamagedFileError names the file `path`."""
+    if not _is_evaluation(evaluation):
+        raise damaged(path, "it is not an evaluation", "run rdlm evaluate again")
+    found: dict[str, Any] = evaluation
+    return found
+
+
+def _is_evaluation(found: Any) -> bool:
     try:
-        right = all(isinstance(found[key], str) for key in ("split", "protocol")) and isinstance(found["metrics"], dict)
-        right = right and type(found["claims_bound"]) is bool and all(map(_is_metric, found["metrics"].values()))
+        return (
+            all(isinstance(found[key], str) for key in ("split", "protocol"))
+            and isinstance(found["metrics"], dict)
+            and type(found["claims_bound"]) is bool
+            and all(map(_is_metric, found["metrics"].values()))
+        )
     except (AttributeError, KeyError, TypeError):
-        right = False
-    if not right:
-        raise DamagedFileError(f"{path} is damaged: it is no evaluation; run rdlm evaluate again")
-    checked: dict[str, Any] = found
-    return checked
+        return False
 
 
 def _is_metric(metric: dict[str, Any]) -> bool:
@@ -54,14 +60,14 @@ def _is_metric(metric: dict[str, Any]) -> bool:
     )
 
 
-def standing(evaluation: Mapping[str, Any], metric: Mapping[str, Any]) -> str:
-    """Return what a number is: only what claims to be an upper bound, under a method that claims one, is called so."""
+def bound_label(evaluation: Mapping[str, Any], metric: Mapping[str, Any]) -> str:
+    """Return "upper bound" if both the evaluation and the convention of the metric claim one, else "not a bound"."""
     claimed = evaluation["claims_bound"] and metric["convention"].startswith("upper bound")
     return "upper bound" if claimed else "not a bound"
 
 
 def main_metric(evaluation: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the metric by which models of its kind are compared; None where it was not measured."""
+    """Return name and metric by which models of this kind of data are compared; None if it was not measured."""
     metrics = evaluation["metrics"]
     return next(((name, metrics[name]) for name in MAIN if name in metrics), None)
 

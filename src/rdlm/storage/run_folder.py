@@ -1,15 +1,16 @@
-"""The folder of a run: one run at a time, one configuration, its checkpoints, and which is the best.
+"""Run folders: locking, comparison of configurations, and the choice of checkpoints to keep and to resume from.
 
 runs/NAME/
     config.yaml  record.jsonl  report.html  tensorboard/
-    checkpoint-00000500/ ...      the last two, and the best by validation
-    latest.json  best.json        which is which
-    lock                          held by the running process; the system frees it when the process dies
+    checkpoint-00000500/ ...      the last two, and the one with the best validation bound
+    latest.json  best.json        the names of the latest and the best checkpoint
+    lock                          locked by the running process; the system releases it when the process ends
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -21,22 +22,21 @@ from typing import Any
 
 from rdlm.config import RunConfig
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.storage import checkpoint
-from rdlm.storage import config_file as configfile
-from rdlm.storage.files import read_json, write_atomic
+from rdlm.storage import checkpoint, config_file
+from rdlm.storage.files import damaged, read_json, write_atomic
 
 KEPT = 2
-"""Checkpoints that are kept besides the best."""
+"""Number of latest checkpoints that are kept."""
 
-WORK_ONLY = {"training.accumulate", "training.parallel", "training.device", "training.compile", "data.accept_licence"}
-"""Settings that say how the work is divided, not what is computed: a run may continue with others."""
+EXECUTION = {"training.accumulate", "training.parallel", "training.device", "training.compile", "data.accept_licence"}
+"""Settings of how, not what, is computed: a run may continue with other values."""
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process alone; a second run is refused, a dead one's claim is free."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder for this process; InputError if another running process holds the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("a+", encoding="utf-8")
@@ -56,58 +56,58 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def check_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
-    """Refuse to continue the run in a folder with another configuration, unless somebody accepts the changes."""
+    """Raise InputError if the run in a folder has another configuration, unless changes are accepted."""
     path = folder / "config.yaml"
     if not accept_changes and path.exists():
-        _refuse_changes(folder, configfile.read(path), config)
+        _check_config(folder, config_file.read(path), config)
 
 
 def check_origin(path: Path, state: Mapping[str, Any], config: RunConfig, digest: str, accept_changes: bool) -> None:
-    """Refuse a checkpoint that was made with another configuration or other data, unless somebody accepts them."""
+    """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted."""
     if accept_changes:
         return
-    _refuse_changes(path, configfile.from_dict(state.get("config", {})), config)
+    _check_config(path, config_file.from_dict(state.get("config", {})), config)
     corpus = state.get("corpus")
-    before = corpus.get("digest", digest) if isinstance(corpus, dict) else None  # older checkpoints have none
+    before = corpus.get("digest", digest) if isinstance(corpus, dict) else None  # the first checkpoints had none
     if before != digest:
         raise InputError(
-            f"{path} was trained on other data than the corpus {config.data.name!r} holds now. "
-            "Bring the old data back, choose another --out, or continue with the new data by --accept-changes"
+            f"{path} was trained on other data than the corpus {config.data.name!r} now contains. "
+            "Restore the old data, choose another --out, or continue with the new data with --accept-changes"
         )
 
 
-def _refuse_changes(place: Path, old: RunConfig, new: RunConfig) -> None:
-    changed = {key: pair for key, pair in configfile.difference(old, new).items() if key not in WORK_ONLY}
+def _check_config(path: Path, old: RunConfig, new: RunConfig) -> None:
+    changed = {key: pair for key, pair in config_file.difference(old, new).items() if key not in EXECUTION}
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise InputError(
-            f"{place} holds a run with another configuration: {listed}. "
-            "Choose another --out, or continue it with the new values by --accept-changes"
+            f"{path} belongs to a run with another configuration: {listed}. "
+            "Choose another --out, or continue with the new values with --accept-changes"
         )
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed run left half-written."""
+    """Remove the incomplete files of a run that was killed."""
     for left in folder.glob(".*.part"):
         shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def newest(folder: Path) -> int:
-    """Return the step of the newest whole checkpoint, 0 if there is none; newer damaged ones are set aside."""
+    """Return the step of the newest intact checkpoint, 0 if there is none; newer damaged ones are renamed."""
     for path in reversed(_checkpoints(folder)):
         try:
             checkpoint.verify(path)
         except DamagedFileError as error:
-            aside = _free(folder / f"damaged-{path.name}")
-            os.rename(path, aside)
-            log.warning("%s; it is now %s, and the run continues from the one before", error, aside.name)
+            renamed = _unused(folder / f"damaged-{path.name}")
+            os.rename(path, renamed)
+            log.warning("%s; it is renamed to %s, and the run continues from the one before", error, renamed.name)
         else:
             return _step(path)
     return 0
 
 
-def point(folder: Path, step: int, best: dict[str, Any] | None) -> None:
-    """Say which checkpoint is the latest and which the best, and drop those that are neither nor recent."""
+def update_pointers(folder: Path, step: int, best: dict[str, Any] | None) -> None:
+    """Write latest.json and best.json, and remove checkpoints that are neither recent nor the best."""
     write_atomic(folder / "latest.json", json.dumps({"checkpoint": checkpoint.name_of(step), "step": step}) + "\n")
     keep = {checkpoint.name_of(step)}
     if best is not None:
@@ -120,22 +120,22 @@ def point(folder: Path, step: int, best: dict[str, Any] | None) -> None:
             _remove(path)
 
 
-def pointed(folder: Path, which: str = "best") -> Path:
-    """Return the `best` (or `latest`) checkpoint of a run; the latest where no validation chose a best one yet."""
+def find_checkpoint(folder: Path, which: str = "best") -> Path:
+    """Return the `best` (or `latest`) checkpoint of a run; the latest if there was no validation yet."""
     for name in dict.fromkeys((which, "latest")):
         if (path := folder / f"{name}.json").is_file():
             target = str(read_json(path, checkpoint.LARGEST_STATE).get("checkpoint"))
             if checkpoint.NAME.fullmatch(target) is None:
-                raise DamagedFileError(f"{path} is damaged: {target!r} is no checkpoint's name")
+                raise damaged(path, f"{target!r} is not the name of a checkpoint")
             return folder / target
-    raise InputError(f"{folder} holds no checkpoint: it is not the folder of a run that has saved one")
+    raise InputError(f"{folder} has no checkpoint: it is not the folder of a run that has saved one")
 
 
 def _remove(path: Path) -> None:
-    # Renamed first: a checkpoint is never seen half-deleted.
-    gone = path.with_name(f".{path.name}.gone.part")
-    os.rename(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    # Renamed first, so that no reader sees a checkpoint with some of its files.
+    removed = path.with_name(f".{path.name}.gone.part")
+    os.rename(path, removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -147,10 +147,6 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("checkpoint-"))
 
 
-def _free(path: Path) -> Path:
-    taken = 1
-    found = path
-    while found.exists():
-        taken += 1
-        found = path.with_name(f"{path.name}-{taken}")
-    return found
+def _unused(path: Path) -> Path:
+    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
+    return next(found for name in names if not (found := path.with_name(name)).exists())

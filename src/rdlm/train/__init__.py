@@ -1,1 +1,1 @@
-"""Training: one loop, several processes, checkpoints that survive anything, and a record of what happened."""
+"""Training: the loop, data parallelism, runs that resume from checkpoints, and their record."""

@@ -1,4 +1,4 @@
-"""The training loop, top to bottom."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
 from rdlm.display.progress import bar
 from rdlm.errors import DivergedError
+from rdlm.methods.bound import Bound
 from rdlm.random import Draw, generator_of
-from rdlm.storage.files import room, write_atomic
+from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.train import optimizer
 from rdlm.train.interruption import InterruptedRunError, Interruption
-from rdlm.train.parallel import gradients, team
+from rdlm.train.parallel import gradient_sync, team
 from rdlm.train.record import Record
 from rdlm.train.report import write_report
-from rdlm.train.run import Build, Run, load_corpus, opened
-from rdlm.train.validation import Bound, measure, on, unit_of
+from rdlm.train.run import Build, Run, load_corpus, open_run
+from rdlm.train.validation import unit_of, validation_bound
 
 SAMPLES = 4
-"""Sequences that the report shows."""
+"""Samples in the report."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run stands when it ends."""
+    """The result of a run."""
 
     folder: Path
     steps: int
@@ -45,12 +46,12 @@ class Result:
     protocol: str
     unit: str
     bound: Bound | None
-    """The last validation's."""
+    """The bound of the last validation."""
     leads: bool
-    """Whether this process is the one that speaks."""
+    """Whether this process is the leader, which prints."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values, the bound with its interval in `unit`."""
+        """Return the result as plain values; the bound and its interval are in `unit`."""
         bound = None
         if self.bound is not None:
             low, high = self.bound.bits - self.bound.margin, self.bound.bits + self.bound.margin
@@ -77,50 +78,51 @@ def train(
     accept_changes: bool = False,
     load: Callable[[RunConfig], Corpus] = load_corpus,
 ) -> Result:
-    """Train, or go on training, the run in `folder`, and return how it ended; `minutes` ends it early.
+    """Start or continue the run in `folder` and return its result; stop after so many `minutes`.
 
-    SIGTERM and SIGINT save and raise InterruptedRunError; a run that diverges raises DivergedError.
+    After SIGTERM or SIGINT, save and raise InterruptedRunError; raise DivergedError if the run diverges.
     """
     training = config.training
     with ExitStack() as stack:
-        stack.enter_context(room(folder, "make room, and the same command continues from the last checkpoint"))
+        advice = "free some disk space, and the same command continues from the last checkpoint"
+        stack.enter_context(explained_write_errors(folder, advice))
         members = stack.enter_context(team(training.device))
-        run = stack.enter_context(opened(config, folder, members, build, accept_changes, load))
+        run = stack.enter_context(open_run(config, folder, members, build, accept_changes, load))
         counters = run.counters
         interruption = stack.enter_context(Interruption())
         record = stack.enter_context(Record(folder, counters.step)) if members.leads else None
         progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))
         run.network.train()
-        clock = Clock(counters.step, counters.seconds, minutes)
+        timer = Timer(counters.step, counters.seconds, minutes)
 
         while counters.step < training.steps:
             loss, norm = accumulate(run)
-            loss, signalled, over = members.add([loss / members.world, bool(interruption.received), clock.over])
+            loss, signalled, over = members.add([loss / members.world, bool(interruption.received), timer.is_over])
             update(run, loss, norm)
             counters.step += 1
-            counters.seconds = clock.seconds
+            counters.seconds = timer.seconds
             last = counters.step == training.steps or (over > 0 and not signalled)
 
             progress.update()
             if counters.step % training.record_every == 0 or last:
-                tokens_per_second = clock.rate(counters.step, training.batch * run.length)
+                tokens_per_second = timer.tokens_per_second(counters.step, training.batch * run.length)
                 write_line(run, record, tokens_per_second)
                 progress.set_postfix_str(summary(run, tokens_per_second))
             if counters.step % training.validate_every == 0 or last:
                 validate(run, record)
-                clock.pause(counters.step)
+                timer.pause(counters.step)
             best_now = counters.best is not None and counters.best["step"] == counters.step
             if counters.step % training.save_every == 0 or best_now or last or signalled:
                 if record is not None:
                     record.sync()
                 run.save()
-                clock.pause(counters.step)
+                timer.pause(counters.step)
             if signalled:
                 raise InterruptedRunError(interruption.received or signal.SIGTERM, counters.step)
             if last:
                 break
 
-        result = outcome(run)
+        result = result_of(run)
         samples = draw_samples(run)
         if members.leads:
             write_report(config, run.corpus, result.to_json(), samples, folder)
@@ -128,20 +130,20 @@ def train(
 
 
 def accumulate(run: Run) -> tuple[float, torch.Tensor]:
-    """Leave the mean gradient over all shards in the network; return this member's mean loss, and the whole norm.
+    """Compute the mean gradient over all shards; return the mean loss of this process and the norm of the gradient.
 
-    Shard j of a step has its own rows and its own randomness, whichever process it falls to.
+    The rows and the random numbers of shard j depend on the step and on j, not on the process that computes it.
     """
     seed, parts = run.config.training.seed, run.config.training.accumulate
     step, losses = run.counters.step, []
-    run.before = {name: tensor.clone() for name, tensor in run.method.state().items()}
-    run.optimizer.clear()
+    run.state_before = {name: tensor.clone() for name, tensor in run.method.state().items()}
+    run.optimizer.zero_grad()
     for part in range(parts):
         draw = Draw(seed, step, run.team.rank * parts + part, run.shards)
-        batch = on(run.batches.batch(step, draw.shard, draw.shards), run.team.device)
-        # Dropout draws from torch's global generator.
+        batch = run.batches.batch(step, draw.shard, draw.shards).to(run.team.device)
+        # Dropout uses the global generator of torch.
         torch.manual_seed(generator_of("network", seed, step, draw.shard, draw.shards).initial_seed())
-        with gradients(run.method.network, run.network, last=part == parts - 1):
+        with gradient_sync(run.method.network, run.network, last=part == parts - 1):
             loss = run.method.loss(batch, draw)
             (loss / parts).backward()
         losses.append(loss.detach())
@@ -149,11 +151,11 @@ def accumulate(run: Run) -> tuple[float, torch.Tensor]:
 
 
 def update(run: Run, loss: float, norm: torch.Tensor) -> None:
-    """Move the weights and their average, or, where a number is not finite, count that and leave them alone."""
+    """Update the weights and their average; skip the step if the loss or the gradient is not finite."""
     counters = run.counters
     if not (math.isfinite(loss) and norm.isfinite()):
         counters.skipped_in_row += 1
-        run.method.load_state(run.before)
+        run.method.load_state(run.state_before)
         if counters.skipped_in_row >= run.config.training.tolerance:
             raise DivergedError(dump(run, loss, float(norm)))
         return
@@ -167,10 +169,10 @@ def update(run: Run, loss: float, norm: torch.Tensor) -> None:
 
 
 def dump(run: Run, loss: float, norm: float) -> str:
-    """Write the step's batch and where its gradient broke; return the message."""
+    """Write the batch of the step and the parameters with non-finite gradients to a file; return the error message."""
     step = run.counters.step
     path = run.folder / f"nonfinite-{step:08d}.json"
-    broken = run.optimizer.broken()
+    broken = run.optimizer.nonfinite_gradients()
     if run.team.leads:
         content = {
             "step": step,
@@ -189,7 +191,7 @@ def dump(run: Run, loss: float, norm: float) -> str:
 
 
 def write_line(run: Run, record: Record | None, tokens_per_second: float) -> None:
-    """Add the means since the last line to the record, and begin anew."""
+    """Write the means since the last line to the record, and reset them."""
     counters = run.counters
     if counters.window:
         counters.loss = counters.window_loss / counters.window
@@ -208,10 +210,10 @@ def write_line(run: Run, record: Record | None, tokens_per_second: float) -> Non
 
 
 def validate(run: Run, record: Record | None) -> None:
-    """Measure the bound with the averaged weights and note whether it is the best so far."""
+    """Evaluate the bound with the averaged weights and store it, also as the best if it is."""
     training, counters = run.config.training, run.counters
     with run.averaged():
-        bound = measure(run.method, run.held_out, training.validation_nfe, training.seed, run.team)
+        bound = validation_bound(run.method, run.held_out, training.validation_nfe, training.seed, run.team)
     counters.validation = {"step": counters.step, "bound": bound.mean, "stderr": bound.stderr}
     if math.isfinite(bound.mean) and (counters.best is None or bound.mean < counters.best["bound"]):
         counters.best = counters.validation
@@ -222,11 +224,11 @@ def validate(run: Run, record: Record | None) -> None:
 
 
 def summary(run: Run, tokens_per_second: float) -> str:
-    """Return what the progress bar says."""
+    """Return the text of the progress bar."""
     loss = "-" if run.counters.loss is None else f"{run.counters.loss:.3f}"
-    found = last_bound(run)
-    held = "" if found is None else f", {found.bits:.3f} {unit_of(run.corpus)}"
-    return f"loss {loss}, {tokens_per_second:,.0f} tokens/s{held}"
+    bound = last_bound(run)
+    validation = "" if bound is None else f", {bound.bits:.3f} {unit_of(run.corpus)}"
+    return f"loss {loss}, {tokens_per_second:,.0f} tokens/s{validation}"
 
 
 def last_bound(run: Run) -> Bound | None:
@@ -236,7 +238,7 @@ def last_bound(run: Run) -> Bound | None:
 
 
 def draw_samples(run: Run) -> list[list[int]]:
-    """Return sequences generated with the averaged weights, the same for every member."""
+    """Return sequences generated with the averaged weights, the same in all processes."""
     training = run.config.training
     with run.averaged(), torch.no_grad():
         generator = generator_of("samples", training.seed)
@@ -245,8 +247,8 @@ def draw_samples(run: Run) -> list[list[int]]:
     return samples
 
 
-def outcome(run: Run) -> Result:
-    """Return how the run stands."""
+def result_of(run: Run) -> Result:
+    """Return the result of the run so far."""
     counters = run.counters
     return Result(
         run.folder,
@@ -262,30 +264,30 @@ def outcome(run: Run) -> Result:
     )
 
 
-class Clock:
-    """Time spent, its limit, and the speed of the steps alone."""
+class Timer:
+    """Measures training time, its limit, and the speed of the steps without validation and saving."""
 
     def __init__(self, step: int, before: float, minutes: float | None) -> None:
-        self._begin = self._mark = time.monotonic()
+        self._start = self._mark = time.monotonic()
         self._before, self._limit = before, math.inf if minutes is None else 60 * minutes
         self._step = step
 
     @property
     def seconds(self) -> float:
-        """Return the run's training time, earlier parts included."""
-        return self._before + time.monotonic() - self._begin
+        """Return the training time of the run, including that before it was resumed."""
+        return self._before + time.monotonic() - self._start
 
     @property
-    def over(self) -> bool:
-        """Return whether this part has used its minutes."""
-        return time.monotonic() - self._begin >= self._limit
+    def is_over(self) -> bool:
+        """Return whether the time limit of this process is reached."""
+        return time.monotonic() - self._start >= self._limit
 
-    def rate(self, step: int, tokens: int) -> float:
-        """Return tokens per second since the last call or pause, at so many per step."""
+    def tokens_per_second(self, step: int, tokens: int) -> float:
+        """Return the speed since the last call or pause, with so many tokens per step."""
         speed = (step - self._step) * tokens / max(time.monotonic() - self._mark, 1e-9)
         self.pause(step)
         return speed
 
     def pause(self, step: int) -> None:
-        """Begin to measure speed anew, after what was not a step."""
+        """Restart the measurement of speed, after validation or saving."""
         self._mark, self._step = time.monotonic(), step

@@ -1,10 +1,8 @@
-"""Muon: momentum whose matrices are made orthogonal before they are added, so that every direction learns alike.
+"""The optimizer of a run: AdamW, or Muon and AdamW, with learning-rate schedule, gradient clipping and named state.
 
-A gradient's few large directions drown the others. Here all singular values of an update are about 1, by a polynomial
-of odd powers that a few products of small matrices evaluate (Jordan and others, 2024). For the matrices between hidden
-states alone; everything else is AdamW's.
-
-AdamW, or Muon and AdamW, with their learning rate, the norm of the gradient, and their state by parameter name.
+Muon (Jordan and others, 2024) replaces the momentum of a matrix by an orthogonal one with the same singular vectors, so
+that directions with small gradients move as far as those with large ones. Newton-Schulz iterations of an odd polynomial
+approximate it. It is for the weight matrices between hidden states; AdamW updates all other parameters.
 """
 
 from __future__ import annotations
@@ -19,86 +17,28 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rdlm.config import TrainingConfig
-from rdlm.train.parallel import assign, like, whole
-
-MOMENTUM = 0.95
-"""Decay of the gradient's average."""
-
-SIZE = 0.5
-"""Root mean square of an update's entries as a share of the learning rate; of 0.2, 0.5 and 1 it measured best."""
-
-ODD = (3.4445, -4.775, 2.0315)
-"""Coefficients of the powers 1, 3 and 5, iterated `ROUNDS` times: from 0.01 upwards singular values end near 1."""
-
-ROUNDS = 5
-
-
-def hidden(network: nn.Module) -> set[str]:
-    """Return the names of the matrices between hidden states: those of the blocks, without modulations by time."""
-    stacks = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
-    inside = {id(parameter) for stack in stacks for parameter in stack.parameters()}
-    return {
-        name
-        for name, parameter in network.named_parameters()
-        if id(parameter) in inside and parameter.ndim > 1 and not name.endswith("modulation.weight")
-    }
-
-
-def orthogonal(x: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:
-    """Return matrices with the singular vectors of `x` and singular values near 1, in its own precision."""
-    if x.shape[1] > x.shape[2]:
-        return orthogonal(x.mT).mT
-    first, third, fifth = ODD
-    # The Frobenius norm is no smaller than the largest singular value.
-    x = x / x.flatten(1).norm(dim=1)[:, None, None].clamp_min(torch.finfo(x.dtype).tiny)
-    for _ in range(ROUNDS):
-        square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=third, alpha=fifth), x, beta=first)
-    return x
-
-
-class Muon(torch.optim.Optimizer):
-    """The optimiser of hidden matrices; kernels of convolutions are matrices with as many rows as outputs."""
-
-    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step along the gradients that are there; matrices of one shape are made orthogonal together."""
-        for group in self.param_groups:
-            alike: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    alike.setdefault(parameter.shape, []).append(parameter)
-            for parameters in alike.values():
-                updates = orthogonal(torch.stack([self._direction(parameter) for parameter in parameters]))
-                size = SIZE * max(updates.shape[1:]) ** 0.5
-                for parameter, update in zip(parameters, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    whole = update.reshape(parameter.shape)
-                    parameter.add_(like(parameter, whole), alpha=-group["lr"] * size)
-
-    def _direction(self, parameter: Tensor) -> Float[Tensor, "rows columns"]:
-        """Return the average of gradients, which takes the newest one twice, as a whole matrix."""
-        assert parameter.grad is not None
-        state = self.state[parameter]
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        momentum = state["momentum"].mul_(MOMENTUM).add_(parameter.grad, alpha=1 - MOMENTUM)
-        ahead = momentum * MOMENTUM + parameter.grad * (1 - MOMENTUM)
-        return (ahead.full_tensor() if isinstance(ahead, DTensor) else ahead).flatten(1)
-
+from rdlm.train.parallel import assign, sharded_like, unsharded
 
 FINAL = 0.1
-"""Share of the learning rate that a cosine ends with."""
+"""Final learning rate of the cosine schedule as a fraction of the peak."""
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",)}
-"""What each remembers of a parameter's gradients; AdamW counts its steps, too."""
+"""Optimizer -> its state tensors of a parameter, except the step count of AdamW."""
+
+MOMENTUM = 0.95
+"""Decay of the average of gradients in Muon."""
+
+UPDATE_RMS = 0.5
+"""RMS of the entries of a Muon update relative to the learning rate; the best of 0.2, 0.5 and 1 in experiments."""
+
+NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
+"""Coefficients of x, x^3 and x^5; `ITERATIONS` iterations map singular values above 0.01 to about 1."""
+
+ITERATIONS = 5
 
 
 def lr(config: TrainingConfig, step: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then constant or half a cosine down to a tenth."""
+    """Return the learning rate of a step: linear warm-up, then constant, or half a cosine down to a tenth."""
     warm = min(1.0, (step + 1) / max(config.warmup, 1))
     if config.decay == "constant" or step < config.warmup:
         return config.lr * warm
@@ -107,14 +47,14 @@ def lr(config: TrainingConfig, step: int) -> float:
 
 
 class Optimizer:
-    """AdamW over a network's parameters, by their names, or over those that Muon leaves to it."""
+    """AdamW for all parameters of a network, or Muon for its hidden matrices and AdamW for the rest."""
 
     def __init__(self, network: nn.Module, config: TrainingConfig) -> None:
         self.config = config
         self.parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self.matrices = hidden(network) & set(self.parameters) if config.optimizer == "muon" else set()
+        self.matrices = hidden_matrices(network) & set(self.parameters) if config.optimizer == "muon" else set()
         others = [p for name, p in self.parameters.items() if name not in self.matrices]
-        # One kernel for all of a parameter's update; mps has none.
+        # One kernel for the whole update of a parameter; mps has none.
         fused = all(p.device.type in ("cpu", "cuda") for p in others)
         self.adamw = torch.optim.AdamW(
             others, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=fused
@@ -125,25 +65,25 @@ class Optimizer:
             self.parts["muon"] = Muon(matrices, config.lr, config.weight_decay)
 
     def norm(self) -> Tensor:
-        """Return the norm of the whole gradient, over all shards."""
+        """Return the norm of the gradient of all parameters, over all shards."""
         norm = get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def update(self, step: int, norm: Tensor) -> None:
-        """Take a step at its learning rate along the gradient, clipped by its `norm`."""
+        """Update the parameters with the learning rate of a step; `norm` is that of the gradient, for clipping."""
         clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
         for part in self.parts.values():
             for group in part.param_groups:
                 group["lr"] = lr(self.config, step)
             part.step()
 
-    def clear(self) -> None:
-        """Forget the gradient."""
+    def zero_grad(self) -> None:
+        """Reset the gradients."""
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
 
-    def broken(self) -> list[str]:
-        """Return the names of parameters whose gradient, or this process's part of it, is not finite."""
+    def nonfinite_gradients(self) -> list[str]:
+        """Return the names of parameters whose gradient, or this process's shard of it, is not finite."""
         names = []
         for name, parameter in self.parameters.items():
             gradient = parameter.grad
@@ -153,27 +93,27 @@ class Optimizer:
         return names
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments and step counts by parameter name, whole; nothing before the first update."""
-        kept = {}
+        """Return the unsharded moments and step counts by parameter name; empty before the first update."""
+        found = {}
         for name, parameter in self.parameters.items():
             for key, value in self.parts[self._part(name)].state.get(parameter, {}).items():
-                kept[f"{name}.{key}"] = whole(value)
-        return kept
+                found[f"{name}.{key}"] = unsharded(value)
+        return found
 
     def template(self, updates: int) -> dict[str, Tensor]:
-        """Return tensors of the names, shapes and types that `state` has after so many updates, on no device."""
+        """Return meta tensors with the names, shapes and types that `state` has after `updates` updates."""
         if updates == 0:
             return {}
-        kept: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             if self._part(name) == "adamw":
-                kept[f"{name}.step"] = torch.empty((), device="meta")
+                found[f"{name}.step"] = torch.empty((), device="meta")
             for key in MOMENTS[self._part(name)]:
-                kept[f"{name}.{key}"] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-        return kept
+                found[f"{name}.{key}"] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        return found
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         for part in self.parts.values():
             part.state.clear()
         if not state:
@@ -181,14 +121,71 @@ class Optimizer:
         for name, parameter in self.parameters.items():
             own: dict[str, Tensor] = {}
             if self._part(name) == "adamw":
-                # The step count stays where the optimizer would have put it: with its parameter if the update is fused.
-                place = parameter.device if self.adamw.defaults["fused"] else torch.device("cpu")
-                own["step"] = state[f"{name}.step"].to(place, copy=True)
+                # As in torch.optim.AdamW, the step count is on the device of the parameter if the update is fused.
+                device = parameter.device if self.adamw.defaults["fused"] else torch.device("cpu")
+                own["step"] = state[f"{name}.step"].to(device, copy=True)
             for key in MOMENTS[self._part(name)]:
                 own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 assign(own[key], state[f"{name}.{key}"])
             self.parts[self._part(name)].state[parameter] = own
 
     def _part(self, name: str) -> str:
-        """Return who updates a parameter."""
+        """Return the optimizer of a parameter."""
         return "muon" if name in self.matrices else "adamw"
+
+
+def hidden_matrices(network: nn.Module) -> set[str]:
+    """Return the names of the weight matrices between hidden states: those of the blocks, without time modulation."""
+    stacks = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
+    inside = {id(parameter) for stack in stacks for parameter in stack.parameters()}
+    return {
+        name
+        for name, parameter in network.named_parameters()
+        if id(parameter) in inside and parameter.ndim > 1 and not name.endswith("modulation.weight")
+    }
+
+
+def orthogonal(x: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:
+    """Return matrices with the singular vectors of `x` and singular values near 1, in the precision of `x`."""
+    if x.shape[1] > x.shape[2]:
+        return orthogonal(x.mT).mT
+    first, third, fifth = NEWTON_SCHULZ
+    # The Frobenius norm is at least the largest singular value.
+    x = x / x.flatten(1).norm(dim=1)[:, None, None].clamp_min(torch.finfo(x.dtype).tiny)
+    for _ in range(ITERATIONS):
+        square = x @ x.mT  # [n, rows, rows]
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=third, alpha=fifth), x, beta=first)
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for hidden matrices; the kernel of a convolution is flattened to [outputs, inputs * width]."""
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient; matrices of equal shape are orthogonalized in one batch."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for parameters in by_shape.values():
+                updates = orthogonal(torch.stack([self._direction(parameter) for parameter in parameters]))
+                size = UPDATE_RMS * max(updates.shape[1:]) ** 0.5
+                for parameter, update in zip(parameters, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    update = sharded_like(parameter, update.reshape(parameter.shape))
+                    parameter.add_(update, alpha=-group["lr"] * size)
+
+    def _direction(self, parameter: Tensor) -> Float[Tensor, "rows columns"]:
+        """Return the Nesterov momentum of a parameter as an unsharded matrix."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        momentum = state["momentum"].mul_(MOMENTUM).add_(parameter.grad, alpha=1 - MOMENTUM)
+        ahead = momentum * MOMENTUM + parameter.grad * (1 - MOMENTUM)
+        return (ahead.full_tensor() if isinstance(ahead, DTensor) else ahead).flatten(1)

@@ -1,7 +1,7 @@
-"""Several processes as one: who leads, what is added up, and how the network is shared (DDP or FSDP2).
+"""Data-parallel training with DDP or FSDP2.
 
-`torchrun --nproc-per-node N -m rdlm train ...` starts N of them; without torchrun a team has one member and nothing
-here communicates. What crosses between processes are plain tensors.
+`torchrun --nproc-per-node N -m rdlm train ...` starts N processes, the first of which leads: it writes files and
+prints. Without torchrun there is one process and no communication. Processes exchange tensors only.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from torch.nn.parallel import DistributedDataParallel
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
 
-PATIENCE = timedelta(minutes=30)
-"""How long a member waits for the others: the leader may be fetching a corpus."""
+TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others: the leader may be downloading a corpus."""
 
 CPU = torch.device("cpu")
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 
 class LeaderFailedError(RuntimeError):
-    """The leading process failed and says why; the others stop without a word of their own."""
+    """Raised in the other processes if the leader failed; the leader reports the reason."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """This process among its peers."""
+    """This process in the group of processes."""
 
     rank: int = 0
     world: int = 1
@@ -47,11 +47,11 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Return whether this process writes files and talks to people."""
+        """Return whether this process is the leader, which writes files and prints."""
         return self.rank == 0
 
     def add(self, values: Sequence[float]) -> list[float]:
-        """Return the sums of each number over all members."""
+        """Return the sum of each number over all processes."""
         if self.world == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -60,7 +60,7 @@ class Team:
         return total
 
     def decide(self, decision: Callable[[], int]) -> int:
-        """Return the whole number, at least 0, that the leader decides; its failure ends the others too."""
+        """Return the leader's result, a whole number >= 0; if the leader fails, the others raise LeaderFailedError."""
         if self.world == 1:
             return decision()
         answer = torch.full((), -1, dtype=torch.int64, device=self.device)
@@ -73,8 +73,8 @@ class Team:
             raise LeaderFailedError("the leading process failed")
         return int(answer)
 
-    def leader_first(self, work: Callable[[], Answer]) -> Answer:
-        """Return every member's own result of `work`, which the leader does first: it fills the caches."""
+    def leader_first(self, work: Callable[[], Value]) -> Value:
+        """Return this process's result of `work`; the leader runs it first, which fills the caches."""
         results = []
 
         def done() -> int:
@@ -85,13 +85,13 @@ class Team:
         return results[0] if results else work()
 
     def share(self, network: nn.Module, config: TrainingConfig) -> nn.Module:
-        """Return what to call instead of `network`, whose parameters may become sharded in place."""
-        call: nn.Module = Mixed(network, self.device.type) if config.precision == "bfloat16" else network
+        """Return the module to call in place of `network`; FSDP shards the parameters of `network` in place."""
+        call: nn.Module = MixedPrecision(network, self.device.type) if config.precision == "bfloat16" else network
         if config.compile:
             if self.device.type == "cpu" and " " in torch.__file__:
                 raise InputError(
                     f"training.compile: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
-                    "install rdlm elsewhere, or leave training.compile out"
+                    "install rdlm elsewhere, or omit training.compile"
                 )
             network.compile()
         if self.world == 1:
@@ -103,8 +103,8 @@ class Team:
         return DistributedDataParallel(call, indices)
 
 
-class Mixed(nn.Module):
-    """A network whose matrix products run in bfloat16; what surrounds it, the geometry above all, does not."""
+class MixedPrecision(nn.Module):
+    """A network that runs under bfloat16 autocast; the code around it, the geometry in particular, does not."""
 
     def __init__(self, network: nn.Module, device_type: str) -> None:
         super().__init__()
@@ -112,26 +112,26 @@ class Mixed(nn.Module):
         self.device_type = device_type
 
     def forward(self, *inputs: Tensor | float | None) -> Tensor:
-        """Return the network's answer."""
+        """Return the output of the network."""
         with torch.autocast(self.device_type, torch.bfloat16):
-            answer: Tensor = self.network(*inputs)
-        return answer
+            output: Tensor = self.network(*inputs)
+        return output
 
 
 def shard(network: nn.Module, team: Team) -> None:
-    """Shard the parameters over the team in place: every block of the network on its own, then what is left."""
-    # The logits are a view, which would be a danger if somebody changed them in place; nobody does.
+    """Shard the parameters over all processes in place: each block of the network separately, then the rest."""
+    # The logits are a view, which is unsafe to modify in place; no code does.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     mesh = init_device_mesh(team.device.type, (team.world,))
     blocks = [block for stack in network.modules() if isinstance(stack, nn.ModuleList) for block in stack]
-    # The outermost module would by default stay whole after a forward pass without backward, as in a validation.
+    # By default the outermost module would stay unsharded after a forward pass without backward, as in validation.
     for module in (*blocks, network):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 @contextmanager
-def gradients(call: nn.Module, network: nn.Module, last: bool) -> Iterator[None]:
-    """Let the gradients of this pass be averaged over the team only if it is the step's `last`."""
+def gradient_sync(call: nn.Module, network: nn.Module, last: bool) -> Iterator[None]:
+    """Average the gradients of a pass over all processes only if it is the `last` one of the step."""
     if isinstance(network, FSDPModule):
         network.set_requires_gradient_sync(last)
     if isinstance(call, DistributedDataParallel) and not last:
@@ -141,58 +141,58 @@ def gradients(call: nn.Module, network: nn.Module, last: bool) -> Iterator[None]
         yield
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor as one piece on the CPU; of a sharded one every member must ask."""
+def unsharded(tensor: Tensor) -> Tensor:
+    """Return an unsharded copy of a tensor on the CPU; all processes must call this for a sharded tensor."""
     found = tensor.detach()
     return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
 
 
-def like(tensor: Tensor, value: Tensor) -> Tensor:
-    """Return a whole `value` sharded as a tensor is, if it is."""
+def sharded_like(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return an unsharded `value` with the sharding of a tensor."""
     if not isinstance(tensor, DTensor):
         return value
-    # Every member has the value already: nothing needs to be sent.
+    # Every process has the value: no communication is needed.
     return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
 @torch.no_grad()
 def assign(tensor: Tensor, value: Tensor) -> None:
-    """Copy a whole `value` into a tensor that may be sharded."""
-    tensor.copy_(like(tensor, value))
+    """Copy an unsharded `value` into a tensor that may be sharded."""
+    tensor.copy_(sharded_like(tensor, value))
 
 
 @contextmanager
 def team(device: str = "auto", environment: Mapping[str, str] = os.environ) -> Iterator[Team]:
-    """Join the processes that torchrun started, or be alone, and leave them in order; a group that is there is used."""
+    """Context manager: join the process group of torchrun, if any, and leave it on success."""
     world, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     chosen = device_of(device, int(environment.get("LOCAL_RANK", "0")))
     if world == 1:
         yield Team(device=chosen)
         return
     if chosen.type == "mps":
-        raise InputError("the device mps serves one process only; choose --training.device cpu")
+        raise InputError("the device mps supports one process only; choose --training.device cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    given = distributed.is_initialized()
-    if not given:
-        _meet(chosen, environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    existing = distributed.is_initialized()
+    if not existing:
+        _initialize(chosen, environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
     yield Team(rank, world, chosen)
-    # Not after an error: to leave in order would be to wait for members who may be dead.
-    if not given:
+    # Not after an error: this would wait for processes that may have died.
+    if not existing:
         distributed.destroy_process_group()
 
 
-def _meet(device: torch.device, attempt: str) -> None:
-    store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
-    # After a restart torchrun may hand out the same store, in which the addresses of the dead still stand.
+def _initialize(device: torch.device, attempt: str) -> None:
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    # After a restart torchrun may provide the same store, which still has the addresses of dead processes.
     store = PrefixStore(f"rdlm-{attempt}", store)
-    # Two backends: what lies on a graphics card goes one way, what lies in memory the other.
+    # Two backends: nccl for tensors on a GPU, gloo for tensors in memory.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
 
 
 def device_of(name: str, index: int = 0) -> torch.device:
-    """Return the device of this name; `auto` is the best that this machine has."""
+    """Return the device of this name; `auto` selects cuda, mps or cpu, whichever is available first."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, here in available.items() if here)
@@ -203,4 +203,4 @@ def device_of(name: str, index: int = 0) -> torch.device:
     try:
         return torch.device(f"cuda:{index}" if name == "cuda" else name)
     except RuntimeError as error:
-        raise InputError(f"training.device {name!r} is no device: {error}") from None
+        raise InputError(f"training.device {name!r} is not a device: {error}") from None

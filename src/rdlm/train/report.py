@@ -1,7 +1,4 @@
-"""A line chart as SVG that takes its colours from the page around it.
-
-The report of a run: one HTML page that holds everything itself, for light and dark screens alike.
-"""
+"""The report of a run: a self-contained HTML page for light and dark screens, with SVG charts."""
 
 from __future__ import annotations
 
@@ -10,76 +7,28 @@ import html
 import math
 import os
 import platform
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rdlm import __version__
 from rdlm.config import RunConfig
+from rdlm.data.image import encode_png
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Tokenizer
-from rdlm.storage import config_file as configfile
+from rdlm.storage import config_file
 from rdlm.storage.files import write_atomic
 from rdlm.train import record
 
 Series = Sequence[tuple[float, float, float]]
-"""Points with half the height of their error bars: (x, y, margin)."""
+"""Points with half the length of their error bars: (x, y, margin)."""
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 30, 34
-
-
-def chart(title: str, series: Series) -> str:
-    """Return one curve with axes and error bars as an `<svg>` element; points that are not finite are left out."""
-    points = [(x, y, e if math.isfinite(e) else 0.0) for x, y, e in series if math.isfinite(x) and math.isfinite(y)]
-    if not points:
-        return ""
-    xs = ticks(min(p[0] for p in points), max(p[0] for p in points))
-    ys = ticks(min(y - e for _, y, e in points), max(y + e for _, y, e in points))
-
-    def across(x: float) -> float:
-        return LEFT + (x - xs[0]) / (xs[-1] - xs[0]) * (WIDTH - LEFT - RIGHT)
-
-    def down(y: float) -> float:
-        return HEIGHT - BOTTOM - (y - ys[0]) / (ys[-1] - ys[0]) * (HEIGHT - TOP - BOTTOM)
-
-    grid = [
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}" stroke="currentColor" '
-        f'opacity=".15"/><text x="{LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{y:.4g}</text>'
-        for y in ys
-    ]
-    feet = [f'<text x="{across(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:.6g}</text>' for x in xs]
-    line = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y, _ in points)
-    bars = [
-        f'<line x1="{across(x):.1f}" x2="{across(x):.1f}" y1="{down(y - e):.1f}" y2="{down(y + e):.1f}" '
-        'stroke="var(--mark)" opacity=".6"/>'
-        for x, y, e in points
-        if e > 0
-    ]
-    dots = [f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="2" fill="var(--mark)"/>' for x, y, _ in points]
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" font-size="11" fill="currentColor" role="img" '
-        f'aria-label="{html.escape(title)}"><text x="{LEFT}" y="16" font-size="13">{html.escape(title)}</text>'
-        f'{"".join(grid)}{"".join(feet)}<polyline points="{line}" fill="none" stroke="var(--mark)" stroke-width="1.6"/>'
-        f"{''.join(bars)}{''.join(dots) if len(points) < 60 else ''}</svg>"
-    )
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return round numbers, about five, whose first and last enclose [low, high]."""
-    if high <= low:
-        low, high = low - max(abs(low), 1) / 2, high + max(abs(high), 1) / 2
-    rough = (high - low) / 4
-    unit = 10 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [step * i for i in range(first, last + 1)]
-
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --paper: #fff; --faint: #8884; --mark: #2166ac; }
@@ -99,8 +48,8 @@ img { image-rendering: pixelated; width: 8rem; margin-right: .5rem; border: 1px 
 def write_report(
     config: RunConfig, corpus: Corpus, result: Mapping[str, Any], samples: Sequence[Sequence[int]], folder: Path
 ) -> None:
-    """Write `report.html` into the run's folder: result, curves, samples, configuration, environment."""
-    lines = record.lines(folder)
+    """Write `report.html` into the run folder: result, curves, samples, configuration, environment."""
+    lines = record.read_lines(folder)
     title = f"Run {folder.name}"
     body = [
         f"<h1>{html.escape(title)}</h1>",
@@ -108,10 +57,10 @@ def write_report(
         "<h2>Curves</h2>",
         f'<div class="curves">{"".join(_curves(lines, str(result["unit"])))}</div>',
         "<h2>Samples</h2>",
-        "<p>Generated with the averaged weights, in the order in which they came.</p>",
+        "<p>Generated with the averaged weights; not selected.</p>",
         *_samples(corpus, samples),
         "<h2>Configuration</h2>",
-        f"<pre>{html.escape(configfile.to_yaml(config))}</pre>",
+        f"<pre>{html.escape(config_file.to_yaml(config))}</pre>",
         "<h2>Environment</h2>",
         _table(environment()),
     ]
@@ -124,7 +73,7 @@ def write_report(
 
 
 def environment() -> dict[str, str]:
-    """Return versions and machine, without names of people or hosts."""
+    """Return versions and hardware, without user and host names."""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.machine()
     return {
         "rdlm": __version__,
@@ -166,12 +115,12 @@ def _samples(corpus: Corpus, samples: Sequence[Sequence[int]]) -> Iterator[str]:
         if corpus.image is None:
             yield f"<pre>{html.escape(text_of(corpus.tokenizer, ids))}</pre>"
         else:
-            picture = base64.b64encode(png(ids, corpus.image, corpus.tokenizer.size)).decode()
-            yield f'<img alt="sample" src="data:image/png;base64,{picture}">'
+            content = base64.b64encode(encode_png(image_of(ids, corpus.image, corpus.tokenizer.size))).decode()
+            yield f'<img alt="sample" src="data:image/png;base64,{content}">'
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the text of the ids, with U+FFFD in place of a -1, which spells no token."""
+    """Return the text of the ids; an id of -1, which is not a token, becomes U+FFFD."""
     parts: list[list[int]] = [[]]
     for i in ids:
         if i < 0:
@@ -181,20 +130,63 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return "\N{REPLACEMENT CHARACTER}".join(tokenizer.decode(part) for part in parts)
 
 
-def png(ids: Sequence[int], shape: tuple[int, int, int], levels: int) -> bytes:
-    """Return an image's levels as a PNG file; a -1 is black."""
-    height, width, channels = shape
-    pixels = np.maximum(np.array(ids), 0) * 255 // (levels - 1)
-    rows = pixels.astype(np.uint8).reshape(height, width * channels)
-    raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with its filter, none
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+def image_of(ids: Sequence[int], shape: tuple[int, int, int], levels: int) -> NDArray[np.uint8]:
+    """Return the image [height, width, channels] of the ids; an id of -1 becomes black."""
+    found = np.maximum(np.array(ids), 0)  # [height * width * channels]
+    pixels: NDArray[np.uint8] = (found * 255 // (levels - 1)).astype(np.uint8)
+    return pixels.reshape(shape)
 
 
 def _table(rows: Mapping[str, str]) -> str:
     cells = (f"<tr><td>{html.escape(k)}</td><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
     return f"<table>{''.join(cells)}</table>"
+
+
+# -- charts -----------------------------------------------------------------------------------------
+
+
+def chart(title: str, series: Series) -> str:
+    """Return a line chart with error bars as an `<svg>` element in the colours of the page; drop non-finite points."""
+    points = [(x, y, e if math.isfinite(e) else 0.0) for x, y, e in series if math.isfinite(x) and math.isfinite(y)]
+    if not points:
+        return ""
+    xs = ticks(min(p[0] for p in points), max(p[0] for p in points))
+    ys = ticks(min(y - e for _, y, e in points), max(y + e for _, y, e in points))
+
+    def across(x: float) -> float:
+        return LEFT + (x - xs[0]) / (xs[-1] - xs[0]) * (WIDTH - LEFT - RIGHT)
+
+    def down(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - ys[0]) / (ys[-1] - ys[0]) * (HEIGHT - TOP - BOTTOM)
+
+    grid = [
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}" stroke="currentColor" '
+        f'opacity=".15"/><text x="{LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{y:.4g}</text>'
+        for y in ys
+    ]
+    feet = [f'<text x="{across(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:.6g}</text>' for x in xs]
+    line = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y, _ in points)
+    bars = [
+        f'<line x1="{across(x):.1f}" x2="{across(x):.1f}" y1="{down(y - e):.1f}" y2="{down(y + e):.1f}" '
+        'stroke="var(--mark)" opacity=".6"/>'
+        for x, y, e in points
+        if e > 0
+    ]
+    dots = [f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="2" fill="var(--mark)"/>' for x, y, _ in points]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" font-size="11" fill="currentColor" role="img" '
+        f'aria-label="{html.escape(title)}"><text x="{LEFT}" y="16" font-size="13">{html.escape(title)}</text>'
+        f'{"".join(grid)}{"".join(feet)}<polyline points="{line}" fill="none" stroke="var(--mark)" stroke-width="1.6"/>'
+        f"{''.join(bars)}{''.join(dots) if len(points) < 60 else ''}</svg>"
+    )
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers; the first and the last enclose [low, high]."""
+    if high <= low:
+        low, high = low - max(abs(low), 1) / 2, high + max(abs(high), 1) / 2
+    rough = (high - low) / 4
+    unit = 10 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * i for i in range(first, last + 1)]

@@ -1,0 +1,55 @@
+"""The models that come with the package."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import rdlm
+from rdlm import pretrained
+from rdlm.api.generate import grid_of
+from rdlm.cli import main as cli
+
+LIMITS = {"text8": 15_000_000, "digits": 1_000_000, "dna": 1_000_000}
+"""Bytes of each model's weights."""
+
+
+def test_there_are_models_of_text_images_and_dna() -> None:
+    assert set(pretrained.names()) == set(LIMITS)
+    assert {name: rdlm.load(name).kind for name in LIMITS} == {"text8": "text", "digits": "image", "dna": "dna"}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_pretrained_model_is_small_and_its_card_has_its_evaluation(name: str) -> None:
+    """The card quotes the evaluation of these very weights."""
+    folder = pretrained.path(name)
+    assert (folder / "model.safetensors").stat().st_size < LIMITS[name]
+    (found,) = json.loads((folder / "evaluation.json").read_text())["evaluations"]
+    assert found["claims_bound"] and found["split"] == "test"
+    bits = next(metric for key, metric in found["metrics"].items() if key.startswith("bits_per_"))
+    assert f"{bits['value']:.4g}" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_pretrained_model_has_the_grid_of_equal_information(name: str) -> None:
+    levels = grid_of(rdlm.load(name), "information")(8).remaining
+    assert len(levels) == 9 and bool((levels.diff() < 0).all())
+
+
+def test_generate_and_score_need_no_argument(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """English costs less than the same letters in a random order."""
+    assert cli.main(["generate", "--steps", "8"]) == 0
+    sample = capsys.readouterr().out.strip("\n")
+    assert re.fullmatch("[a-z ]+", sample) and len(sample) == rdlm.load().length
+    english = "the history of the world is the history of the people who lived in it"
+    mixed = "".join(sorted(english, key=lambda letter: (ord(letter) * 7919) % 31))
+    (tmp_path / "lines.txt").write_text(f"{english}\n{mixed}\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["score", "lines.txt", "--json"]) == 0
+    own, other = json.loads(capsys.readouterr().out)["rows"]
+    assert own["high"] < other["low"]
