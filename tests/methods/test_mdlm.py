@@ -155,7 +155,7 @@ def test_a_sequence_in_which_nothing_changed_is_not_evaluated_again():
     assert 50 < method.network.nfe <= 50 * 3
 
 
-def test_needs_a_call():
+def test_needs_a_step():
     with pytest.raises(InputError, match="at least one network call"):
         method_of().generate(1, LENGTH, 0)
     with pytest.raises(InputError, match="at least one network call"):

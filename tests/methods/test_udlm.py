@@ -50,7 +50,7 @@ def test_an_independent_source_meets_its_entropy_for_every_m(schedule, states):
     assert stderr < 0.01 * source.entropy
 
 
-def test_a_dependent_source_pays_for_what_settles_together():
+def test_a_dependent_source_costs_more_where_tokens_decode_together():
     source = sources.markov()
     method = known("udlm", source)
     generator = torch.Generator().manual_seed(1)

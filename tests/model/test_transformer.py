@@ -64,7 +64,7 @@ def test_places_tell_equal_positions_apart(awake: Any) -> None:
         network(normal(1, 7, 5), 0.3)
 
 
-def test_without_causality_all_positions_are_seen(awake: Any) -> None:
+def test_without_causality_all_positions_are_attended_to(awake: Any) -> None:
     network = awake(CONFIG, Interface(5, 4))
     x = normal(1, 6, 5)
     other = x.clone()

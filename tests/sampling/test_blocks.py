@@ -83,5 +83,5 @@ def test_a_score_costs_as_many_passes_as_a_block_has_turns(model: LanguageModel)
     effort = effort_for(model, 3)
     assert (effort.nfe, effort.estimator, effort.cost(model, 3)) == (LENGTH, "path", 12)
     assert Effort(8).cost(model, 3) == 96
-    (score,) = model.score(["a text of which every letter is asked at once"])
+    (score,) = model.score(["a text of which every letter is scored at once"])
     assert score.nats.stderr < 1e-3 and score.nats.claims_bound  # token by token the bound is exact

@@ -1,4 +1,4 @@
-"""The engine, step by step: a gate before its network lets one turn pass at a time."""
+"""The engine, turn by turn: a gate in front of its batcher lets one evaluation pass at a time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Gated:
             self._gate.release()
 
     async def turn(self) -> None:
-        """Let one turn pass, and wait until its network has been asked."""
+        """Let one turn pass, and wait until its evaluation has begun."""
         before = len(self.rows)
         self.let(1)
         while len(self.rows) == before:
@@ -132,15 +132,15 @@ def test_the_first_event_comes_with_the_first_step(model: LanguageModel, gated: 
 def test_the_first_event_of_a_stream_comes_within_two_steps(
     model: LanguageModel, path: str, body: dict[str, object], wanted: bytes
 ) -> None:
-    """Through all of the service: its network lets two turns pass, and the event is there."""
+    """Through the whole service: after two turns the event has been sent."""
 
     async def scene() -> None:
         service, sent = Service([model], Limits(steps=40)), bytearray()
         gate = Gated(service.model(None).rdlm_engine)
-        asked = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> Any:
-            return asked.pop() if asked else await asyncio.Event().wait()
+            return messages.pop() if messages else await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
             sent.extend(message.get("body", b""))
@@ -168,7 +168,7 @@ def test_the_first_event_of_a_stream_comes_within_two_steps(
     run(scene)
 
 
-def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+def test_a_disconnected_client_costs_at_most_one_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
         gate, staying, leaving = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, staying, seed=1), sample(model, leaving, seed=2)])
@@ -181,16 +181,16 @@ def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable
     run(scene)
 
 
-def test_places_are_taken_in_order(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+def test_waiting_samples_start_in_order(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
         gate = gated(batch=2, queue=4)
-        tickets = [Job(60) for _ in range(4)]
-        gate.engine.submit([sample(model, job, seed=seed) for seed, job in enumerate(tickets)])
+        jobs = [Job(60) for _ in range(4)]
+        gate.engine.submit([sample(model, job, seed=seed) for seed, job in enumerate(jobs)])
         with pytest.raises(HttpError) as caught:
             gate.engine.submit([sample(model, Job(60))] * 4)
         assert caught.value.status == 429
         gate.let(40)
-        for job in tickets:
+        for job in jobs:
             await ended(job)
         assert gate.rows == [2] * 12
 
@@ -261,19 +261,19 @@ def test_samples_of_all_kinds_share_the_engine(model: LanguageModel, gated: Call
 
 def test_queries_of_other_threads_share_a_turn(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
-        gate, job, asker = gated(), Job(60), Job(60)
+        gate, job, other = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, job)])
         await gate.turn()
         state = model.rdlm.process.bridge.start.point().repeat(3, 16, 1)
         query = Query(state, torch.full((3, 16), 0.01))
-        asked = asyncio.create_task(asyncio.to_thread(gate.engine.evaluate, query, asker))
+        waiting = asyncio.create_task(asyncio.to_thread(gate.engine.evaluate, query, other))
         await asyncio.sleep(0.05)
         gate.let(20)
-        answer = await asked
+        answer = await waiting
         await ended(job)
         assert 4 in gate.rows and answer.shape == (3, 16, 27)
-        asker.over = True
+        other.over = True
         with pytest.raises(Disconnected):
-            gate.engine.evaluate(query, asker)
+            gate.engine.evaluate(query, other)
 
     run(scene)

@@ -1,4 +1,4 @@
-"""Drafts: whatever settles in whatever pieces, the pieces add up to the text, and a stop ends it."""
+"""Drafts: in whatever pieces tokens become final, the pieces add up to the text, and a stop ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LETTERS = Characters("ab ")
 
 
 def written(tokenizer: Tokenizer, ids: list[int], cuts: list[int], begin: int, end: int, stops: list[str]) -> Draft:
-    """Return the draft after tokens have settled in pieces, with the pieces' sum checked on the way."""
+    """Return the draft after tokens have become final in pieces; the sum of the pieces is checked."""
     draft, at, seen = Draft(tokenizer, begin, end, stops), 0, ""
     for cut in sorted(cuts):
         seen += draft.add(ids[at : max(at, cut)])
