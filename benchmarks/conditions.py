@@ -23,7 +23,7 @@ import torch
 
 import rdlm
 from rdlm.api.publish import CONFIG
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.train.run import load_corpus
 from rdlm.train.validation import held_out
 

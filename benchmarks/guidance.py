@@ -27,7 +27,7 @@ from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.methods import build
 from rdlm.presets import preset
 from rdlm.train.loop import train

@@ -17,7 +17,7 @@ from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Transformer
 from rdlm.process.order import TokenSchedule
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.denoisers import GuidedDenoiser, Query
 from rdlm.sampling.sampler import Sampler, State
@@ -37,9 +37,9 @@ class Case:
     share: float
     """Largest share of a step that may be spent outside of the network."""
 
-    def noise(self) -> Noise:
+    def noise(self) -> RandomStreams:
         """Return new noise for every sample."""
-        return Noise([generator_of(0, sample) for sample in range(self.batch)], self.batch)
+        return RandomStreams([generator_of(0, sample) for sample in range(self.batch)], self.batch)
 
     def known(self) -> torch.Tensor:
         """Return token ids of which none is given (-1)."""
@@ -90,7 +90,7 @@ def kv_cache(quick: bool) -> list[Figure]:
 
 
 def _run(sampler: Sampler, batcher: Batcher, known: torch.Tensor) -> None:
-    drive(sampler.sample(known, Noise([generator_of(0)], 1)), batcher)
+    drive(sampler.sample(known, RandomStreams([generator_of(0)], 1)), batcher)
 
 
 def _step(case: Case, subject: Rdlm, turns: int) -> Figure:

@@ -26,7 +26,7 @@ from typing import Any
 import httpx2
 
 from rdlm.config import TransformerConfig
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 

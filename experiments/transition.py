@@ -20,7 +20,7 @@ import torch
 
 from experiments.radial import plot_radial
 from rdlm.display.progress import bar
-from rdlm.display.tables import table
+from rdlm.display.text_table import table
 from rdlm.evaluate.metrics import permutation_test
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate

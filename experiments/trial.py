@@ -13,7 +13,7 @@ from rdlm.config import RunConfig
 from rdlm.display.figure import canvas
 from rdlm.evaluate.evaluate import held_out_sequences, size_of
 from rdlm.evaluate.metrics import likelihood
-from rdlm.methods.bound import Setting, measure
+from rdlm.methods.bound import Setting, measure_bound
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import generator_of
 from rdlm.train.loop import train
@@ -36,8 +36,8 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     batch = held_out_sequences(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
     with torch.no_grad():
-        setting = Setting(budget.nfe, window=model.rdlm.token_schedule)
-        profile = measure(model.rdlm, batch, setting, budget.evaluations, generator)
+        setting = Setting(budget.nfe, token_schedule=model.rdlm.token_schedule)
+        profile = measure_bound(model.rdlm, batch, setting, budget.evaluations, generator)
     bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
     return {
         "name": name,

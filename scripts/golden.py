@@ -149,19 +149,101 @@ COMMANDS: dict[str, list[str]] = {
     "score/skip": ["score", "{odd}", "--unknown", "skip", "--calls", "4", "--positions", "--json"],
     "score/replace": ["score", "{odd}", "--unknown", "replace", "--calls", "4", "--json"],
     "score/dna": ["score", "dna", "{dna}", "--calls", "4", "--draws", "3", "--json"],
-    "evaluate/digits": ["evaluate", "digits", "--sequences", "8", "--evaluations", "16", "--samples", "2",
-                        "--curve-calls", "4,12", "--out", "{out}/digits", "--json"],
-    "evaluate/digits/inf": ["evaluate", "digits", "--sequences", "8", "--evaluations", "16", "--samples", "0",
-                            "--calls", "8", "--curve-calls", "inf", "--window", "1", "--out", "{out}/inf", "--json"],
-    "evaluate/digits/path": ["evaluate", "digits", "--sequences", "4", "--evaluations", "64", "--samples", "0",
-                             "--calls", "4", "--estimator", "path", "--out", "{out}/path", "--json"],
-    "evaluate/digits/drift": ["evaluate", "digits", "--sequences", "8", "--evaluations", "16", "--samples", "0",
-                              "--calls", "6", "--kernel", "drift", "--window", "1", "--paper", "--split", "test",
-                              "--out", "{out}/drift", "--json"],
-    "evaluate/digits/simulated": ["evaluate", "digits", "--sequences", "4", "--evaluations", "8", "--samples", "0",
-                                  "--calls", "4", "--states", "simulated", "--window", "0.5", "--order", "random",
-                                  "--out", "{out}/simulated", "--json"],
-}  # fmt: skip
+    "evaluate/digits": [
+        "evaluate",
+        "digits",
+        "--sequences",
+        "8",
+        "--evaluations",
+        "16",
+        "--samples",
+        "2",
+        "--curve-calls",
+        "4,12",
+        "--out",
+        "{out}/digits",
+        "--json",
+    ],
+    "evaluate/digits/inf": [
+        "evaluate",
+        "digits",
+        "--sequences",
+        "8",
+        "--evaluations",
+        "16",
+        "--samples",
+        "0",
+        "--calls",
+        "8",
+        "--curve-calls",
+        "inf",
+        "--window",
+        "1",
+        "--out",
+        "{out}/inf",
+        "--json",
+    ],
+    "evaluate/digits/path": [
+        "evaluate",
+        "digits",
+        "--sequences",
+        "4",
+        "--evaluations",
+        "64",
+        "--samples",
+        "0",
+        "--calls",
+        "4",
+        "--estimator",
+        "path",
+        "--out",
+        "{out}/path",
+        "--json",
+    ],
+    "evaluate/digits/drift": [
+        "evaluate",
+        "digits",
+        "--sequences",
+        "8",
+        "--evaluations",
+        "16",
+        "--samples",
+        "0",
+        "--calls",
+        "6",
+        "--kernel",
+        "drift",
+        "--window",
+        "1",
+        "--paper",
+        "--split",
+        "test",
+        "--out",
+        "{out}/drift",
+        "--json",
+    ],
+    "evaluate/digits/simulated": [
+        "evaluate",
+        "digits",
+        "--sequences",
+        "4",
+        "--evaluations",
+        "8",
+        "--samples",
+        "0",
+        "--calls",
+        "4",
+        "--states",
+        "simulated",
+        "--window",
+        "0.5",
+        "--order",
+        "random",
+        "--out",
+        "{out}/simulated",
+        "--json",
+    ],
+}
 
 SMALL = (
     "--data.length 24 --model.width 16 --model.layers 1 --model.heads 2 --training.steps 6 --training.batch 8 "
@@ -317,12 +399,18 @@ def scored() -> list[dict[str, Any]]:
     """Return what a model says of texts, without any option."""
     return [
         {
-            "nats": score.nats.value, "stderr": score.nats.stderr, "low": score.nats.low, "high": score.nats.high,
-            "claims_bound": score.nats.claims_bound, "chars": score.chars, "bits_per_char": score.bits_per_char,
-            "tokens": score.tokens, "positions": score.positions,
+            "nats": score.nats.value,
+            "stderr": score.nats.stderr,
+            "low": score.nats.low,
+            "high": score.nats.high,
+            "claims_bound": score.nats.claims_bound,
+            "chars": score.chars,
+            "bits_per_char": score.bits_per_char,
+            "tokens": score.tokens,
+            "positions": score.positions,
         }
         for score in load(None).score(["the history of the world", "ab", "xq zj of the king"])
-    ]  # fmt: skip
+    ]
 
 
 def summary(generation: Any) -> dict[str, Any]:
@@ -506,8 +594,14 @@ def watched(body: dict[str, Any]) -> dict[str, Any]:
     about = ("step", "time", "tokens", "certainty", "information")
     digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()
     shown = [{name: frame.get(name) for name in about} for frame in frames[:2]]
-    return {"status": status, "frames": len(frames), "steps": [frame["step"] for frame in frames], "first": shown,
-            "end": found[-1], "digest": digest}  # fmt: skip
+    return {
+        "status": status,
+        "frames": len(frames),
+        "steps": [frame["step"] for frame in frames],
+        "first": shown,
+        "end": found[-1],
+        "digest": digest,
+    }
 
 
 def concurrent() -> dict[str, bool]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rdlm import random as numbers
-from rdlm.random import Draw, Noise, draw_token, generator_of, pick_token
+from rdlm.random import Draw, RandomStreams, draw_token, generator_of, pick_token
 
 MASK = (1 << 64) - 1
 KEYS = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -73,7 +73,7 @@ def test_the_radius_to_its_ends(high: int) -> None:
 def test_normals_do_not_depend_on_pieces() -> None:
     """Several keys are computed in other pieces than one."""
     keys = torch.tensor([3, 4, 5])
-    count = 2 * numbers.PIECE + 5
+    count = 2 * numbers.TILE + 5
     together = numbers.normals(keys, count)
     for row, key in enumerate(keys):
         assert torch.equal(together[row], numbers.normals(key[None], count)[0])
@@ -197,8 +197,8 @@ def test_keys_do_not_run_into_each_other() -> None:
 
 def test_the_noise_of_a_sample_does_not_depend_on_the_batch() -> None:
     like = torch.empty(4, 3, 5)
-    together = Noise([generator_of("sample", i) for i in range(4)], 4)
-    apart = Noise([generator_of("sample", i) for i in (2, 3)], 2)
+    together = RandomStreams([generator_of("sample", i) for i in range(4)], 4)
+    apart = RandomStreams([generator_of("sample", i) for i in (2, 3)], 2)
     for _ in range(2):
         assert torch.equal(together.normal(like)[2:], apart.normal(like[2:]))
         assert torch.equal(together.uniform((4, 3))[2:], apart.uniform((2, 3)))
@@ -206,7 +206,7 @@ def test_the_noise_of_a_sample_does_not_depend_on_the_batch() -> None:
 
 
 def together_once(index: int, like: torch.Tensor) -> torch.Tensor:
-    noise = Noise([generator_of("sample", index)], 1)
+    noise = RandomStreams([generator_of("sample", index)], 1)
     for _ in range(2):
         noise.normal(like[:1])
         noise.uniform((1, 3))
@@ -214,7 +214,7 @@ def together_once(index: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def test_noise_is_standard_normal() -> None:
-    noise = Noise([generator_of("sample", i) for i in range(8)], 8)
+    noise = RandomStreams([generator_of("sample", i) for i in range(8)], 8)
     drawn = noise.normal(torch.empty(8, 4000))
     assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
 

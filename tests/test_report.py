@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 
 
 def test_table_aligns_text_left_and_numbers_right() -> None:

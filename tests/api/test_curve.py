@@ -46,5 +46,5 @@ def test_files_are_checked(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(DamagedFileError, match="damaged"):
             read_curve(path, 1.0)
-    with pytest.raises(InputError, match="as many"):
+    with pytest.raises(InputError, match="one finite value in nats per level"):
         equal_information(torch.tensor([1.0, 0.0]), torch.zeros(3), 2)

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from rdlm.api.render import Frame
+from rdlm.api.trace import Frame
 
 from rdlm.api import notebook
 from rdlm.api.generate import Generation, generate

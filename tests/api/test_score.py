@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.score import BUDGET, Effort, effort_for, encode, score, windows
+from rdlm.api.score import BUDGET, Effort, effort_for, encode_text, score, split_windows
 from rdlm.config import MethodName, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Bytes, Characters, Tokenizer
 from rdlm.errors import DamagedFileError, InputError
@@ -131,7 +131,7 @@ def test_baselines_score_by_their_own_bound(name: MethodName) -> None:
     assert found.windows == 2 and found.positions == ()
     assert found.nats.claims_bound == (name != "fisher_flow")
     if name == "autoregressive":  # which is exact
-        ids = encode(model, "abc def gh a").ids
+        ids = encode_text(model, "abc def gh a").ids
         exact = -float(model.method.log_likelihood(ids[None, :8]) + model.method.log_likelihood(ids[None, 8:]))  # type: ignore[attr-defined]
         assert found.nats.value == pytest.approx(exact, rel=1e-6) and found.nats.stderr < 1e-9
     if name != "fisher_flow":  # an untrained network knows nothing, and the bounds say so
@@ -143,7 +143,7 @@ def test_baselines_score_by_their_own_bound(name: MethodName) -> None:
 
 @given(st.integers(2, 100), st.integers(3, 20))
 def test_windows_cover_everything_once(tokens: int, length: int) -> None:
-    parts = windows(torch.arange(tokens), length)
+    parts = split_windows(torch.arange(tokens), length)
     assert torch.equal(torch.cat(parts), torch.arange(tokens))
     assert all(2 <= len(part) <= length for part in parts)
     assert all(len(part) == length for part in parts[:-2])
@@ -162,13 +162,13 @@ def test_progress_adds_up(model: LanguageModel) -> None:
 def test_unknown_characters(model: LanguageModel) -> None:
     with pytest.raises(InputError, match="'X' at position 1"):
         score(model, ["aXb"], QUICK)
-    assert encode(model, "aXb", "skip").ids.tolist() == [0, 1]
-    assert encode(model, "aXb", "replace").ids.tolist() == [0, 8, 1]
-    assert encode(model, "aXb", "skip").chars == 2
+    assert encode_text(model, "aXb", "skip").ids.tolist() == [0, 1]
+    assert encode_text(model, "aXb", "replace").ids.tolist() == [0, 8, 1]
+    assert encode_text(model, "aXb", "skip").chars == 2
 
 
 def test_bytes_count_characters_not_tokens() -> None:
-    found = encode(language_model(Bytes(), base=16), "a\N{LATIN SMALL LETTER E WITH ACUTE}")
+    found = encode_text(language_model(Bytes(), base=16), "a\N{LATIN SMALL LETTER E WITH ACUTE}")
     assert (len(found.ids), found.chars) == (3, 2)
 
 

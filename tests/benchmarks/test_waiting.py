@@ -19,7 +19,7 @@ from rdlm.config import ObjectiveConfig, ProcessConfig, RunConfig, TransformerCo
 from rdlm.data.batch import Batch
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
-from rdlm.random import Draw, Noise, generator_of
+from rdlm.random import Draw, RandomStreams, generator_of
 from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
 
@@ -141,7 +141,7 @@ def test_sampling_never_waits_for_the_device(clock: str, solver: str) -> None:
     walker = Walker(model, chain, SOLVERS[solver], subject.process.schedule, device=META, clean=True, remember=remember)
     known = torch.full((2, 6), -1)
     known[0, :2] = 3
-    walker.run(known, Noise([generator_of(0), generator_of(1)], 2))  # tables
+    walker.run(known, RandomStreams([generator_of(0), generator_of(1)], 2))  # tables
     with Copies() as copies:
-        found = walker.run(known, Noise([generator_of(0), generator_of(1)], 2))
+        found = walker.run(known, RandomStreams([generator_of(0), generator_of(1)], 2))
     assert found.token.device == META and copies.places == []

@@ -79,10 +79,10 @@ class Known(nn.Module):
         return marginals(self.source.log_joint, evidence, own=False)
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
-        return self.context(ids, discrete.kept(self.config.discrete.schedule, time))
+        return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))
 
     def scores(self, ids: Tensor, time: Tensor) -> Tensor:
-        alpha = UNIFORM_START + (1 - UNIFORM_START) * discrete.kept(self.config.discrete.schedule, time)
+        alpha = UNIFORM_START + (1 - UNIFORM_START) * discrete.alpha(self.config.discrete.schedule, time)
         law = self.context(ids, alpha).exp()
         blurred = (alpha.view(-1, 1, 1) * law + (1 - alpha.view(-1, 1, 1)) / self.source.states).log()
         return blurred - blurred.gather(-1, ids[..., None])

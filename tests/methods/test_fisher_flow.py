@@ -53,10 +53,10 @@ def test_a_step_is_the_drift_kernel_without_noise():
     method = known("fisher_flow", sources.skewed(5))
     point = method.origin(6, 1, torch.Generator().manual_seed(0))
     bridge = Bridge(masked_start(4), 1e-12, "logarithm")  # five coordinates; all of them tokens to the flow
-    law = torch.softmax(method._ask(point, torch.full((6,), 0.3), None), dim=-1).float()
+    law = torch.softmax(method._output(point, torch.full((6,), 0.3), None), dim=-1).float()
     ours = 0.25 * mean_pull(bridge, point, law[..., :4], torch.zeros(6, 1))
     fifth = 0.25 * law[..., 4:] * sphere.logarithm(point, torch.eye(5)[4].expand_as(point))
-    torch.testing.assert_close(0.25 * method.motion(point, 0.7), ours + fifth, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(0.25 * method.velocity(point, 0.7), ours + fifth, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("states", [3, 8])

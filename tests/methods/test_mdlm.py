@@ -16,7 +16,7 @@ from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
-from rdlm.methods.mdlm import MDLM, reveal_probability
+from rdlm.methods.mdlm import MDLM, unmask_probability
 
 STATES, LENGTH = 3, 3
 
@@ -82,9 +82,9 @@ def test_for_an_exact_posterior_every_order_gives_the_likelihood():
 @pytest.mark.parametrize("nfe", [1, 4])
 def test_the_bound_of_m_steps_is_its_sum_over_hidden_sets(schedule, nfe):
     method, token = method_of(schedule=schedule), torch.tensor([1, 1, 0])
-    grid = discrete.kept_grid(schedule, nfe)
+    grid = discrete.alpha_grid(schedule, nfe)
     expected = 0.0
-    for alpha, reveal in zip(grid[:-1], reveal_probability(grid), strict=True):
+    for alpha, reveal in zip(grid[:-1], unmask_probability(grid), strict=True):
         for size in range(1, LENGTH + 1):
             weight = (1 - alpha) ** size * alpha ** (LENGTH - size)
             for hidden in itertools.combinations(range(LENGTH), size):
@@ -98,7 +98,7 @@ def sampler_law(method: MDLM, nfe: int) -> torch.Tensor:
     """The exact law [3, 3] of two positions after all steps, by following every state of the sampler."""
     now = torch.zeros(4, 4, dtype=torch.float64)
     now[3, 3] = 1.0
-    for reveal in reveal_probability(discrete.kept_grid(method.schedule, nfe)):
+    for reveal in unmask_probability(discrete.alpha_grid(method.schedule, nfe)):
         after = torch.zeros_like(now)
         for state in itertools.product(range(4), repeat=2):
             law = method.log_probs(torch.tensor([state]))[0].exp()
@@ -144,7 +144,7 @@ def test_strided_samples_follow_the_distribution_of_the_bound():
 
 
 def test_a_strided_order_needs_equal_steps():
-    with pytest.raises(InputError, match="order strided needs the log_linear schedule"):
+    with pytest.raises(InputError, match="order strided needs discrete.schedule log_linear"):
         DiscreteConfig("cosine", order="strided")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdlm.config import ObjectiveConfig
 from rdlm.errors import InputError
-from rdlm.methods.objective import Proposal, cross_entropy, draw_blockwise, draw_moment, mean_unfinished
+from rdlm.methods.objective import Proposal, cross_entropy, draw_block_times, draw_times, mean_unfinished
 
 LENGTH = 12
 
@@ -22,7 +22,7 @@ def quantiles(count: int) -> Tensor:
 def test_synchronous_positions_share_one_time() -> None:
     config = ObjectiveConfig(proposal="interval")
     proposal, points = Proposal(config), quantiles(64)
-    moment = draw_moment(config, proposal, points, LENGTH)
+    moment = draw_times(config, proposal, points, LENGTH)
     time, weight = proposal.times(points)
     assert moment.time.shape == (64, 1)
     assert torch.equal(moment.time[:, 0], time) and torch.equal(moment.weight, weight)
@@ -32,7 +32,7 @@ def test_synchronous_positions_share_one_time() -> None:
 @pytest.mark.parametrize("order", ["random", "left_to_right", "both"])
 def test_windows_have_times_of_their_own(order: Literal["random", "left_to_right", "both"]) -> None:
     config = ObjectiveConfig(asynchronous=1.0, order=order, proposal="interval")
-    moment = draw_moment(config, Proposal(config), quantiles(400), LENGTH, torch.Generator().manual_seed(1))
+    moment = draw_times(config, Proposal(config), quantiles(400), LENGTH, torch.Generator().manual_seed(1))
     time = moment.time
     assert time.shape == (400, LENGTH) and bool(((time >= 0) & (time <= 1)).all())
     falling = (torch.diff(time, dim=1) <= 0).all(1)
@@ -52,7 +52,7 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
     """
     config = ObjectiveConfig(asynchronous=1.0, order="left_to_right")
     points, length = quantiles(500), 1000
-    time = draw_moment(config, Proposal(config), points, length, torch.Generator().manual_seed(2)).time
+    time = draw_times(config, Proposal(config), points, length, torch.Generator().manual_seed(2)).time
     inside = (time > 0) & (time < 1)
     rank = torch.linspace(0, 1, length)
     # Of two running positions the times differ by their ranks: dt = (1/w - 1) dR; that gives w, and w the rest.
@@ -72,7 +72,7 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
 def test_finished_prefixes_have_time_one() -> None:
     config = ObjectiveConfig(prefix=0.5)
     points = quantiles(2000) * 0.99
-    moment = draw_moment(config, Proposal(config), points, LENGTH, torch.Generator().manual_seed(4))
+    moment = draw_times(config, Proposal(config), points, LENGTH, torch.Generator().manual_seed(4))
     finished = moment.time == 1
     length = finished.sum(1)
     assert torch.equal(finished, torch.arange(LENGTH) < length[:, None])  # a prefix, never all of it
@@ -87,7 +87,7 @@ def test_finished_prefixes_have_time_one() -> None:
 def test_shares_mix_within_a_batch() -> None:
     config = ObjectiveConfig(asynchronous=0.3, proposal="interval")
     proposal, points = Proposal(config), quantiles(4000)
-    moment = draw_moment(config, proposal, points, LENGTH, torch.Generator().manual_seed(5))
+    moment = draw_times(config, proposal, points, LENGTH, torch.Generator().manual_seed(5))
     alone = moment.synchronous
     assert alone.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / 4000) ** 0.5)
     time, weight = proposal.times(points)
@@ -141,7 +141,7 @@ def test_impossible_objectives_are_refused(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize("narrow", [0.0, 0.5, 1.0])
 def test_every_block_has_an_unfinished_token_and_counts_by_its_tokens(narrow: float) -> None:
     config = ObjectiveConfig(blockwise=1, block_sizes=(1, 3, 5, 50), narrow=narrow)
-    moment = draw_blockwise(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
+    moment = draw_block_times(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
     assert set(moment.block.tolist()) == {1, 3, 5, LENGTH}
     assert bool(((moment.time >= 0) & (moment.time <= 1)).all())
     for time, weight, block in zip(moment.time, moment.weight, moment.block.tolist(), strict=True):
@@ -155,7 +155,7 @@ def test_every_block_has_an_unfinished_token_and_counts_by_its_tokens(narrow: fl
 def test_each_count_of_finished_positions_of_a_block_is_as_likely() -> None:
     config = ObjectiveConfig(blockwise=1, block_sizes=(4,), narrow=1.0)
     generator = torch.Generator().manual_seed(2)
-    moment = draw_blockwise(config, torch.rand(4000, generator=generator), 8, generator)
+    moment = draw_block_times(config, torch.rand(4000, generator=generator), 8, generator)
     finished = moment.time.view(-1, 2, 4) == 1
     for block in range(2):
         counts = torch.bincount(finished[:, block].sum(-1), minlength=5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, distributed
 
 from rdlm.config import ObjectiveConfig
-from rdlm.methods.objective import BINS, MEMORY, Proposal
+from rdlm.methods.objective import BINS, DECAY, Proposal
 
 COUNT = 40_000
 
@@ -116,8 +116,8 @@ def test_mass_is_the_root_mean_square_of_what_was_seen() -> None:
     proposal.observe(0, torch.tensor([0.001, 0.002, 0.999]), torch.tensor([3.0, 5.0, 2.0]))
     proposal.advance(1)
     square = torch.ones(BINS)
-    square[0] = MEMORY + (1 - MEMORY) * (9 + 25) / 2
-    square[-1] = MEMORY + (1 - MEMORY) * 4
+    square[0] = DECAY + (1 - DECAY) * (9 + 25) / 2
+    square[-1] = DECAY + (1 - DECAY) * 4
     expected = 0.9 * square.sqrt() / square.sqrt().sum() + 0.1 / BINS
     torch.testing.assert_close(proposal.mass, expected)
 

@@ -51,8 +51,8 @@ def test_the_uniform_graph_has_the_score_entropy_of_uniform_diffusion():
     time = torch.full((200,), 0.6, dtype=torch.float64)
     later = (time - UNIFORM_START) / (1 - UNIFORM_START)
     generators = [torch.Generator().manual_seed(2) for _ in range(2)]
-    one = scores._rates(token, later, None, generators[0]) / (1 - UNIFORM_START)
-    other = plain._rates(token, time, None, generators[1])
+    one = scores.integrand(token, later, None, generators[0]) / (1 - UNIFORM_START)
+    other = plain.integrand(token, time, None, generators[1])
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -90,7 +90,7 @@ def sampler_law(method: SEDD, nfe: int) -> torch.Tensor:
     law[-1] = 1.0
     if states == 4:
         law[:] = 0.25
-    grid = method._kept(discrete.kept_grid(method.schedule, nfe))
+    grid = method._rescaled(discrete.alpha_grid(method.schedule, nfe))
     for step in range(nfe):
         state = torch.arange(states)[:, None]
         logits = method.log_score(state, torch.full((states,), step / nfe))

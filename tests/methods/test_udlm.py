@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from rdlm.data import sources
 from rdlm.data.batch import Batch
-from rdlm.methods.udlm import blurred, divergence, reverse
+from rdlm.methods.udlm import kl_divergence, marginal, posterior
 
 
 @settings(max_examples=30)
@@ -33,7 +33,7 @@ def test_a_step_is_bayes_rule(now, more, states):
     known = whole[:, 0] > 1e-12  # a state that cannot arise has no past
     truth = functional.one_hot(token, states).double()[:, None]
     levels = torch.tensor([later, keep], dtype=torch.float64)
-    found = reverse(blurred(truth, levels[0]), state[:, None], levels[1])[:, 0]
+    found = posterior(marginal(truth, levels[0]), state[:, None], levels[1])[:, 0]
     torch.testing.assert_close(found[known], (joint / whole)[known], atol=1e-9, rtol=0)
 
 
@@ -73,7 +73,7 @@ def test_the_limit_is_that_of_many_steps():
     generator = torch.Generator().manual_seed(4)
     for time, point in zip(times, points, strict=True):
         token = source.draw(4000, generator)
-        rate = method._rates(token, time.repeat(4000), None, generator).mean()
+        rate = method.integrand(token, time.repeat(4000), None, generator).mean()
         total += float(rate) * float(torch.sigmoid(point) * torch.sigmoid(-point)) * 0.1
     assert total == pytest.approx(source.entropy, rel=0.02)
     estimate = method.limit(Batch(source.draw(100_000, generator)), generator)
@@ -82,7 +82,7 @@ def test_the_limit_is_that_of_many_steps():
 
 def test_divergence_allows_impossible_states():
     q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-    assert float(divergence(q, torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64))) == pytest.approx(
+    assert float(kl_divergence(q, torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64))) == pytest.approx(
         0.5 * math.log(2) + 0.5 * math.log(2 / 3)
     )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rdlm.errors import InputError
-from rdlm.model.layers import drop, sinusoids
+from rdlm.model.layers import drop_condition, sinusoids
 
 
 def test_sinusoids_are_those_of_the_formula() -> None:
@@ -35,16 +35,16 @@ def test_half_precision_times_are_widened() -> None:
 
 @pytest.mark.parametrize("condition", [torch.arange(4000), torch.ones(4000, 3, 2)], ids=["labels", "signal"])
 def test_conditions_are_dropped_by_whole_sequences(condition: torch.Tensor) -> None:
-    dropped = drop(condition, 0.1, torch.Generator().manual_seed(0))
+    dropped = drop_condition(condition, 0.1, torch.Generator().manual_seed(0))
     gone = dropped == -1 if dropped.ndim == 1 else dropped.isnan().flatten(1)
     gone = gone.reshape(4000, -1)
     assert (gone.all(1) == gone.any(1)).all()
     assert torch.equal(dropped[~gone[:, 0]], condition[~gone[:, 0]])
     # 4000 draws: five standard errors of the frequency
     assert gone[:, 0].double().mean() == pytest.approx(0.1, abs=5 * math.sqrt(0.09 / 4000))
-    assert torch.equal(drop(condition, 0.0), condition)
+    assert torch.equal(drop_condition(condition, 0.0), condition)
 
 
 def test_a_probability_beyond_one_is_refused() -> None:
     with pytest.raises(InputError, match=r"probability 1.5"):
-        drop(torch.zeros(2), 1.5)
+        drop_condition(torch.zeros(2), 1.5)

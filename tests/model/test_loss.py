@@ -28,7 +28,7 @@ def plain(logits: Tensor, token: Tensor, evidence: Tensor | None) -> Tensor:
 def test_values_and_gradients_are_those_of_the_plain_formula(
     with_evidence: bool, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "CACHED", cached)
+    monkeypatch.setattr(home, "TILE", cached)
     leaf, token, added = example(3, 4, 7)
     evidence = added if with_evidence else None
     weight = torch.rand(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -60,7 +60,7 @@ def test_places_tell_equal_positions_apart(awake: Any) -> None:
     network = awake(replace(CONFIG, places=6), Interface(5, 4))
     logits = network(normal(1, 1, 5).expand(1, 6, 5), 0.3)
     assert (logits - logits[:, :1]).abs().amax(-1)[:, 1:].min() > 1e-3
-    with pytest.raises(InputError, match="6 places, and 7 are asked for"):
+    with pytest.raises(InputError, match="6 position embeddings, but 7 are needed"):
         network(normal(1, 7, 5), 0.3)
 
 
@@ -100,7 +100,7 @@ def test_the_cached_forward_is_the_full_one(awake: Any, sizes: list[int]) -> Non
 
 def test_a_cache_needs_a_causal_network(awake: Any) -> None:
     network = awake(CONFIG, Interface(5, 4))
-    with pytest.raises(InputError, match="causal networks and chunks"):
+    with pytest.raises(InputError, match="causal network or blocks"):
         network(normal(1, 2, 5), 0.3, cache=network.cache())
 
 
@@ -145,8 +145,8 @@ def test_equal_times_are_embedded_once_in_training_with_the_same_result(awake: A
     network = awake(CONFIG, Interface(5, 4))
     x, time = normal(3, 6, 5), torch.tensor([0.0, 0.3, 1.0, 1.0, 0.0, 0.7], dtype=torch.float64).repeat(3, 1)
     time[1, 2] = 0.4
-    assert network.train().time.moments(time, None).embedding.shape[0] == 5
-    assert network.eval().time.moments(time, None).row is None
+    assert network.train().time.embed(time, None).embedding.shape[0] == 5
+    assert network.eval().time.embed(time, None).row is None
 
     def outcome(training: bool) -> list[Tensor]:
         network.train(training).zero_grad()
@@ -166,10 +166,10 @@ def test_with_many_outputs_perceptrons_are_computed_again_for_the_same_gradients
     gelu, calls, gradients = functional.gelu, [], []
     monkeypatch.setattr(functional, "gelu", lambda hidden: calls.append(1) or gelu(hidden))
     few, many = awake(CONFIG, Interface(5, 128)), awake(CONFIG, Interface(5, 129))  # two perceptrons of 64
-    assert [network.blocks[0].frugal for network in (few, many)] == [False, True]
+    assert [network.blocks[0].recompute_mlp for network in (few, many)] == [False, True]
     for frugal, expected in ((True, 4), (False, 2)):
         for block in many.blocks:
-            block.frugal = frugal
+            block.recompute_mlp = frugal
         many.zero_grad()
         many(normal(2, 6, 5), 0.3).square().sum().backward()
         gradients.append([parameter.grad.clone() for parameter in many.parameters()])

@@ -14,7 +14,7 @@ from rdlm.likelihood import Posterior
 from rdlm.process.kernel import Chain
 from rdlm.process.path import Path, joint_posterior
 from rdlm.process.schedule import Geometric, Schedule
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 from rdlm.sampling.denoisers import CachedPrefix, Denoising
 from rdlm.sampling.sampler import Denoise, Output, Sampler
 from rdlm.sampling.solvers import SOLVERS
@@ -44,7 +44,7 @@ def sampler_of(
     return Sampler(denoiser_of(posterior), chain, SOLVERS[solver], schedule, **options)
 
 
-def output_of(sampler: Sampler, known: Tensor, noise: Noise) -> Output:
+def output_of(sampler: Sampler, known: Tensor, noise: RandomStreams) -> Output:
     """Return the output of a sampler that yields no queries."""
     try:
         next(sampler.sample(known, noise))

@@ -14,7 +14,7 @@ from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Cache, Transformer
 from rdlm.process.order import TokenSchedule
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.denoisers import GuidedDenoiser, evaluated
 from rdlm.sampling.sampler import Sampler, StepInfo
@@ -74,7 +74,7 @@ class Run:
         known = torch.full((3, LENGTH * symbols), -1)
         known[:, :symbols] = 1  # a prompt of one token
         batcher = Batcher(method.denoiser, method.network, rows=rows)
-        self.token = drive(sampler.sample(known, Noise([generator_of(i) for i in range(3)], 3)), batcher).token
+        self.token = drive(sampler.sample(known, RandomStreams([generator_of(i) for i in range(3)], 3)), batcher).token
         hook.remove()
 
     def record(self, info: StepInfo) -> None:
@@ -202,7 +202,7 @@ def test_temperature_divides_what_the_context_predicts_alone() -> None:
     model = tiny()
     state = torch.nn.functional.normalize(torch.rand(4, 16, 28, generator=torch.Generator().manual_seed(0)), dim=-1)
     remaining = torch.full((4, 16), 0.5 * model.rdlm.process.schedule.total)
-    scores = model.rdlm.denoiser.scores(model.rdlm.network, state, remaining)
+    scores = model.rdlm.denoiser.predict(model.rdlm.network, state, remaining)
     assert scores.evidence is not None
     found = denoised(model, state, remaining, None, 1.0, 0.5)
     expected = torch.log_softmax(scores.logits / 0.5 + scores.evidence, -1)

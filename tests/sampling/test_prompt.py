@@ -17,7 +17,7 @@ from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 from rdlm.sampling.prompt import windows
 from tests.sampling.exact import SCHEDULE, exact_posterior, output_of, p_value, sampler_of
 
@@ -40,7 +40,7 @@ def filled(source: Source, known: list[int], chain: Chain, clean: bool = False) 
     prompt = source.draw(DRAWS, generator)
     prompt[:, [at for at in range(source.length) if at not in known]] = -1
     sampler = sampler_of(exact_posterior(source, chain.path), chain, clean=clean)
-    found = output_of(sampler, prompt, Noise([generator], DRAWS)).token
+    found = output_of(sampler, prompt, RandomStreams([generator], DRAWS)).token
     assert torch.equal(found[:, known], prompt[:, known])
     return found
 

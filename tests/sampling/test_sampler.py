@@ -20,7 +20,7 @@ from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.process.path import Path, joint_posterior, masked_path, switching_path
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.denoisers import GuidedDenoiser
 from rdlm.sampling.sampler import Output, Sampler, StepInfo, sample_chain
@@ -109,7 +109,7 @@ def test_a_switch_draws_states_of_the_second_bridge() -> None:
     sample_chain(exact_posterior(source, path), chain, count, 1, generator, callback=callback)
     token = source.draw(count, generator)
     for level in (chain.switch, chain.switch + 1, 6):
-        drawn = chain.law(count, generator).draw(token, torch.tensor(level), generator)[:, 0]
+        drawn = chain.law(count, generator).draw_at_level(token, torch.tensor(level), generator)[:, 0]
         error = ((drawn.var(0) + seen[level].var(0)) / count).sqrt()
         assert bool(((drawn.mean(0) - seen[level].mean(0)).abs() < 4 * error).all())
     assert seen[chain.switch][:, -1].mean() < 0.6 < 0.8 < seen[chain.switch + 1][:, -1].mean()
@@ -189,7 +189,7 @@ def counting_sampler(token_steps: TokenSteps, solver: str = "mixture", **options
 def test_nfe_counts_the_evaluations(solver: str) -> None:
     for token_steps in (TokenSteps(30, 3), TokenSteps(9, 1), TokenSteps(5, 5)):
         sampler, evaluations = counting_sampler(token_steps, solver)
-        found = output_of(sampler, torch.full((6, 2), -1), Noise([generator_of(i) for i in range(6)], 6))
+        found = output_of(sampler, torch.full((6, 2), -1), RandomStreams([generator_of(i) for i in range(6)], 6))
         assert int(found.nfe.sum()) == sum(evaluations)
         assert int(found.nfe.max()) == len(evaluations)
 
@@ -202,7 +202,7 @@ def test_inactive_steps_do_not_change_the_distribution(steps: int, together: boo
     sampler, evaluations = counting_sampler(token_steps)
     draws = DRAWS if together else 2000
     generators = [generator_of(0)] if together else [generator_of(i) for i in range(draws)]
-    token = output_of(sampler, torch.full((draws, 2), -1), Noise(generators, draws)).token
+    token = output_of(sampler, torch.full((draws, 2), -1), RandomStreams(generators, draws)).token
     assert len(evaluations) == 2 * steps
     joint, (first, second) = source.log_joint.exp(), source.log_prior.exp()
     apart = 1 / token_steps.nfe if steps == 1 else 0.0
@@ -213,7 +213,7 @@ def test_inactive_steps_do_not_change_the_distribution(steps: int, together: boo
 
 def test_a_self_conditioned_model_is_evaluated_at_every_step() -> None:
     sampler, evaluations = counting_sampler(TokenSteps(30, 2), every_step=True)
-    output_of(sampler, torch.full((4, 2), -1), Noise([generator_of(i) for i in range(4)], 4))
+    output_of(sampler, torch.full((4, 2), -1), RandomStreams([generator_of(i) for i in range(4)], 4))
     assert evaluations == [4] * 30
 
 
@@ -224,7 +224,7 @@ def test_every_active_step_is_taken_and_no_other(data: st.DataObject) -> None:
     token_steps = TokenSteps(nfe, data.draw(st.integers(1, nfe)))
     sampler, _ = counting_sampler(token_steps)
     known = torch.tensor([data.draw(st.lists(st.integers(-1, 2), min_size=2, max_size=2))])
-    state = sampler.start(known, Noise([generator_of(data.draw(st.integers(0, 99)))], 1))
+    state = sampler.start(known, RandomStreams([generator_of(data.draw(st.integers(0, 99)))], 1))
     offsets = state.offsets
     active = [s for s in range(nfe) if bool(((offsets <= s) & (s < offsets + token_steps.steps)).any())]
     assert sampler.steps_of(state) == active
@@ -279,9 +279,9 @@ def test_a_generator_driven_by_hand_gives_the_tokens_of_drive(schedule: str, sol
     steps: list[StepInfo] = []
     sampler = sampler_for(method, chain, solver, callback=steps.append)
     batcher = Batcher(method.denoiser, method.network, rows=1)
-    driven = drive(sampler.sample(prompted(), Noise([generator_of(0), generator_of(1)], 2)), batcher)
+    driven = drive(sampler.sample(prompted(), RandomStreams([generator_of(0), generator_of(1)], 2)), batcher)
     taken, queries, output = len(steps), 0, None
-    sampling = sampler.sample(prompted(), Noise([generator_of(0), generator_of(1)], 2))
+    sampling = sampler.sample(prompted(), RandomStreams([generator_of(0), generator_of(1)], 2))
     log_probs: Tensor | None = None
     while output is None:
         try:
@@ -303,7 +303,7 @@ def test_a_generator_driven_by_hand_gives_the_tokens_of_drive(schedule: str, sol
 def test_a_generator_that_is_closed_evaluates_nothing_more() -> None:
     method = small_method()
     sampler = sampler_for(method, method.chain(method.process.mixture.paths[0], 8, length=6), "heun")
-    sampling = sampler.sample(prompted(), Noise([generator_of(0), generator_of(1)], 2))
+    sampling = sampler.sample(prompted(), RandomStreams([generator_of(0), generator_of(1)], 2))
     query = next(sampling)
     sampling.send(query.evaluate(method.denoiser, method.network))
     sampling.close()
@@ -358,7 +358,7 @@ def test_a_sampler_never_waits_for_the_device(schedule: str, solver: str) -> Non
     batcher = Batcher(method.denoiser, method.network, rows=2)
 
     def run() -> Output:
-        return drive(sampler.sample(prompted(), Noise([generator_of(0), generator_of(1)], 2)), batcher)
+        return drive(sampler.sample(prompted(), RandomStreams([generator_of(0), generator_of(1)], 2)), batcher)
 
     run()  # makes the tables
     with BlockingCopies() as copies:

@@ -15,13 +15,14 @@ from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms
+from rdlm.process.bridge import mean_pull
 from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.schedule import Linear
-from rdlm.random import Noise
-from rdlm.sampling.solvers import SOLVERS, Solver, Step, euler, exponential, mean_pull, solver_of
+from rdlm.random import RandomStreams
+from rdlm.sampling.solvers import SOLVERS, Solver, Step, euler, exponential_, solver_of
 from tests.sampling.exact import SCHEDULE, exact_posterior, output_of, p_value, sampler_of
 
 S = SCHEDULE.total
@@ -30,8 +31,8 @@ CONSISTENT = [name for name, solver in SOLVERS.items() if solver.consistent]
 every_consistent = pytest.mark.parametrize("name", CONSISTENT)
 
 
-class NoNoise(Noise):
-    """Noise that is zero everywhere."""
+class NoNoise(RandomStreams):
+    """RandomStreams that is zero everywhere."""
 
     def normal(self, like: Tensor) -> Tensor:
         return torch.zeros_like(like)
@@ -39,7 +40,7 @@ class NoNoise(Noise):
 
 def sample(source: Source, name: str, chain: Chain, seed: int = 0) -> Tensor:
     sampler = sampler_of(exact_posterior(source, chain.path), chain, name)
-    noise = Noise([torch.Generator().manual_seed(seed)], DRAWS)
+    noise = RandomStreams([torch.Generator().manual_seed(seed)], DRAWS)
     return output_of(sampler, torch.full((DRAWS, source.length), -1), noise).token
 
 
@@ -60,7 +61,7 @@ def test_asynchronous_positions_and_a_switch_sample_the_source(name: str) -> Non
     switching = Chain(switching_path(3, S, 0.6 * S), uniform_in_time(SCHEDULE, 32))
     law = switching.law(16384, torch.Generator().manual_seed(0))
     sampler = sampler_of(exact_posterior(alone, switching.path), switching, name, law=law)
-    noise = Noise([torch.Generator().manual_seed(2)], DRAWS)
+    noise = RandomStreams([torch.Generator().manual_seed(2)], DRAWS)
     assert p_value(alone, output_of(sampler, torch.full((DRAWS, 1), -1), noise).token) > 1e-3
 
 
@@ -124,18 +125,18 @@ def test_exponential_is_that_of_the_tangent_part() -> None:
     state = sphere.uniform((50,), 9, generator, torch.float64)
     ambient = 0.5 * torch.randn(50, 9, generator=generator, dtype=torch.float64)
     expected = sphere.exponential(state, sphere.tangent(state, ambient))
-    torch.testing.assert_close(exponential(state, ambient.clone()), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(exponential(state, 3 * state), state, rtol=0, atol=1e-7)
+    torch.testing.assert_close(exponential_(state, ambient.clone()), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(exponential_(state, 3 * state), state, rtol=0, atol=1e-7)
 
 
 def test_exponential_scales_the_ambient_vector_and_stays_on_the_sphere() -> None:
     generator = torch.Generator().manual_seed(0)
     state = sphere.uniform((4, 5), 28, generator)
     ambient, scale = torch.randn(4, 5, 28, generator=generator), torch.rand(4, 5, generator=generator)
-    expected = exponential(state, scale[..., None] * ambient)
-    torch.testing.assert_close(exponential(state, ambient.clone(), scale), expected, rtol=0, atol=5e-7)
+    expected = exponential_(state, scale[..., None] * ambient)
+    torch.testing.assert_close(exponential_(state, ambient.clone(), scale), expected, rtol=0, atol=5e-7)
     for _ in range(2000):  # rounding does not add up
-        state = exponential(state, torch.randn(4, 5, 28, generator=generator), scale)
+        state = exponential_(state, torch.randn(4, 5, 28, generator=generator), scale)
     assert float((state.double().norm(dim=-1) - 1).abs().max()) < 1e-6
 
 
@@ -147,7 +148,7 @@ def one_step(name: str, log_probs: Tensor, level: int = 3) -> tuple[Tensor, Step
     chain = Chain(masked_path(5, S), uniform_in_time(SCHEDULE, 8))
     start = chain.path.bridge.start.point(torch.float64).expand(2, 7, 6)
     state = sphere.exponential(start, 0.2 * sphere.tangent_normal(start, torch.Generator().manual_seed(3)))
-    local, noise = torch.full((2, 7), level), Noise([torch.Generator().manual_seed(1)], 2)
+    local, noise = torch.full((2, 7), level), RandomStreams([torch.Generator().manual_seed(1)], 2)
     step = Step(chain, SCHEDULE, state, local, log_probs, log_probs.argmax(-1), noise)
     return solved(SOLVERS[name], step, lambda at, local: log_probs), step
 
@@ -172,7 +173,7 @@ def test_euler_does_not_move_after_its_end() -> None:
     chain = Chain(masked_path(3, S), grid)
     state = sphere.uniform((1, 4), 4, torch.Generator().manual_seed(0), torch.float64)
     log_probs = torch.full((1, 4, 3), -math.log(3), dtype=torch.float64)
-    noise = Noise([torch.Generator().manual_seed(0)], 1)
+    noise = RandomStreams([torch.Generator().manual_seed(0)], 1)
     local = torch.ones(1, 4, dtype=torch.long)
     step = Step(chain, Linear(S, S), state, local, log_probs, log_probs.argmax(-1), noise)
     torch.testing.assert_close(euler(step), state)

@@ -19,7 +19,7 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.config import SamplingOptions
 from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
-from rdlm.serve.engine import Engine, Sample
+from rdlm.serve.engine import Engine, RunningSample
 from rdlm.serve.http_errors import Disconnected, HttpError
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.middleware import Metrics
@@ -76,9 +76,9 @@ def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
         one.engine._thread.join(10)
 
 
-def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> Sample:
+def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> RunningSample:
     prepared = prepare(model, SamplingOptions(**{"steps": 6, **options}))
-    return Sample(prepared, prepared.options.seed, job, index)
+    return RunningSample(prepared, prepared.options.seed, job, index)
 
 
 async def ended(job: Job) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ def test_a_failed_step_ends_its_own_request_alone(
                 raise ZeroDivisionError("a secret of the house")
 
         prepared = prepare(model, SamplingOptions(steps=6, seed=1))
-        gate.engine.submit([Sample(prepared, 1, failing, watch=watch), sample(model, other, seed=2)])
+        gate.engine.submit([RunningSample(prepared, 1, failing, watch=watch), sample(model, other, seed=2)])
         gate.let(30)
         with pytest.raises(ZeroDivisionError):
             await anext(failing.events())

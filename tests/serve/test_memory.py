@@ -169,7 +169,7 @@ full = resident()
 for place in found[:-1]:  # the last one keeps the end of the heap in use, so that free() does not trim it
     libc.free(place)
 freed = resident()
-memory.release()
+memory.release_memory()
 print(full, freed, resident())
 """
 
@@ -186,7 +186,7 @@ def test_memory_is_released_once_after_requests_and_never_during_them(monkeypatc
     released: list[int] = []
     now = {"idle": False, "answered": 0}
     monkeypatch.setattr(memory, "INTERVAL", 0.01)
-    monkeypatch.setattr(memory, "release", lambda: released.append(now["answered"]))
+    monkeypatch.setattr(memory, "release_memory", lambda: released.append(now["answered"]))
     thread = memory.IdleRelease(lambda: bool(now["idle"]), lambda: now["answered"])
     try:
         states = ((True, 0, []), (False, 5, []), (True, 5, [5]), (False, 6, [5]), (True, 6, [5, 6]))

@@ -28,7 +28,7 @@ from rdlm.process.grid import Grid, equal_information, uniform_in_log_remaining
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
-from rdlm.random import Noise, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, token_codes
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.constraints import Classifier, Constraints
@@ -220,7 +220,7 @@ class PreparedSampling:
         self, seeds: Sequence[int], callback: Callable[[Sequence[int], WindowStep], object] | None = None
     ) -> Generator[Query, Tensor, Output]:
         """Sample one batch; a generator of network queries. The callback gets the places of the rows in the batch."""
-        noise = Noise([generator_of("sample", seed) for seed in seeds], len(seeds))
+        noise = RandomStreams([generator_of("sample", seed) for seed in seeds], len(seeds))
         token = self.prompt.known.repeat(len(seeds), 1)
         nfe, invalid = torch.zeros(len(seeds), dtype=torch.long), 0
         for path, places in self._paths(noise):
@@ -231,7 +231,7 @@ class PreparedSampling:
             invalid += output.invalid
         return Output(token, invalid, nfe)
 
-    def _paths(self, noise: Noise) -> Iterator[tuple[ProcessPath, list[int]]]:
+    def _paths(self, noise: RandomStreams) -> Iterator[tuple[ProcessPath, list[int]]]:
         """Yield each path of the mixture with the rows that are drawn to follow it."""
         mixture = self.model.rdlm.process.mixture
         if len(mixture.paths) == 1:
@@ -243,7 +243,7 @@ class PreparedSampling:
                 yield path, mask.nonzero().flatten().tolist()
 
     def _sample_path(
-        self, path: ProcessPath, noise: Noise, watch: Callable[[WindowStep], object] | None
+        self, path: ProcessPath, noise: RandomStreams, watch: Callable[[WindowStep], object] | None
     ) -> Generator[Query, Tensor, Output]:
         """Sample rows on one path, window after window."""
         layout, chain = self.model.rdlm.layout, self._chain(path)

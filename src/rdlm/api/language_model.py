@@ -100,10 +100,10 @@ class LanguageModel:
 
     def score(self, texts: Sequence[str], **options: Any) -> list[Score]:
         """Return the likelihood bound of each text with its interval; options as in `rdlm.api.score.score`."""
-        from rdlm.api.notebook import Scores
+        from rdlm.api.notebook import ScoreList
         from rdlm.api.score import score
 
-        return Scores(score(self, texts, **options))
+        return ScoreList(score(self, texts, **options))
 
     def save(self, folder: str | Path, *, dtype: Dtype = "float32") -> Path:
         """Publish the model into a folder and return the folder; weights of any type are loaded as float32."""

@@ -39,7 +39,7 @@ PROMPT = "border-bottom:2px solid currentColor;opacity:.75"
 _numbers = itertools.count()
 
 
-class Scores(list["Score"]):
+class ScoreList(list["Score"]):
     """A list of scores that a notebook displays as coloured texts."""
 
     def _repr_html_(self) -> str:

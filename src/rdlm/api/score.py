@@ -1,10 +1,9 @@
-"""The likelihood of texts under a model: bounds with intervals, for texts of any length.
+"""Scores: likelihood bounds of texts of any length, with confidence intervals.
 
-A text of up to the model's length is scored as a whole sequence of its own length: the bound is that of the sampler
-that draws so many tokens. A longer one is cut into consecutive windows of the model's length, which are scored
-independently and added up; the rest, shorter than a window, is a window of its own (if it would be a single token,
-the window before gives up its last one). So its score is a bound under the model that writes window after window
-without looking back.
+A text of up to the model's length is one sequence, and its bound is that of the sampler of that many tokens. A longer
+text is split into consecutive windows of the model's length, which are scored independently and summed; the last window
+may be shorter (if it would be a single token, it takes the last token of the window before). So the score is a bound
+for the model that samples windows independently.
 """
 
 from __future__ import annotations
@@ -24,38 +23,38 @@ from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
-from rdlm.methods.base import DEFAULT_NFE
+from rdlm.methods.base import DEFAULT_NFE, check_nfe
 from rdlm.methods.bound import Estimator, check_weights
 from rdlm.random import generator_of
 
-SHORTEST = 2
-"""Fewest tokens of a text."""
+MIN_TOKENS = 2
+"""Least number of tokens of a text."""
 
-FEWEST = 3
-"""Fewest draws of a window behind an interval."""
+MIN_DRAWS = 3
+"""Least number of draws per window for a confidence interval."""
 
 BUDGET = 1 << 15
-"""Windows through the network that are spent unless told otherwise, where so few allow an interval."""
+"""Default number of network evaluations of windows; exceeded where an interval needs more."""
 
-PIECE = 64
-"""Windows that are scored together."""
+BATCH_SIZE = 64
+"""Windows scored in one batch."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The bound on `-log p` of a text, what it is divided by, and how it is spread over the tokens."""
+    """The bound on `-log p` of a text, its number of characters, and each token's share of the bound."""
 
     nats: Estimate
     chars: int
     tokens: tuple[str, ...]
-    """The text's tokens, each as text."""
+    """The text of each token."""
     positions: tuple[float, ...]
-    """Each token's share in bits, estimated without bias; together they are the bound. Rivals' bounds have none."""
+    """Unbiased estimate of each token's share in bits; their sum is the bound. Empty for baselines."""
     windows: int = 1
 
     @property
     def bits_per_char(self) -> float:
-        """Return the bound in bits per character of the text."""
+        """The bound in bits per character of the text."""
         return self.nats.value / self.chars / math.log(2)
 
     def __repr__(self) -> str:
@@ -64,12 +63,12 @@ class Score:
         return f"<Score of {self.chars} characters: {self.bits_per_char:.4g} ± {margin:.2g} bits each, {word}>"
 
     def _repr_html_(self) -> str:
-        from rdlm.api import notebook as display
+        from rdlm.api import notebook
 
-        return display.score(self)
+        return notebook.score(self)
 
     def row(self, positions: bool = False) -> dict[str, object]:
-        """Return the score for machines; where wanted, with every token and its share."""
+        """Return the score as a JSON row; with `positions`, also every token and its share."""
         nats = self.nats
         row: dict[str, object] = {
             "nats": nats.value,
@@ -86,29 +85,28 @@ class Score:
 
 @dataclass(frozen=True)
 class Effort:
-    """How texts are scored: network calls M, the estimator, and its draws for each window."""
+    """The settings of a score: network evaluations M, the estimator, and its draws per window."""
 
     nfe: int = DEFAULT_NFE
     estimator: Estimator = "path"
     draws: int = 4
-    """Paths of each window, or random steps of each."""
+    """Paths, or random steps, per window."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.nfe < 1:
-            raise InputError(f"at least one network call is needed, got {self.nfe}")
-        if self.draws < FEWEST:
-            raise InputError(f"an interval needs at least {FEWEST} draws of each text, got {self.draws}")
+        check_nfe(self.nfe)
+        if self.draws < MIN_DRAWS:
+            raise InputError(f"an interval needs at least {MIN_DRAWS} draws of each text, got {self.draws}")
 
     def passes(self, model: LanguageModel) -> int:
-        """Return how often one draw sends a window through the network; chunks go through it side by side."""
+        """Return the network evaluations of one draw for one window; all blocks are evaluated in parallel."""
         if self.estimator == "steps":
             return 1
-        order = model.method.token_schedule
-        return self.nfe if order is None else order.discretize(self.nfe, model.length).side_by_side().nfe
+        schedule = model.method.token_schedule
+        return self.nfe if schedule is None else schedule.discretize(self.nfe, model.length).side_by_side().nfe
 
     def cost(self, model: LanguageModel, windows: int) -> int:
-        """Return how many windows go through the network; those of a mixture do so for each of its paths."""
+        """Return the network evaluations for a number of windows, over all paths of a mixture."""
         paths = 1 if model.method.token_schedule is None else len(model.rdlm.process.mixture.paths)
         return windows * paths * self.draws * self.passes(model)
 
@@ -116,24 +114,24 @@ class Effort:
 def effort_for(
     model: LanguageModel, windows: int, nfe: int | None = None, estimator: Estimator | None = None, seed: int = 0
 ) -> Effort:
-    """Return an effort of about `BUDGET`: four paths a window where they fit, else single steps, as many as fit.
+    """Return an effort of about `BUDGET` evaluations: four paths per window if they fit, else as many steps as fit.
 
-    A rival has no choice: its own bound follows a path (flow) or looks at one step (the others).
+    The estimator of a baseline is given: paths for Fisher-Flow, steps for the others.
     """
-    own = model.method.bound_estimator
-    if own is not None and estimator not in (None, own):
-        raise InputError(f"a run of the method {model.config.method!r} is scored by its {own} estimator alone")
+    only = model.method.bound_estimator
+    if only is not None and estimator not in (None, only):
+        raise InputError(f"the method {model.config.method!r} only has the {only} estimator, got {estimator}")
     nfe = model.nfe if nfe is None else nfe
-    few = Effort(nfe).cost(model, windows) <= BUDGET
-    chosen = own or estimator or ("path" if few else "steps")
+    affordable = Effort(nfe).cost(model, windows) <= BUDGET
+    chosen = only or estimator or ("path" if affordable else "steps")
     if chosen == "path":
         return Effort(nfe, "path", seed=seed)
-    return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // windows)), seed)
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed)
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A text as tokens, and the characters that these stand for."""
+    """The token ids of a text, and its number of characters."""
 
     ids: Int[Tensor, " length"]
     chars: int
@@ -146,8 +144,8 @@ def score(
     unknown: Unknown = "error",
     advance: Advance = lambda count: None,
 ) -> list[Score]:
-    """Return the bound of every text; without an effort, that of `effort_for`."""
-    return score_encoded(model, [encode(model, text, unknown) for text in texts], effort, advance)
+    """Return the score of every text; the default effort is that of `effort_for`."""
+    return score_encoded(model, [encode_text(model, text, unknown) for text in texts], effort, advance)
 
 
 def score_encoded(
@@ -156,23 +154,23 @@ def score_encoded(
     effort: Effort | None = None,
     advance: Advance = lambda count: None,
 ) -> list[Score]:
-    """Return the bound of every text, window by window; see the rule above."""
+    """Return the score of every text, split into windows as described above."""
     check_weights(model.method.network)
-    parts = [windows(text.ids, model.length) for text in texts]
+    parts = [split_windows(text.ids, model.length) for text in texts]
     rows = [row for part in parts for row in part]
     effort = effort or effort_for(model, len(rows))
-    effort_for(model, len(rows), effort.nfe, effort.estimator)  # refuses what the method has not
+    effort_for(model, len(rows), effort.nfe, effort.estimator)  # checks the estimator
     values = iter(_values(model, rows, effort, advance))
     return [_score(model, text, [next(values) for _ in part]) for text, part in zip(texts, parts, strict=True)]
 
 
 def _score(model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]]) -> Score:
-    """Return a text's score from the draws of its windows; windows of one length are alike."""
+    """Return the score of a text from the draws of its windows; windows of equal length share a variance estimate."""
     by_length: dict[int, list[Tensor]] = {}
     for value in values:
         by_length.setdefault(value.shape[1], []).append(value.sum(-1))
     claims = model.method.claims_bound
-    sums = [sum_over_rows(torch.stack(alike, dim=1), claims) for alike in by_length.values()]
+    sums = [sum_over_rows(torch.stack(group, dim=1), claims) for group in by_length.values()]
     bits = torch.cat([value.mean(0) for value in values]) / math.log(2)
     names = {i: model.tokenizer.decode([i]) for i in text.ids.unique().tolist()}
     tokens = tuple(names[i] for i in text.ids.tolist())
@@ -183,52 +181,52 @@ def _score(model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draw
 def _values(
     model: LanguageModel, rows: Sequence[Int[Tensor, " length"]], effort: Effort, advance: Advance
 ) -> list[Float[Tensor, "draws length"]]:
-    """Return the draws of every row in nats; rows of one length go through the network together."""
-    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    """Return the draws of every row in nats; rows of equal length are batched."""
+    draws: list[Tensor] = [torch.empty(0)] * len(rows)
     lengths = torch.tensor([len(row) for row in rows])
     for length in lengths.unique().tolist():
-        for part in (lengths == length).nonzero()[:, 0].split(PIECE):
+        for part in (lengths == length).nonzero()[:, 0].split(BATCH_SIZE):
             ids = torch.stack([rows[i] for i in part.tolist()])
             generator = generator_of("score", effort.seed, length, int(part[0]))
-            values = _draws(model, Batch(ids), effort, generator, advance)
-            for place, value in zip(part.tolist(), values.unbind(1), strict=True):
-                found[place] = value
-    return found
+            values = _draws(model, Batch(ids), effort, generator, advance)  # [draws, n, length]
+            for index, value in zip(part.tolist(), values.unbind(1), strict=True):
+                draws[index] = value
+    return draws
 
 
 @torch.no_grad()
 def _draws(
     model: LanguageModel, batch: Batch, effort: Effort, generator: torch.Generator, advance: Advance
 ) -> Float[Tensor, "draws n length"]:
-    """Return estimates of the tokens' shares in their rows' bounds; a rival's share is the whole, in one place."""
+    """Return estimates of each token's share of its row's bound; for baselines only their sum, [draws, n, 1]."""
     if model.method.token_schedule is None:
-        found = []
+        totals = []
         for _ in range(effort.draws):
-            found.append(model.method.bound(batch, effort.nfe, generator).double().cpu()[:, None])
+            totals.append(model.method.bound(batch, effort.nfe, generator).double().cpu()[:, None])
             advance(len(batch.ids) * effort.passes(model))
-        return torch.stack(found)
+        return torch.stack(totals)
     problem = model.rdlm.problem(batch, effort.nfe)
     if effort.estimator == "path":
         shares = path_bound(problem, effort.draws, generator, advance=advance).sum(1)
     else:
         shares = per_window_bound(problem, effort.draws, generator, advance=advance)
     count, length = batch.ids.shape
-    return shares.view(effort.draws, count, length, -1).sum(-1)  # the digits of a token are its own
+    return shares.view(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
 
 
-def windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:
-    """Return consecutive windows of a document; the last may be shorter, but never a single token."""
+def split_windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:
+    """Return consecutive windows of a document; the last may be shorter, but not a single token."""
     parts = list(ids.split(length))
-    if len(parts) > 1 and len(parts[-1]) < SHORTEST:
-        parts[-2:] = list(torch.cat(parts[-2:]).split([length - 1, SHORTEST]))
+    if len(parts) > 1 and len(parts[-1]) < MIN_TOKENS:
+        parts[-2:] = list(torch.cat(parts[-2:]).split([length - 1, MIN_TOKENS]))
     return parts
 
 
-def encode(model: LanguageModel, text: str, unknown: Unknown = "error") -> Encoded:
-    """Return a text's tokens; what the vocabulary cannot write is an error, is skipped, or is replaced."""
+def encode_text(model: LanguageModel, text: str, unknown: Unknown = "error") -> Encoded:
+    """Return the tokens of a text; characters outside of the vocabulary are an error, skipped, or replaced."""
     tokenizer = model.tokenizer
     if model.kind == "image":
-        raise InputError("an image model scores no text")
+        raise InputError("an image model cannot score text")
     if isinstance(tokenizer, Characters):
         ids = replace(tokenizer, unknown=unknown).encode(text)
         chars = len(ids)
@@ -237,15 +235,15 @@ def encode(model: LanguageModel, text: str, unknown: Unknown = "error") -> Encod
         description = tokenizer.to_json()
         if description["kind"] == "wordpiece":
             ids = _known(ids, int(description["model"]["model"]["vocab"]["[UNK]"]), text, unknown)
-    if len(ids) < SHORTEST:
-        raise InputError(f"a text of at least {SHORTEST} tokens is needed, got {len(ids)} in {text[:40]!r}")
+    if len(ids) < MIN_TOKENS:
+        raise InputError(f"a text needs at least {MIN_TOKENS} tokens, got {len(ids)} in {text[:40]!r}")
     return Encoded(torch.from_numpy(ids.astype(np.int64)), chars)
 
 
 def _known(ids: Ids, missing: int, text: str, unknown: Unknown) -> Ids:
     if unknown == "error" and bool((ids == missing).any()):
         raise InputError(
-            f"the vocabulary has no pieces for some word of {text[:40]!r}; --unknown skip leaves such words out, "
+            f"the vocabulary has no tokens for some word of {text[:40]!r}; --unknown skip leaves such words out, "
             "--unknown replace scores them as [UNK]"
         )
     return ids[ids != missing] if unknown == "skip" else ids

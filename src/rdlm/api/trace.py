@@ -1,4 +1,8 @@
-"""Traces: how one sample takes shape, as a web page, a GIF (where pillow is installed) or a still picture."""
+"""Traces: the steps of one sample, as a web page, an animated GIF (needs pillow) or a still picture.
+
+`Trace` records the most likely tokens, their probabilities and some states at every step. `write_animation` writes HTML
+or GIF, and `draw` a figure.
+"""
 
 from __future__ import annotations
 
@@ -26,56 +30,57 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 NOT_EVALUATED = -2
-"""In place of a token at a position that the network has not been evaluated at yet."""
+"""Token id of a position at which the network has not been evaluated yet."""
 SHOWN_SPHERES = 24
-"""Positions whose states are kept, evenly spread over the sample."""
+"""Number of spheres whose states are recorded, equally spaced over the sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One step: the likeliest token of each position with its probability, and points of the unit sphere."""
+    """One step: the most likely token of each position, its probability, and points on the unit sphere."""
 
     tokens: tuple[str, ...]
     certainty: tuple[float, ...]
     points: tuple[tuple[float, float, float], ...]
-    """Of the shown positions: coordinates on the token that they end in, on the mask, and all others' length."""
+    """For each shown sphere: the coordinates of its final token and of the mask, and the norm of all others."""
 
 
 @dataclass(eq=False)
 class Trace:
-    """The frames of a sample; `record` adds a step, `finish` the result."""
+    """The frames of a sample: `record` adds a step, `finish` adds the sample and builds the frames."""
 
     model: LanguageModel
     frames: list[Frame] = field(default_factory=list)
-    _seen: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    _steps: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def record(self, state: Float[Tensor, "positions *spheres d"], log_probs: Float[Tensor, "positions v"]) -> None:
-        """Record a step: states and log-probabilities of one sample."""
+        """Record the states and log-probabilities of one sample at a step."""
         layout = self.model.rdlm.layout
         best = log_probs.max(-1)
-        # [positions] -> [length, digits]: a token of several digits is as certain as all of them together.
+        # [positions] -> [length, digits]: the probability of a token is the product over its digits.
         certainty = best.values.view(-1, layout.symbols_per_token).sum(-1).exp()
-        kept = state.flatten(0, -2)[self._shown(state.flatten(0, -2).shape[0])]
-        told = evaluated(log_probs).view(-1, layout.symbols_per_token).any(-1).cpu()
-        ids = layout.ids(best.indices[None].cpu())[0].masked_fill(~told, NOT_EVALUATED)
-        self._seen.append((ids, certainty.cpu(), kept.cpu()))
+        spheres = state.flatten(0, -2)  # [spheres, d]
+        shown = spheres[self._shown(len(spheres))]
+        known = evaluated(log_probs).view(-1, layout.symbols_per_token).any(-1).cpu()
+        ids = layout.ids(best.indices[None].cpu())[0].masked_fill(~known, NOT_EVALUATED)
+        self._steps.append((ids, certainty.cpu(), shown.cpu()))
 
     def finish(self, token: Int[Tensor, " length"]) -> None:
-        """Turn the recorded steps into frames, given the final tokens."""
+        """Build the frames of the recorded steps, given the final tokens."""
         digit = self.model.rdlm.layout.encode(token[None]).flatten()
-        chosen = digit[self._shown(len(digit))]
-        for ids, certainty, state in self._seen:
-            on_token = state.gather(-1, chosen[:, None])[:, 0]
+        final = digit[self._shown(len(digit))]
+        for ids, certainty, state in self._steps:
+            on_token = state.gather(-1, final[:, None])[:, 0]
             on_mask = state[:, -1]
             rest = (1 - on_token.square() - on_mask.square()).clamp_min(0).sqrt()
             points = torch.stack([on_token, on_mask, rest], -1)
             self.frames.append(Frame(self._words(ids), tuple(certainty.tolist()), tuple(map(tuple, points.tolist()))))
-        ends = ((1.0, 0.0, 0.0),) * len(chosen)
+        ends = ((1.0, 0.0, 0.0),) * len(final)
         self.frames.append(Frame(self._words(token), (1.0,) * len(token), ends))
 
     def _words(self, ids: Tensor) -> tuple[str, ...]:
-        strange = {NOT_EVALUATED: "", -1: "\ufffd"}  # digits may be the code of no token
-        return tuple(strange[i] if i in strange else self.model.tokenizer.decode([i]) for i in ids.tolist())
+        special = {NOT_EVALUATED: "", -1: "\ufffd"}  # -1: the digits are the code of no token
+        return tuple(special[i] if i in special else self.model.tokenizer.decode([i]) for i in ids.tolist())
 
     def _shown(self, spheres: int) -> Tensor:
         return torch.linspace(0, spheres - 1, min(SHOWN_SPHERES, spheres)).round().long()
@@ -143,28 +148,29 @@ if (matchMedia("(prefers-reduced-motion: reduce)").matches) { play.textContent =
 """
 
 COLUMNS = 43
-"""Tokens per line of a GIF: three lines of a text of 128."""
+"""Tokens per line of a GIF: three lines for 128 tokens."""
 CELL = 18, 28
+"""Width and height of a token in pixels."""
 LETTER = 19
-"""Pixels of a letter."""
+"""Font size in pixels."""
 GLOBE = 260
-"""Pixels of the sphere's side."""
+"""Height of the picture of the sphere in pixels."""
 BLUE, RED, GREY = (33, 102, 172), (178, 24, 43), (140, 140, 140)
 
 
 def write_animation(trace: Trace, path: Path) -> None:
-    """Write a trace as HTML or GIF, by the ending of `path`."""
+    """Write a trace as HTML or GIF, depending on the suffix of `path`."""
     match path.suffix.lower():
         case ".html" | ".htm":
             write_atomic(path, html(trace))
         case ".gif":
             write_atomic(path, gif(trace))
         case other:
-            raise InputError(f"a trace is written as .html or .gif, not as {other or 'a file without ending'!r}")
+            raise InputError(f"a trace is written as .html or .gif, not as {other or 'a file without suffix'!r}")
 
 
 def html(trace: Trace) -> str:
-    """Return the trace as one page with everything inside it."""
+    """Return the trace as a self-contained web page."""
     frames = [
         {
             "tokens": frame.tokens,
@@ -173,7 +179,7 @@ def html(trace: Trace) -> str:
         }
         for frame in trace.frames
     ]
-    # A text may hold what would end the script: '<' is written as an escape.
+    # Escape '<': a text may contain '</script>'.
     content = json.dumps(frames).replace("<", "\\u003c")
     return PAGE.replace("__TITLE__", "A sample takes shape").replace("__FRAMES__", content)
 
@@ -188,7 +194,7 @@ def gif(trace: Trace) -> bytes:
         raise InputError("a GIF needs pillow: pip install 'rdlm[viz]'; a trace as .html does not") from missing
     lines = -(-len(trace.frames[0].tokens) // COLUMNS) * CELL[1] + 20
     wide = min(COLUMNS, len(trace.frames[0].tokens)) * CELL[0] + 20
-    globe = GLOBE if any(_travels(frame) for frame in trace.frames) else 0
+    globe = GLOBE if any(_moves(frame) for frame in trace.frames) else 0
     font = PIL.ImageFont.load_default(LETTER)
     pictures: list[Image] = []
     for frame in trace.frames:
@@ -205,13 +211,13 @@ def gif(trace: Trace) -> bytes:
     return content.getvalue()
 
 
-def _travels(frame: Frame) -> bool:
-    """Return whether a state is on its way: those that jump from the start to their tokens have none to show."""
+def _moves(frame: Frame) -> bool:
+    """Return whether a state lies between start and token; with one step per token none does."""
     return any(0.01 < on_token < 0.99 for on_token, _, _ in frame.points)
 
 
 def _draw_tokens(pen: ImageDraw, frame: Frame) -> None:
-    """Draw the tokens in rows, bluer where the model is more certain."""
+    """Draw the tokens in lines, bluer for higher probabilities."""
     for index, (word, certainty) in enumerate(zip(frame.tokens, frame.certainty, strict=True)):
         left, top = 10 + index % COLUMNS * CELL[0], 10 + index // COLUMNS * CELL[1]
         shade = tuple(round(255 - 0.85 * certainty * (255 - full)) for full in BLUE)
@@ -221,33 +227,33 @@ def _draw_tokens(pen: ImageDraw, frame: Frame) -> None:
 
 
 def _draw_sphere(pen: ImageDraw, frame: Frame, top: int) -> None:
-    """Draw the states on the sphere: up is the mask, right is the token that they end in, towards us the others."""
+    """Draw the states on the sphere: up is the mask, right the final token, towards the viewer the other tokens."""
 
-    def place(point: Sequence[float]) -> tuple[float, float]:
+    def project(point: Sequence[float]) -> tuple[float, float]:
         x, y, z = point
         return 30 + 0.6 * GLOBE * (x + 0.35 * z), top + 0.8 * GLOBE - 0.62 * GLOBE * y + 0.1 * GLOBE * z
 
     token, mask, others = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
-    turns = [math.pi / 2 * part / 40 for part in range(41)]
+    angles = [math.pi / 2 * part / 40 for part in range(41)]
     for start, end in ((token, mask), (mask, others), (others, token)):
-        arc = [[math.cos(t) * a + math.sin(t) * b for a, b in zip(start, end, strict=True)] for t in turns]
-        pen.line([place(point) for point in arc], fill=GREY)
+        arc = [[math.cos(t) * a + math.sin(t) * b for a, b in zip(start, end, strict=True)] for t in angles]
+        pen.line([project(point) for point in arc], fill=GREY)
     for word, corner, right, down in (("its token", token, 8, -10), ("mask", mask, 0, -28), ("others", others, 0, 6)):
-        x, y = place(corner)
+        x, y = project(corner)
         pen.text((x + right, y + down), word, fill=GREY)
     for point in frame.points:
-        x, y = place(point)
+        x, y = project(point)
         pen.ellipse((x - 4, y - 4, x + 4, y + 4), fill=RED)
 
 
 SHOWN_ROWS = 16
-"""Steps shown in a picture, the sample itself not counted."""
+"""Largest number of steps in a figure, not counting the sample."""
 SHOWN_LETTERS = 64
-"""Tokens of a row."""
+"""Largest number of tokens per row."""
 
 
 def draw(frames: Sequence[Frame], path: Path) -> None:
-    """Draw the first tokens at steps over the whole sampling, darker where more certain, and the sample below."""
+    """Draw the first tokens at equally spaced steps, darker for higher probabilities, and the sample below."""
     nfe = len(frames) - 1  # the last frame is the sample
     shown = np.linspace(0, nfe - 1, min(SHOWN_ROWS, nfe)).round().astype(int).tolist()
     rows = [(f"{m + 1}", frames[m]) for m in shown] + [("sample", frames[-1])]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from rdlm.cli.checkout import require_checkout
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
 Name = Literal["objectives", "splitting", "changes", "transition", "radial", "speed", "frontier", "steps"]

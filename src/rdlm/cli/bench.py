@@ -47,7 +47,7 @@ class Bench:
         if self.out is not None:
             _write(self.out, result, rows)
         if self.json:
-            from rdlm.display.tables import print_json
+            from rdlm.display.text_table import print_json
 
             print_json(result)
         else:
@@ -87,7 +87,7 @@ def _machine() -> dict[str, object]:
 
 
 def _show(rows: Sequence[Mapping[str, object]], quick: bool) -> None:
-    from rdlm.display.tables import table
+    from rdlm.display.text_table import table
 
     print(table([row | {"quartiles": _quartiles(row)} for row in map(dict, rows)], COLUMNS))
     judged = [row for row in rows if row["ok"] is not None]

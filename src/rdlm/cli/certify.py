@@ -52,7 +52,7 @@ class Certify:
             raise InputError(f"certify needs at least 2 steps and 2 paths, got {self.steps} and {self.paths}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; give a folder")
-        from rdlm.display.tables import print_json, table
+        from rdlm.display.text_table import print_json, table
 
         verdicts = self._measure()
         rows = [verdict.row() for verdict in verdicts]

@@ -14,7 +14,7 @@ import tyro
 
 from rdlm.cli.train import chosen_configuration
 from rdlm.config import RunConfig
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import DivergedError, InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
 
@@ -60,7 +60,7 @@ class Data:
     def _list(self) -> list[dict[str, Any]]:
         from rdlm.data import corpus
 
-        recipes = [corpus.find(self.name)] if self.name else list(corpus.RECIPES.values())
+        recipes = [corpus.recipe_of(self.name)] if self.name else list(corpus.RECIPES.values())
         rows = []
         for recipe in recipes:
             here = [_summary(folder, meta) for folder, meta in corpus.prepared(recipe.name).items()]
@@ -100,7 +100,7 @@ class Data:
         from rdlm.data import corpus, store
 
         if self.name:
-            corpus.find(self.name)
+            corpus.recipe_of(self.name)
         found = corpus.prepared(self.name)
         if self.name and not found:
             raise InputError(f"{self.name} is not prepared; run rdlm data get {self.name}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:

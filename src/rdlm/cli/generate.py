@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rdlm.config import SamplingOptions
+from rdlm.config import SamplingOptions, attribute_docstrings
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation
     from rdlm.api.language_model import LanguageModel
+
+
+HELP = attribute_docstrings(SamplingOptions)
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Generate(SamplingOptions):
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; the packaged text model if not
     given."""
+    steps: Annotated[int | None, tyro.conf.arg(aliases=["--nfe"], help=HELP["steps"])] = None
     out: Path | None = None
     """File of the samples: text, FASTA for DNA, a PNG with all of them for images."""
     trace: Path | None = None
@@ -66,7 +70,7 @@ class Generate(SamplingOptions):
             print(f"rdlm: wrote {self.trace}", file=sys.stderr)
 
     def _report(self, model: LanguageModel, generation: Generation) -> None:
-        from rdlm.display.tables import print_json
+        from rdlm.display.text_table import print_json
 
         if self.json:
             image = model.kind == "image"

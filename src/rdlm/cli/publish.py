@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from rdlm.display.tables import print_json
+from rdlm.display.text_table import print_json
 from rdlm.errors import InputError
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class ScoreText:
         run, file = self._places()
         text = read_text(file)
         import rdlm
-        from rdlm.api.score import encode, score_encoded, windows
+        from rdlm.api.score import encode_text, score_encoded, split_windows
         from rdlm.display.progress import bar
 
         model = rdlm.load(run)
         lines = [text.removesuffix("\n")] if self.document else [line for line in text.splitlines() if line.strip()]
-        texts = [encode(model, line, self.unknown) for line in lines]
-        count = sum(len(windows(encoded.ids, model.length)) for encoded in texts)
+        texts = [encode_text(model, line, self.unknown) for line in lines]
+        count = sum(len(split_windows(encoded.ids, model.length)) for encoded in texts)
         effort = self._effort(model, count)
         cost = effort.cost(model, count)
         began = time.perf_counter()

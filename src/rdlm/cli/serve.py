@@ -96,7 +96,7 @@ class Serve:
         return [rdlm.load(run) for run in self.models or (None,)]
 
     def _announce(self, url: str, names: list[str]) -> None:
-        from rdlm.display.tables import print_json
+        from rdlm.display.text_table import print_json
 
         if self.json:
             print_json({"url": url, "models": names})

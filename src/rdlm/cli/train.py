@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from rdlm.config import RunConfig
-from rdlm.display.tables import print_json, table
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import DivergedError, InputError
 from rdlm.presets import PRESETS, preset
 from rdlm.storage import config_file

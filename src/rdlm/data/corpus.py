@@ -36,7 +36,7 @@ def load(
     """
     path = Path(file).expanduser().resolve() if file is not None else None
     request = CorpusRequest("", path, tokenizer, alphabet, unknown, vocabulary, accept_licence)
-    recipe = find(name)
+    recipe = recipe_of(name)
     _check(recipe, request, protocol)
     wanted = [
         dataclasses.replace(request, protocol=p)
@@ -48,7 +48,7 @@ def load(
     return store.read(_prepare(recipe, wanted))
 
 
-def find(name: str) -> Recipe:
+def recipe_of(name: str) -> Recipe:
     """Return the recipe of a corpus by name."""
     if name not in RECIPES:
         raise unknown("corpus", name, RECIPES)

@@ -190,7 +190,7 @@ def _text(path: Path) -> str:
 
 def _draft(request: CorpusRequest, default: str, texts: Mapping[str, str], source: str) -> Draft:
     tokenizer = make_tokenizer(request, default, texts["train"], texts.values())
-    tokens: dict[str, Iterable[NDArray[Any]]] = {s: encode(tokenizer, text) for s, text in texts.items()}
+    tokens: dict[str, Iterable[NDArray[Any]]] = {s: encode_corpus(tokenizer, text) for s, text in texts.items()}
     return Draft(f"{request.protocol}-{request.tokenizer or default}", tokenizer, tokens, source)
 
 
@@ -328,7 +328,7 @@ def make_tokenizer(request: CorpusRequest, default: str, train: str, texts: Iter
     raise unknown("tokenizer", name, ("characters", "bytes", "wordpiece", "bpe"))
 
 
-def encode(tokenizer: Tokenizer, text: str) -> Iterator[Ids]:
+def encode_corpus(tokenizer: Tokenizer, text: str) -> Iterator[Ids]:
     """Yield the ids of a text in parts; WordPiece, which drops line ends, adds [SEP] after each non-empty line."""
     if not isinstance(tokenizer, Subwords):
         yield tokenizer.encode(text)

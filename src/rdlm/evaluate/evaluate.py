@@ -25,7 +25,7 @@ from rdlm.evaluate.samples import (
     sample_entropy,
 )
 from rdlm.likelihood import Estimate, Profile
-from rdlm.methods.bound import REPEATS, Setting, check_weights, measure, paper, repeated_bound
+from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
@@ -118,7 +118,7 @@ def _bound(
         evaluations = plan.evaluations
         if block_of(model, setting):  # repeated sequences would add little and count as independent
             evaluations = min(evaluations, max(2, len(batch.ids)))
-        profile = measure(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
+        profile = measure_bound(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
         return profile.total, profile
     assert setting.nfe is not None  # checked by `check_setting`
     check_weights(model.method.network)
@@ -131,9 +131,12 @@ def _bound(
 
 def check_setting(model: LanguageModel, plan: EvaluationPlan) -> None:
     """Refuse settings that the bound of a baseline does not have: only the number of network calls can be chosen."""
-    rest = replace(plan.setting, nfe=1, window=None)
+    rest = replace(plan.setting, nfe=1, token_schedule=None)
     if not isinstance(model.method, Rdlm) and (
-        rest != Setting(1) or plan.setting.window is not None or None in (plan.setting.nfe, *plan.curve) or plan.paper
+        rest != Setting(1)
+        or plan.setting.token_schedule is not None
+        or None in (plan.setting.nfe, *plan.curve)
+        or plan.paper
     ):
         raise InputError(
             f"{model.name} is a run of the method {model.config.method!r}, whose bound has no option but --nfe: "
@@ -172,7 +175,11 @@ def describe_bound(model: LanguageModel, setting: Setting) -> str:
         return f"{word} at {setting.nfe} network calls, method {model.config.method}"
     if setting.nfe is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
-    tokens = "" if setting.window is None else f", {setting.window.order} windows of width {setting.window.width:g}"
+    tokens = (
+        ""
+        if setting.token_schedule is None
+        else f", {setting.token_schedule.order} windows of width {setting.token_schedule.width:g}"
+    )
     block = block_of(model, setting)
     tokens += f" in blocks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"
@@ -181,9 +188,9 @@ def describe_bound(model: LanguageModel, setting: Setting) -> str:
 
 def block_of(model: LanguageModel, setting: Setting) -> int:
     """Return the tokens per block of the sampler; 0 if it has no blocks."""
-    if setting.nfe is None or setting.window is None:
+    if setting.nfe is None or setting.token_schedule is None:
         return 0
-    return setting.window.discretize(setting.nfe, model.length).block
+    return setting.token_schedule.discretize(setting.nfe, model.length).block
 
 
 def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[str, object]:
@@ -236,7 +243,7 @@ def generate_samples(
             nfe,
             generator,
             setting.kernel,
-            setting.window or TokenSchedule(),
+            setting.token_schedule or TokenSchedule(),
             None if given is None else given[: plan.samples],
         )
     else:

@@ -1,4 +1,4 @@
-"""Methods: one file each, behind one small interface; this dictionary is where they are found."""
+"""Methods: RDLM and its baselines, one file each, with the interface of `base.Method`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "autoregressive": Autoregressive,
     "fisher_flow": FisherFlow,
 }
-"""Name -> what builds the method from a configuration, the vocabulary's size, the classes and the signal's width."""
+"""Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 
 
 def build(config: RunConfig, corpus: Corpus) -> Method:
-    """Return the configured method for a corpus: its vocabulary, its classes or its per-position signal."""
+    """Return the configured method for the vocabulary, the classes and the per-position signal of a corpus."""
     if config.method not in METHODS:
         raise unknown("method", config.method, METHODS)
     return METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))

@@ -1,4 +1,9 @@
-"""The autoregressive rival: the same transformer, causal, whose likelihood is exact and whose sampler keeps a cache."""
+"""Autoregression, the baseline with an exact likelihood: the same transformer with a causal mask.
+
+    log p(x) = sum over i of log p(x_i | x_1 .. x_{i-1})
+
+Sampling draws one token per network evaluation and keeps a KV cache, so NFE equals the length of the sequence.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +24,14 @@ from rdlm.random import Draw, draw_token
 
 
 class Autoregressive(Baseline):
-    """The method: a causal network that predicts each token from those before it."""
+    """Autoregression: a causal network that predicts each token from the tokens before it."""
 
     claims_bound = True
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if not isinstance(config.model, TransformerConfig):
-            raise InputError("the autoregressive method needs a transformer: a convolution sees both sides")
-        self.config, self.beginning = config, vocabulary
+            raise InputError("the autoregressive method needs a transformer: a convolution depends on later positions")
+        self.config, self.start_id = config, vocabulary
         self.layers = config.model.layers
         model = replace(config.model, causal=True)
         self.network: nn.Module = discrete.token_network(model, vocabulary, classes, signal)
@@ -39,18 +44,18 @@ class Autoregressive(Baseline):
     def log_likelihood(
         self, ids: Int[Tensor, "batch length"], condition: Tensor | None = None
     ) -> Float[Tensor, " batch"]:
-        """Return `log p` of each sequence in nats, exactly: also the score of generative perplexity."""
+        """Return the exact `log p` of each sequence in nats, which also gives generative perplexity."""
         with torch.no_grad():
             return self._log_likelihoods(ids, condition).double().sum(-1)
 
     def _log_likelihoods(self, ids: Tensor, condition: Tensor | None) -> Float[Tensor, "batch length"]:
-        # Position i sees the tokens before it: the row is moved one place to the right, behind the beginning.
-        before = functional.pad(ids[:, :-1], (1, 0), value=self.beginning)
-        law = torch.log_softmax(discrete.ask(self.network, before, 0.0, condition), dim=-1)
-        return law.gather(-1, ids[..., None])[..., 0]
+        # Shift right by one: the input of position i is token i - 1, and the first input is the start id.
+        inputs = functional.pad(ids[:, :-1], (1, 0), value=self.start_id)
+        log_probs = torch.log_softmax(discrete.logits(self.network, inputs, 0.0, condition), dim=-1)
+        return log_probs.gather(-1, ids[..., None])[..., 0]
 
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return `-log p` of each sequence in nats, exactly; sampling takes a call per token, whatever `nfe` says."""
+        """Return the exact `-log p` of each sequence in nats; `nfe` is ignored."""
         return -self.log_likelihood(batch.ids, discrete.condition_of(batch))
 
     @torch.no_grad()
@@ -62,17 +67,18 @@ class Autoregressive(Baseline):
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids drawn one after the other, a call per token, whatever `nfe` says."""
-        place = next(self.network.parameters()).device
-        cache, last = Cache(self.layers), torch.full((count, 1), self.beginning)
-        drawn = []
+        """Return token ids, drawn from left to right with one network evaluation per token; `nfe` is ignored."""
+        device = next(self.network.parameters()).device
+        cache, last = Cache(self.layers), torch.full((count, 1), self.start_id)
+        drawn = []  # [B, 1] each
         for position in range(length):
-            told = condition if condition is None or condition.ndim < 3 else condition[:, position : position + 1]
-            logits = self.network(last.to(place), 0.0, None if told is None else told.to(place), None, cache)
+            # a signal [B, L, S] has one entry per position; labels [B] apply to all of them
+            here = condition if condition is None or condition.ndim < 3 else condition[:, position : position + 1]
+            logits = self.network(last.to(device), 0.0, None if here is None else here.to(device), None, cache)
             last = draw_token(torch.log_softmax(logits, dim=-1).cpu(), generator)
             drawn.append(last)
         return torch.cat(drawn, dim=1)
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
-        """Return one evaluation per token, whatever the steps."""
+        """Return one network evaluation per token; `steps` is ignored."""
         return length

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rdlm.data.batch import Batch
+from rdlm.errors import InputError
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw
 
@@ -16,6 +17,12 @@ BoundEstimator = Literal["steps", "path"]
 
 DEFAULT_NFE = 64
 """Network evaluations of a sample unless another number is given."""
+
+
+def check_nfe(nfe: int) -> None:
+    """Raise an error unless there is at least one network evaluation."""
+    if nfe < 1:
+        raise InputError(f"at least one network call is needed, got {nfe}")
 
 
 class Method(Protocol):

@@ -1,7 +1,10 @@
-"""The likelihood bound of a method on sequences, by the estimator of one's choice, and the paper's beside it.
+"""Likelihood bounds of a method on given sequences.
 
-The methods that RDLM is compared with bring one estimator each, `Method.bound`; `repeated_bound` asks it as often as it
-takes for an interval.
+| function | methods | estimator |
+|---|---|---|
+| `measure_bound` | RDLM | stratified steps, paths, or continuous time |
+| `paper` | RDLM | the paper's estimator, Eq. (33), which is not a bound |
+| `repeated_bound` | all | `Method.bound`, repeated until its own error is small |
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from rdlm.likelihood import (
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
-from rdlm.methods.base import Method
+from rdlm.methods.base import Method, check_nfe
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.exact import FreshLaw
 from rdlm.process.kernel import Chain, Kernel
@@ -41,11 +44,11 @@ from rdlm.random import generator_of
 Estimator = Literal["steps", "path"]
 States = Literal["exact", "simulated"]
 
-PIECE = 64
-"""Sequences of a rival's bound that are measured at once."""
+BATCH_SIZE = 64
+"""Sequences per call of `Method.bound`."""
 
 REPEATS = (3, 32)
-"""Fewest estimates of a rival's bound of the same sequences, and most unless told otherwise."""
+"""Least and, by default, largest number of estimates in `repeated_bound`."""
 
 
 @dataclass(frozen=True)
@@ -59,40 +62,40 @@ class Bound:
 
     @property
     def bits(self) -> float:
-        """Return the bound in bits per token."""
+        """The bound in bits per token."""
         return self.mean / self.tokens / math.log(2)
 
     @property
     def margin(self) -> float:
-        """Return half the width of the 95% interval, in bits per token."""
+        """Half the width of the 95% confidence interval, in bits per token."""
         return 1.96 * self.stderr / self.tokens / math.log(2)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The sampler whose likelihood is bounded, and how its bound is estimated."""
+    """The sampler whose likelihood is bounded, and the estimator of its bound."""
 
     nfe: int | None = 64
-    """Network calls M; None is the limit of continuous time."""
+    """Network evaluations M; None: the limit of continuous time."""
     kernel: Kernel = "mixture"
-    window: TokenSchedule | None = None
-    """None is synchronous."""
+    token_schedule: TokenSchedule | None = None
+    """None: all positions are synchronous."""
     estimator: Estimator = "steps"
     states: States = "exact"
-    """Where single steps find their states: drawn from their law, or at the end of a walk in all dimensions."""
+    """States of single steps: drawn from the exact law of the chain, or by simulating the chain in all dimensions."""
 
     def __post_init__(self) -> None:
-        if self.nfe is not None and self.nfe < 1:
-            raise InputError(f"at least one network call is needed, got {self.nfe}")
-        if self.nfe is None and self.window is not None:
-            raise InputError("the bound in continuous time has one clock for all positions: it goes with a window of 1")
+        if self.nfe is not None:
+            check_nfe(self.nfe)
+        if self.nfe is None and self.token_schedule is not None:
+            raise InputError("the bound in continuous time needs synchronous positions: use --window 1")
         if self.nfe is None and self.estimator == "path":
-            raise InputError("a path has a number of steps: continuous time is estimated from single steps")
+            raise InputError("paths have a finite number of steps: estimate continuous time from single steps")
         if self.states == "simulated" and (self.nfe is None or self.estimator == "path"):
-            raise InputError("simulated states are for single steps of a chain; a path is simulated anyway")
+            raise InputError("simulated states apply to single steps of a chain: paths are always simulated")
 
 
-def measure(
+def measure_bound(
     method: Rdlm,
     batch: Batch,
     setting: Setting,
@@ -100,21 +103,21 @@ def measure(
     generator: torch.Generator | None = None,
     advance: Advance = lambda count: None,
 ) -> Profile:
-    """Return the bound of the method on the sequences of `batch`, from about so many sequences through the network.
+    """Return the bound of the method on the sequences of `batch`, from about `evaluations` network evaluations.
 
-    A path takes M of them, so that the path estimator looks at the first evaluations / M sequences alone.
+    A path takes M of them, so the path estimator uses the first `evaluations / M` sequences only.
     """
     check_weights(method.network)
-    window = setting.window or TokenSchedule()
+    token_schedule = setting.token_schedule or TokenSchedule()
     if setting.nfe is None:
-        problem = method.problem(batch, FINE, token_schedule=window)
+        problem = method.problem(batch, FINE, token_schedule=token_schedule)
         return continuous(problem, evaluations, generator, advance=advance)
-    problem = method.problem(batch, setting.nfe, setting.kernel, window)
+    problem = method.problem(batch, setting.nfe, setting.kernel, token_schedule)
     if setting.estimator == "steps":
         law = FreshLaw if setting.states == "exact" else simulated_law
         return stratified_bound(problem, evaluations, generator, law, advance=advance)
-    kept = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
-    problem = replace(problem, token=problem.token[:kept])
+    count = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
+    problem = replace(problem, token=problem.token[:count])
     return path_profile(problem, path_bound(problem, 1, generator, advance=advance))
 
 
@@ -127,10 +130,10 @@ def repeated_bound(
     most: int = REPEATS[1],
     advance: Advance = lambda count: None,
 ) -> Bound:
-    """Return the mean bound of sequences, estimated anew until the estimator's own error is small beside theirs.
+    """Return the mean bound of sequences, repeating the estimate until its error is small beside the sampling error.
 
-    Two errors add up: that of the estimates, seen in how their means differ, and that of having so few sequences, seen
-    in how far two independent estimates of a sequence agree. The first is widened, as so few means know it badly.
+    The variance has two parts: that of the estimator, from the variance of its means, widened by Student's t for their
+    small number; and that of the finite sample of sequences, from the covariance of two independent estimates of each.
     """
     estimates: list[Tensor] = []
     for repeat in range(most):
@@ -139,19 +142,20 @@ def repeated_bound(
         if len(estimates) < REPEATS[0]:
             continue
         values = torch.stack(estimates)  # [repeats, sequences]
-        own = float(values.mean(1).var()) / len(values) * (student(len(values) - 1) / CONFIDENCE) ** 2
-        halves = torch.stack([values[::2].mean(0), values[1::2].mean(0)])
-        theirs = max(0.0, float(torch.cov(halves)[0, 1])) / values.shape[1] if values.shape[1] > 1 else math.inf
-        if own < theirs / 4:
+        estimator_variance = float(values.mean(1).var()) / len(values) * (student(len(values) - 1) / CONFIDENCE) ** 2
+        halves = torch.stack([values[::2].mean(0), values[1::2].mean(0)])  # [2, sequences]
+        covariance = float(torch.cov(halves)[0, 1]) if values.shape[1] > 1 else math.inf
+        sample_variance = max(0.0, covariance) / values.shape[1]
+        if estimator_variance < sample_variance / 4:
             break
-    return Bound(float(values.mean()), math.sqrt(own + theirs), batch.ids.shape[1])
+    return Bound(float(values.mean()), math.sqrt(estimator_variance + sample_variance), batch.ids.shape[1])
 
 
 def _estimate(method: Method, batch: Batch, nfe: int, generator: torch.Generator) -> Float[Tensor, " batch"]:
-    place = next(method.network.parameters()).device
-    pieces = [slice(first, first + PIECE) for first in range(0, len(batch.ids), PIECE)]
-    found = [method.bound(batch[rows].to(place), nfe, generator).double().cpu() for rows in pieces]
-    return torch.cat(found)
+    device = next(method.network.parameters()).device
+    slices = [slice(first, first + BATCH_SIZE) for first in range(0, len(batch.ids), BATCH_SIZE)]
+    values = [method.bound(batch[rows].to(device), nfe, generator).double().cpu() for rows in slices]
+    return torch.cat(values)
 
 
 def paper(
@@ -162,7 +166,7 @@ def paper(
     law: LawName = "normal",
     advance: Advance = lambda count: None,
 ) -> Estimate:
-    """Return the paper's estimator for the method, Eq. (33): not a bound, whatever it looks like."""
+    """Return the paper's estimate for the method, Eq. (33); it is not a bound."""
     check_weights(method.network)
     problem = method.problem(batch, method.config.process.levels, "drift", TokenSchedule())
     return paper_estimate(
@@ -181,7 +185,7 @@ def _logarithm(chain: Chain) -> Chain:
 
 
 def check_weights(network: nn.Module) -> None:
-    """Refuse a network with a weight that is not finite: nothing computed from it means anything."""
+    """Raise an error if a weight of the network is not finite."""
     for name, parameter in network.named_parameters():
         if not bool(parameter.isfinite().all()):
-            raise DamagedFileError(f"the network's weights {name} are not finite: there is nothing to measure")
+            raise DamagedFileError(f"the network's weights {name} are not finite")

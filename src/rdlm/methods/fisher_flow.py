@@ -1,19 +1,19 @@
-"""Flow matching on the statistical manifold (SFM, Fisher-Flow): our bridge without noise, from a random origin.
+"""Flow matching on the statistical manifold (SFM, Fisher-Flow): the bridge of RDLM without noise, from a random origin.
 
-A flow goes from its origin `x_0` to a token's vertex along the geodesic, `kappa = 1 - t` of which is left at time t:
+A flow follows the geodesic from its origin `x_0` to a token's vertex; at time t the part `kappa = 1 - t` remains:
 `x_t = exp_{e_k}(kappa log_{e_k} x_0)`, Eq. (15). The network predicts the token (posterior) or the velocity itself:
 
     dx / d lambda = sum_k p(k | x) log_x(e_k)   or   kappa v(x),      lambda = -log kappa
 
-In the clock `lambda` nothing grows large towards the data. Sampling follows this equation until `kappa = cut` and takes
-the nearest vertex. The likelihood follows it back from `x ~ q(x | k)`, the law of the flow's points at the cut:
+In the time `lambda` the velocity stays bounded towards the data. Sampling integrates this equation to `kappa = cut` and
+takes the nearest vertex. The likelihood integrates it back from `x ~ q(x | k)`, the flow's distribution at the cut:
 
     -log p(k)  <=  E[ log q(x | k) - log p(x) ]  =  E[ sum over positions log( (sin(r/kappa) / sin r)^(d-2) / kappa )
                                                        + int div(dx / d lambda) d lambda ],      r = angle(x, e_k).
 
-Up to the cut nothing is left out: below kappa = 1/4 the nearest vertex is always k. But the integral is computed in
-steps, whose error has no sign, and from the orthant the densities jump at moving edges, which a divergence does not
-see. So the number is *not a bound*, and says so.
+The inequality is exact up to the cut: below kappa = 1/4 the nearest vertex is always k. But the discretization error of
+the integral has no sign, and densities that start on the orthant are discontinuous at moving edges, which are not part
+of the divergence. So the estimate is *not a bound*, and `claims_bound` is False.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from torch.nn import functional
 
 from rdlm.config import Interface, RunConfig
 from rdlm.data.batch import Batch
-from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline, BoundEstimator
+from rdlm.methods.base import Baseline, BoundEstimator, check_nfe
 from rdlm.model.network import build
 from rdlm.process.bridge import mixture_direction
 from rdlm.process.flow import flow
@@ -39,7 +38,7 @@ from rdlm.random import Draw
 
 
 class FisherFlow(Baseline):
-    """The method: a network over points of the sphere and a time, and the flow that it drives."""
+    """Flow matching: a network over points of the sphere and a time, and the flow of its velocity."""
 
     claims_bound = False
     bound_estimator: BoundEstimator | None = "path"
@@ -53,43 +52,43 @@ class FisherFlow(Baseline):
         """Return the cross-entropy of the token, or the squared error of the velocity, per token."""
         generator, token = draw.generator(), batch.ids
         condition = discrete.training_condition(batch, self.config, generator)
-        # No later time is ever asked for.
+        # The sampler evaluates no time after 1 - cut.
         time = (draw.quantiles(len(token)) * (1 - self.config.fisher_flow.cut)).to(token.device)
         point = self.interpolate(self.origin(len(token), token.shape[1], generator).to(token.device), token, time)
         if self.config.fisher_flow.predict == "posterior":
-            log_law = torch.log_softmax(self._ask(point, time, condition), dim=-1)
-            return functional.nll_loss(log_law.flatten(0, 1), token.flatten())
+            log_probs = torch.log_softmax(self._output(point, time, condition), dim=-1)
+            return functional.nll_loss(log_probs.flatten(0, 1), token.flatten())  # [B L, V], [B L]
         vertex = functional.one_hot(token, self.vocabulary).to(point)
         target = sphere.logarithm(point, vertex) / (1 - time).view(-1, 1, 1)
-        error = sphere.tangent(point, self._ask(point, time, condition)) - target
+        error = sphere.tangent(point, self._output(point, time, condition)) - target
         return error.square().sum(-1).mean()
 
     def origin(self, count: int, length: int, generator: torch.Generator | None) -> Float[Tensor, "count length v"]:
-        """Return uniform points of the orthant, where the roots of probabilities live, or of the whole sphere."""
+        """Return uniform points of the positive orthant, the image of the simplex, or of the sphere."""
         point = sphere.uniform((count, length), self.vocabulary, generator)
         return point.abs() if self.config.fisher_flow.origin == "orthant" else point
 
     def interpolate(
         self, origin: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor | float
     ) -> Float[Tensor, "batch length v"]:
-        """Return the points of the flows to the tokens at a time [batch] or number, Eq. (15)."""
+        """Return the point of each flow to its token at a time, [batch] or a number, Eq. (15)."""
         vertex = functional.one_hot(token, self.vocabulary).to(origin)
-        left = (1 - time).view(-1, 1).expand(token.shape) if isinstance(time, Tensor) else 1 - time
-        return sphere.project(flow(origin, vertex, left))
+        kappa = (1 - time).view(-1, 1).expand(token.shape) if isinstance(time, Tensor) else 1 - time
+        return sphere.project(flow(origin, vertex, kappa))
 
-    def motion(
-        self, point: Float[Tensor, "batch length v"], left: float, condition: Tensor | None = None
+    def velocity(
+        self, point: Float[Tensor, "batch length v"], kappa: float, condition: Tensor | None = None
     ) -> Float[Tensor, "batch length v"]:
-        """Return `dx / d lambda` where the part `left` of the way is left, as a tangent vector."""
-        time = torch.full((len(point),), 1 - left, device=point.device)
-        answer = self._ask(point, time, condition).to(point.dtype)
+        """Return the tangent vector `dx / d lambda` where the part `kappa` of the geodesic remains."""
+        time = torch.full((len(point),), 1 - kappa, device=point.device)
+        output = self._output(point, time, condition).to(point.dtype)
         if self.config.fisher_flow.predict == "velocity":
-            return left * sphere.tangent(point, answer)
-        return mixture_direction(point, torch.softmax(answer, dim=-1) * special.angle_over_sine(point))
+            return kappa * sphere.tangent(point, output)
+        return mixture_direction(point, torch.softmax(output, dim=-1) * special.angle_over_sine(point))
 
-    def _ask(self, point: Tensor, time: Tensor, condition: Tensor | None) -> Tensor:
-        # Coordinates have the size 1/sqrt(V) on average; the network wants numbers of order one.
-        return discrete.ask(self.network, point.float() * math.sqrt(self.vocabulary), time, condition)
+    def _output(self, point: Tensor, time: Tensor, condition: Tensor | None) -> Float[Tensor, "batch length v"]:
+        """Return the network's logits or velocity; coordinates of size 1/sqrt(V) are rescaled to order one."""
+        return discrete.logits(self.network, point.float() * math.sqrt(self.vocabulary), time, condition)
 
     @torch.no_grad()
     def generate(
@@ -100,69 +99,68 @@ class FisherFlow(Baseline):
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return the vertices next to where `nfe` geodesic steps end."""
+        """Return the vertices nearest to the end points of `nfe` geodesic steps."""
         point = self.origin(count, length, generator)
-        for left, after in pairwise(self._parts_left(nfe)):
-            # The exact factor for a flow to one token: the part of the remaining way that the step goes.
-            factor = 1 - after / left
-            point = sphere.project(sphere.exponential(point, factor * self.motion(point, left, condition)))
+        for kappa, after in pairwise(self._kappas(nfe)):
+            # The part of the remaining geodesic that the step covers: exact for a flow to a single token.
+            factor = 1 - after / kappa
+            point = sphere.project(sphere.exponential(point, factor * self.velocity(point, kappa, condition)))
         return point.argmax(-1)
 
-    def _parts_left(self, steps: int) -> list[float]:
-        """Return `kappa` from 1 to the cut, equally spaced in `lambda`."""
-        if steps < 1:
-            raise InputError(f"at least one network call is needed, got {steps}")
+    def _kappas(self, steps: int) -> list[float]:
+        """Return `kappa` from 1 down to the cut, equally spaced in `lambda`."""
+        check_nfe(steps)
         return [self.config.fisher_flow.cut ** (step / steps) for step in range(steps + 1)]
 
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an estimate in nats of `-log p` by the divergence; *not a bound*, see above.
+        """Return, for each sequence, an estimate in nats of `-log p` from the divergence; *not a bound*, see above.
 
-        Midpoint steps, each of two network calls, whose error falls with their square.
+        The integral uses midpoint steps of two network evaluations each, whose error is of second order.
         """
         token, cut = batch.ids, self.config.fisher_flow.cut
         origin = self.origin(len(token), token.shape[1], generator).to(token.device)
         point = self.interpolate(origin, token, 1 - cut)
         value = self._log_contraction(origin, token).double().sum(-1)
         condition = discrete.condition_of(batch)
-        parts = self._parts_left(max(1, nfe // 2))
-        width = math.log(1 / cut) / (len(parts) - 1)
-        for left, after in pairwise(reversed(parts)):
+        kappas = self._kappas(max(1, nfe // 2))
+        width = math.log(1 / cut) / (len(kappas) - 1)
+        for kappa, after in pairwise(reversed(kappas)):
             with torch.no_grad():
-                halfway = sphere.exponential(point, -width / 2 * self.motion(point, left, condition))
-            move, divergence = self._divergence(halfway, math.sqrt(left * after), condition, generator)
-            back = sphere.transport(halfway, point, move)
-            point = sphere.project(sphere.exponential(point, -width * back))
+                midpoint = sphere.exponential(point, -width / 2 * self.velocity(point, kappa, condition))
+            velocity, divergence = self._divergence(midpoint, math.sqrt(kappa * after), condition, generator)
+            velocity = sphere.transport(midpoint, point, velocity)
+            point = sphere.project(sphere.exponential(point, -width * velocity))
             value += width * divergence
         return value
 
     def _log_contraction(self, origin: Tensor, token: Tensor) -> Float[Tensor, "batch length"]:
-        """Return `log q(x | k)` at the cut over the density of the origin: how much a volume has shrunk on the way."""
+        """Return `log q(x | k)` at the cut minus the log-density of the origin: the flow's contraction of volume."""
         cut = self.config.fisher_flow.cut
         angle = sphere.distance(origin, functional.one_hot(token, self.vocabulary).to(origin))
         ratio = (special.sinc(angle) / special.sinc(cut * angle)).clamp_min(torch.finfo(angle.dtype).tiny)
         return (self.vocabulary - 2) * (ratio.log() - math.log(cut)) - math.log(cut)
 
     def _divergence(
-        self, point: Tensor, left: float, condition: Tensor | None, generator: torch.Generator | None
+        self, point: Tensor, kappa: float, condition: Tensor | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Float[Tensor, " batch"]]:
-        """Return the motion at a point and its divergence on the product of spheres.
+        """Return the velocity at a point and its divergence on the product of spheres.
 
-        Composed with the projection onto the sphere, the motion does not change across it, so that the trace over all
-        coordinates is that over the tangent space.
+        Composed with the projection onto the sphere, the velocity is constant in the radial direction, so that the
+        trace over all coordinates equals the trace over the tangent space.
         """
         with torch.enable_grad():
-            place = point.detach().requires_grad_()
-            motion = self.motion(sphere.project(place), left, condition)
-            probes = self._probes(motion, generator)
+            point = point.detach().requires_grad_()
+            velocity = self.velocity(sphere.project(point), kappa, condition)
+            probes = self._probes(velocity, generator)
             trace = torch.zeros(len(point), dtype=torch.float64, device=point.device)
             for number, probe in enumerate(probes):
                 more = number + 1 < len(probes)
-                (image,) = torch.autograd.grad(motion, place, probe, retain_graph=more)
-                trace += (image * probe).double().flatten(1).sum(-1)
-        return motion.detach(), trace
+                (vjp,) = torch.autograd.grad(velocity, point, probe, retain_graph=more)
+                trace += (vjp * probe).double().flatten(1).sum(-1)
+        return velocity.detach(), trace
 
     def _probes(self, like: Tensor, generator: torch.Generator | None) -> list[Tensor]:
-        """Return vectors whose outer products add up to the identity: all unit vectors, or on average one of signs."""
+        """Return all unit vectors for the exact trace, or one vector of random signs (Hutchinson's estimator)."""
         if self.config.fisher_flow.divergence == "exact":
             size = like.shape[1] * like.shape[2]
             return [unit.view(1, *like.shape[1:]).expand_as(like) for unit in torch.eye(size).to(like)]

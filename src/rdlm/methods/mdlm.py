@@ -1,88 +1,68 @@
-"""Masked diffusion (absorbing D3PM in continuous time, MDLM, MD4): tokens are revealed once and then stay.
+"""Masked diffusion (absorbing D3PM in continuous time, MDLM, MD4): tokens are unmasked once and then stay fixed.
 
-Position i of `x` is hidden at time t with probability `1 - alpha_t`. The network sees the visible tokens alone, no
-time: its output is a law over tokens (the mask has probability zero), and a visible token is carried over.
+Position i of `x` is masked at time t with probability `1 - alpha_t`. The network's input is the unmasked tokens,
+without the time; its output is a distribution over tokens (the mask has probability zero). Unmasked tokens are kept.
 
-    M calls     sum over m of  E sum over hidden i  (alpha_{m+1} - alpha_m) / (1 - alpha_m) (-log p(x_i | visible))
-    M -> inf    int  alpha'_t / (1 - alpha_t)  E sum over hidden i  (-log p(x_i | visible)) dt
+    M steps     sum over m of  E sum over masked i  (alpha_{m+1} - alpha_m) / (1 - alpha_m) (-log p(x_i | unmasked))
+    M -> inf    int  alpha'_t / (1 - alpha_t)  E sum over masked i  (-log p(x_i | unmasked)) dt
 
-The first is exact for the sampler of M calls, which draws all positions of a step independently. The second is the
-mean over all orders of the autoregressive `-log p`, whatever the schedule. Position i is revealed when alpha passes its
-key, uniform on [0, 1): independent of the others' as in the literature, or such that the positions of one call lie far
-apart (`discrete.order strided`, as `rdlm` starts its windows); the bound holds for either.
+The first bound is exact for the sampler of M steps, which draws all positions of a step independently. The second is
+the mean of the autoregressive `-log p` over all orders, for every schedule. Position i is unmasked when alpha exceeds
+its threshold, uniform on [0, 1). The thresholds are independent, as in the literature, or strided: the positions of one
+step lie far apart (`discrete.order strided`, the order of RDLM's token schedules). The bound holds for either.
 """
 
 from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline
 from rdlm.process.order import TokenSteps
-from rdlm.random import Draw, draw_token
+from rdlm.random import draw_token
 
 
-class MDLM(Baseline):
-    """The method: a network over visible tokens, and the schedule by which they are revealed."""
-
-    claims_bound = True
+class MDLM(discrete.DiscreteDiffusion):
+    """Masked diffusion: a network over partly masked tokens, and the schedule and order of unmasking."""
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.mask = config, vocabulary
-        self.schedule, self.order = config.discrete.schedule, config.discrete.order
-        self.network: nn.Module = discrete.token_network(config.model, vocabulary, classes, signal)
+        super().__init__(config, vocabulary, classes, signal)
+        self.mask, self.order = vocabulary, config.discrete.order
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
-        """Return the continuous-time bound in nats per token, at evenly spread times."""
-        return discrete.mean_rate(self._rates, batch, self.config, draw)
-
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of the bound for M to infinity."""
-        return discrete.rates_of(self._rates, batch, generator)
-
-    def _rates(
+    def integrand(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
     ) -> Float[Tensor, " batch"]:
-        """Return the integrand of the continuous-time bound at one time for each sequence."""
-        alpha = discrete.kept(self.schedule, time).to(token.device)
-        weight = discrete.kept_rate(self.schedule, time).to(token.device) / (1 - alpha)
-        hidden = discrete.chance(token, generator) >= alpha[:, None]
-        return weight * self._hidden_cross_entropy(token, hidden, condition)
+        """Return `alpha'_t / (1 - alpha_t)` times the cross-entropy of the masked positions."""
+        alpha = discrete.alpha(self.schedule, time).to(token.device)
+        weight = discrete.alpha_rate(self.schedule, time).to(token.device) / (1 - alpha)
+        masked = discrete.uniform_like(token, generator) >= alpha[:, None]
+        return weight * self._masked_cross_entropy(token, masked, condition)
 
-    def _hidden_cross_entropy(
-        self, token: Tensor, hidden: Bool[Tensor, "batch length"], condition: Tensor | None
+    def _masked_cross_entropy(
+        self, token: Int[Tensor, "batch length"], masked: Bool[Tensor, "batch length"], condition: Tensor | None
     ) -> Float[Tensor, " batch"]:
-        """Return the sum of `-log p` over the hidden positions."""
-        visible = torch.where(hidden, self.mask, token)
-        own = self.log_probs(visible, condition).gather(-1, token[..., None])[..., 0]
-        return torch.where(hidden, -own.double(), 0.0).sum(-1)
+        """Return the sum of `-log p(x_i | unmasked)` over the masked positions."""
+        log_probs = self.log_probs(torch.where(masked, self.mask, token), condition)
+        log_prob = log_probs.gather(-1, token[..., None])[..., 0]  # [B, L, V] -> [B, L]
+        return torch.where(masked, -log_prob.double(), 0.0).sum(-1)
 
     def log_probs(
-        self, visible: Int[Tensor, "batch length"], condition: Tensor | None = None
+        self, state: Int[Tensor, "batch length"], condition: Tensor | None = None
     ) -> Float[Tensor, "batch length v"]:
-        """Return `log p(token | visible)`; it means nothing where a token is visible already."""
-        return torch.log_softmax(discrete.ask(self.network, visible, 0.0, condition), dim=-1)
+        """Return `log p(token | unmasked)` at every position; it is meaningful at masked positions only."""
+        return torch.log_softmax(discrete.logits(self.network, state, 0.0, condition), dim=-1)
 
     @torch.no_grad()
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
-        token, grid = batch.ids, discrete.kept_grid(self.schedule, nfe)
-        step = discrete.spread_steps(len(token), nfe, generator)
-        reveal = reveal_probability(grid)[step].to(token.device)
-        hidden = self._keys(token, nfe, generator) >= grid[step].to(token.device)[:, None]
-        return nfe * reveal * self._hidden_cross_entropy(token, hidden, discrete.condition_of(batch))
-
-    def _keys(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
-        """Return the value of alpha at which each position is revealed."""
-        if self.order == "random":
-            return discrete.chance(token, generator)
-        batch, length = token.shape
-        offsets = TokenSteps(nfe, 1, "strided").offsets(batch, length, generator)
-        return ((offsets + 0.5).double() / nfe).to(token.device)
+        token, grid = batch.ids, discrete.alpha_grid(self.schedule, nfe)
+        step = discrete.stratified_steps(len(token), nfe, generator)
+        weight = unmask_probability(grid)[step].to(token.device)
+        masked = self._thresholds(token, nfe, generator) >= grid[step].to(token.device)[:, None]
+        return nfe * weight * self._masked_cross_entropy(token, masked, discrete.condition_of(batch))
 
     @torch.no_grad()
     def generate(
@@ -93,20 +73,29 @@ class MDLM(Baseline):
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids revealed in `nfe` steps; a sequence in which nothing changed is not asked again."""
+        """Return token ids, unmasked in `nfe` steps; the network is only evaluated for sequences that changed."""
         token = torch.full((count, length), self.mask)
-        law = torch.zeros(count, length, self.mask)
+        log_probs = torch.zeros(count, length, self.vocabulary)
         changed = torch.ones(count, dtype=torch.bool)
-        key = self._keys(token, nfe, generator)
-        for alpha in discrete.kept_grid(self.schedule, nfe)[1:]:
+        threshold = self._thresholds(token, nfe, generator)
+        for alpha in discrete.alpha_grid(self.schedule, nfe)[1:]:
             if changed.any():
-                law[changed] = self.log_probs(token[changed], discrete.rows_of(condition, changed)).to(law)
-            chosen = (token == self.mask) & (key < alpha)
-            token[chosen] = draw_token(law[chosen], generator)
-            changed = chosen.any(-1)
+                rows = discrete.condition_rows(condition, changed)
+                log_probs[changed] = self.log_probs(token[changed], rows).to(log_probs)
+            unmasked = (token == self.mask) & (threshold < alpha)  # [B, L]
+            token[unmasked] = draw_token(log_probs[unmasked], generator)
+            changed = unmasked.any(-1)
         return token
 
+    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+        """Return the value of alpha above which each position is unmasked."""
+        if self.order == "random":
+            return discrete.uniform_like(token, generator)
+        batch, length = token.shape
+        offsets = TokenSteps(nfe, 1, "strided").offsets(batch, length, generator)
+        return ((offsets + 0.5).double() / nfe).to(token.device)
 
-def reveal_probability(grid: Float[Tensor, " levels"]) -> Float[Tensor, " steps"]:
-    """Return `(alpha_{m+1} - alpha_m) / (1 - alpha_m)` of every step; 1 in the last, which leaves nothing hidden."""
+
+def unmask_probability(grid: Float[Tensor, " levels"]) -> Float[Tensor, " steps"]:
+    """Return `(alpha_{m+1} - alpha_m) / (1 - alpha_m)` of every step; 1 in the last step."""
     return (grid[1:] - grid[:-1]) / (1 - grid[:-1])

@@ -21,7 +21,7 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
 from rdlm.methods.objective import Proposal, block_loss, sequence_loss
-from rdlm.model.denoiser import BlockMask, Denoiser, Scores
+from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
 from rdlm.process.bridge import Bridge
 from rdlm.process.grid import Grid, uniform_in_time
@@ -162,14 +162,14 @@ class Rdlm:
         condition: Tensor | None,
         generator: torch.Generator | None,
         block_mask: BlockMask | None = None,
-    ) -> Scores:
+    ) -> Prediction:
         """Return the denoiser's output; a self-conditioned network is given its own first one half of the time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
                 first = self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
                 previous = self.denoiser.previous(first)
-        return self.denoiser.scores(self.network, state, remaining, condition, previous, block_mask)
+        return self.denoiser.predict(self.network, state, remaining, condition, previous, block_mask)
 
     # -- likelihood and samples --------------------------------------------------------------------
 

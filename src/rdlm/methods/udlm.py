@@ -1,13 +1,13 @@
-"""Uniform-state diffusion (uniform D3PM, UDLM): a token keeps changing into any other until it settles.
+"""Uniform-state diffusion (uniform D3PM, UDLM): every token may change in every step until the last.
 
-At time t a position holds `z ~ alpha_t [z = x] + (1 - alpha_t) / V`. One step back in noise, from `alpha` to a larger
-`alpha'`, with `a = alpha / alpha'`:
+At time t a position has the state `z ~ alpha_t [z = x] + (1 - alpha_t) / V`. A reverse step goes from `alpha` to a
+larger `alpha'`; with `a = alpha / alpha'` its posterior is
 
     q(z' | z, x)  ~  ( a [z' = z] + (1 - a) / V ) ( alpha' [z' = x] + (1 - alpha') / V )
 
-and the model puts its prediction `p(.)` in place of `[. = x]`. The prediction is then the law of the token given the
-*other* positions, and the formula adds what the position itself says. The bound of M calls is the sum of
-`KL(q || model)` over steps; the last step, with `alpha' = 1`, decodes. Its limit for M to infinity is
+and the model replaces `[. = x]` by its prediction `p(.)`, the distribution of the token given the *other* positions;
+the formula adds the information of the position's own state. The bound of M steps is the sum of `KL(q || model)` over
+steps; the last step, with `alpha' = 1`, decodes. Its limit for M to infinity is
 
     int alpha'_t / (alpha_t V)  E sum over j != z  r_j (exp(u_j) - 1 - u_j) dt,    r_j = q(j|x) / q(z|x),
 
@@ -18,66 +18,49 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline
-from rdlm.random import Draw, draw_token
+from rdlm.random import draw_token
 
 
-class UDLM(Baseline):
-    """The method: a network over noisy tokens and a time, and the schedule by which they settle."""
+class UDLM(discrete.DiscreteDiffusion):
+    """Uniform-state diffusion: a network over noisy tokens and a time, and a schedule."""
 
-    claims_bound = True
-
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.vocabulary = config, vocabulary
-        self.schedule = config.discrete.schedule
-        self.network: nn.Module = discrete.token_network(config.model, vocabulary, classes, signal)
-
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
-        """Return the continuous-time bound in nats per token, at evenly spread times."""
-        return discrete.mean_rate(self._rates, batch, self.config, draw)
-
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of the bound for M to infinity."""
-        return discrete.rates_of(self._rates, batch, generator)
-
-    def _rates(
+    def integrand(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
     ) -> Float[Tensor, " batch"]:
-        """Return the integrand of the continuous-time bound at one time for each sequence."""
+        """Return `alpha'_t / (alpha_t V)` times the sum of `r_j (exp(u_j) - 1 - u_j)` over positions and tokens."""
         time = time.double().clamp_min(torch.finfo(torch.float64).tiny).to(token.device)
-        alpha, rate = discrete.kept(self.schedule, time), discrete.kept_rate(self.schedule, time)
+        alpha, rate = discrete.alpha(self.schedule, time), discrete.alpha_rate(self.schedule, time)
         state = noisy(token, alpha, self.vocabulary, generator)
-        log_law = self.log_probs(state, time, condition).double()
-        # q(j) is proportional to 1 + odds p(j): every ratio keeps its digits, whether alpha is near 0 or near 1.
+        log_probs = self.log_probs(state, time, condition).double()  # [B, L, V]
+        # q(j) is proportional to 1 + odds p(j): this form keeps the precision of ratios for alpha near 0 and near 1.
         log_odds = (alpha * self.vocabulary / (1 - alpha)).log()[:, None, None]
-        level = functional.softplus(log_odds + log_law)
-        model = level - level.gather(-1, state[..., None])
+        log_q = functional.softplus(log_odds + log_probs)
+        model = log_q - log_q.gather(-1, state[..., None])
         excess = ratio_excess(model, true_log_ratio(token, state, log_odds, self.vocabulary), state)
         return rate / alpha / self.vocabulary * excess.sum(-1)
 
     def log_probs(
         self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
     ) -> Float[Tensor, "batch length v"]:
-        """Return the predicted law of each token given the other positions."""
-        return torch.log_softmax(discrete.ask(self.network, state, time.float(), condition), dim=-1)
+        """Return the predicted log-probabilities of each token given the other positions."""
+        return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1)
 
     @torch.no_grad()
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
-        token, grid = batch.ids, discrete.kept_grid(self.schedule, nfe).to(batch.ids.device)
-        step = discrete.spread_steps(len(token), nfe, generator).to(token.device)
+        token, grid = batch.ids, discrete.alpha_grid(self.schedule, nfe).to(batch.ids.device)
+        step = discrete.stratified_steps(len(token), nfe, generator).to(token.device)
         now, later = grid[step], grid[step + 1]
         state = noisy(token, now, self.vocabulary, generator)
-        law = self.log_probs(state, step / nfe, discrete.condition_of(batch)).double().exp()
-        truth = functional.one_hot(token, self.vocabulary).double()
-        true_step, step_taken = (reverse(blurred(p, later), state, now / later) for p in (truth, law))
-        return nfe * divergence(true_step, step_taken).sum(-1)
+        predicted = self.log_probs(state, step / nfe, discrete.condition_of(batch)).double().exp()
+        true = functional.one_hot(token, self.vocabulary).double()
+        q, p = (posterior(marginal(x, later), state, now / later) for x in (true, predicted))
+        return nfe * kl_divergence(q, p).sum(-1)
 
     @torch.no_grad()
     def generate(
@@ -89,12 +72,12 @@ class UDLM(Baseline):
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
         """Return token ids after `nfe` steps from uniform noise."""
-        grid = discrete.kept_grid(self.schedule, nfe)
+        grid = discrete.alpha_grid(self.schedule, nfe)
         state = torch.randint(self.vocabulary, (count, length), generator=generator)
         for step in range(nfe):
-            law = self.log_probs(state, torch.full((count,), step / nfe), condition).double().exp()
-            weight = reverse(blurred(law, grid[step + 1]), state, grid[step] / grid[step + 1])
-            state = draw_token(weight.log(), generator)
+            predicted = self.log_probs(state, torch.full((count,), step / nfe), condition).double().exp()
+            probs = posterior(marginal(predicted, grid[step + 1]), state, grid[step] / grid[step + 1])
+            state = draw_token(probs.log(), generator)
         return state
 
 
@@ -104,48 +87,47 @@ def noisy(
     vocabulary: int,
     generator: torch.Generator | None,
 ) -> Int[Tensor, "batch length"]:
-    """Return tokens that are kept with probability alpha and otherwise drawn anew, uniformly."""
-    anew = torch.randint(vocabulary, token.shape, generator=generator).to(token.device)
-    return torch.where(discrete.chance(token, generator) < alpha[:, None], token, anew)
+    """Return `z ~ q(z | x)`: each token is kept with probability alpha and otherwise resampled uniformly."""
+    resampled = torch.randint(vocabulary, token.shape, generator=generator).to(token.device)
+    return torch.where(discrete.uniform_like(token, generator) < alpha[:, None], token, resampled)
 
 
-def blurred(law: Float[Tensor, "batch length v"], alpha: Tensor) -> Float[Tensor, "batch length v"]:
-    """Return the law of the state at a kept probability `alpha` [batch] or [], given the law of its token."""
+def marginal(probs: Float[Tensor, "batch length v"], alpha: Tensor) -> Float[Tensor, "batch length v"]:
+    """Return the distribution of the state, `alpha p + (1 - alpha) / V`; alpha is [batch] or []."""
     alpha = alpha.view(-1, 1, 1)
-    return alpha * law + (1 - alpha) / law.shape[-1]
+    return alpha * probs + (1 - alpha) / probs.shape[-1]
 
 
-def reverse(
-    later: Float[Tensor, "batch length v"], state: Int[Tensor, "batch length"], keep: Tensor
+def posterior(
+    prior: Float[Tensor, "batch length v"], state: Int[Tensor, "batch length"], keep: Tensor
 ) -> Float[Tensor, "batch length v"]:
-    """Return the law of the less noisy state, by Bayes' rule from its law beforehand and the noisier state it led to.
+    """Return the distribution of the less noisy state, by Bayes' rule from its prior and the noisier state.
 
-    `keep` [batch] or [] is the probability that the noisier state is the same token.
+    `keep` [batch] or [] is the probability `a` that the forward step keeps the state.
     """
     keep = keep.view(-1, 1, 1)
-    here = functional.one_hot(state, later.shape[-1]).to(later)
-    weight = (keep * here + (1 - keep) / later.shape[-1]) * later
-    return weight / weight.sum(-1, keepdim=True)
+    one_hot = functional.one_hot(state, prior.shape[-1]).to(prior)
+    joint = (keep * one_hot + (1 - keep) / prior.shape[-1]) * prior
+    return joint / joint.sum(-1, keepdim=True)
 
 
-def divergence(q: Float[Tensor, "... v"], p: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-    """Return KL(q || p) over the last axis."""
+def kl_divergence(q: Float[Tensor, "... v"], p: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+    """Return `KL(q || p)` over the last axis; terms with `q = 0` are 0."""
     return (torch.xlogy(q, q) - torch.xlogy(q, p)).sum(-1)
 
 
 def true_log_ratio(
     token: Int[Tensor, "batch length"], state: Int[Tensor, "batch length"], log_odds: Tensor, vocabulary: int
 ) -> Float[Tensor, "batch length v"]:
-    """Return `log q(j | x) - log q(z | x)` for every j, with `log_odds = log(alpha V / (1 - alpha))`."""
-    height = functional.softplus(log_odds)
-    level = height * functional.one_hot(token, vocabulary)
-    return level - level.gather(-1, state[..., None])
+    """Return `log r_j = log q(j | x) - log q(z | x)` for every j, with `log_odds = log(alpha V / (1 - alpha))`."""
+    log_q = functional.softplus(log_odds) * functional.one_hot(token, vocabulary)  # up to a constant
+    return log_q - log_q.gather(-1, state[..., None])
 
 
 def ratio_excess(
-    model: Float[Tensor, "batch length v"], truth: Float[Tensor, "batch length v"], state: Int[Tensor, "batch length"]
+    model: Float[Tensor, "batch length v"], true: Float[Tensor, "batch length v"], state: Int[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length"]:
-    """Return `sum over j != z of r_j (exp(u_j) - 1 - u_j)` from log-ratios: how far the model's rates are off."""
-    excess = model - truth
-    terms = truth.exp() * (torch.expm1(excess) - excess)
+    """Return the sum of `r_j (exp(u_j) - 1 - u_j)` over `j != z`, from the log-ratios of the model and `log r_j`."""
+    u = model - true
+    terms = true.exp() * (torch.expm1(u) - u)
     return terms.scatter(-1, state[..., None], 0.0).sum(-1)

@@ -1,4 +1,8 @@
-"""The denoiser: states and noise levels in, log-probabilities of tokens out; where network and sphere meet."""
+"""The denoiser: log-probabilities of tokens from states on spheres and their remaining noise, Eq. (27).
+
+It computes the network's input features from the states, evaluates the network, and adds the exact evidence of each
+position's own state. Shapes: B batch, L network positions, m spheres per position, d coordinates, b base.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,15 @@ from torch.nn import functional
 
 from rdlm.config import DenoiserConfig, Interface
 from rdlm.errors import InputError
-from rdlm.model import layers as features
+from rdlm.model.layers import from_evidence, with_top, without_mask
 from rdlm.model.transformer import Cache
 from rdlm.process.bridge import Bridge
 from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
 
 
-class Scores(NamedTuple):
-    """What is known of each token, up to a constant: `log p` is the log-softmax of the sum, Eq. (27)."""
+class Prediction(NamedTuple):
+    """Network logits and exact evidence of each token; `log p` is the log-softmax of their sum, Eq. (27)."""
 
     logits: Float[Tensor, "batch positions v"]
     evidence: Float[Tensor, "batch positions v"] | None
@@ -30,17 +34,17 @@ class Scores(NamedTuple):
 
 
 class BlockMask(NamedTuple):
-    """What positions see of each other: their own chunk and the ones before it, Eq. (49)."""
+    """Attention within blocks and to the blocks before them, Eq. (49)."""
 
     block: int | Int[Tensor, " batch"]
-    """Tokens of a chunk, for all sequences or for each."""
+    """Tokens per block, for all sequences or for each."""
     finished: Float[Tensor, ...] | None = None
-    """States in which all tokens are finished: where given, the chunks before one's own are seen as they are there."""
+    """Clean states of all tokens; if given, each block attends to the clean blocks before it (doubled sequence)."""
     cache: Cache | None = None
-    """What the network keeps of finished positions: where given, it is asked only about those that follow."""
+    """KV cache of finished positions; if given, the states are those of the positions after it."""
 
     def part(self, rows: slice) -> BlockMask:
-        """Return the sight of some of the sequences, without a cache."""
+        """Return the mask of some of the sequences, without the cache."""
         block = self.block if isinstance(self.block, int) else self.block[rows]
         return BlockMask(block, None if self.finished is None else self.finished[rows])
 
@@ -48,9 +52,9 @@ class BlockMask(NamedTuple):
 class Denoiser:
     """`log p(token | states)` from a network, with or without exact evidence, Eq. (27).
 
-    States come as [batch, positions, d], or [batch, positions, m, d] where a token's digits share a position and
-    the head is over tokens. With a head over digits every digit is a position of its own to the process, and the
-    digits that share a position of the network are gathered here.
+    States are [batch, positions, d], or [batch, positions, m, d] where a token's digits share a position and the head
+    is over tokens. With a head over digits, each digit is a position of the process, and the digits that share a
+    position of the network are grouped here.
     """
 
     def __init__(self, config: DenoiserConfig, layout: Layout, bridge: Bridge, schedule: Schedule) -> None:
@@ -62,20 +66,18 @@ class Denoiser:
 
     @property
     def sphere_width(self) -> int:
-        """Return the number of features of one sphere."""
+        """The number of features of one sphere."""
         base = self.layout.base
         return {"evidence": base, "tokens": base, "coordinates": base + 1, "top": 2 * (base + 1) + self.config.top}[
             self.config.features
         ]
 
     def interface(self, classes: int = 0, signal: int = 0) -> Interface:
-        """Return the widths that a network must have to serve."""
+        """Return the input and output widths of the network."""
         outputs = self.layout.vocabulary if self.layout.joint else self.layout.base * self.layout.spheres
         features = self.sphere_width * self.layout.spheres
-        known = (
-            features if self.config.features == "evidence" else self.layout.spheres
-        )  # squared length where all is known
-        return Interface(features, outputs, self.layout.positions, classes, signal, known**0.5)
+        squared_norm = features if self.config.features == "evidence" else self.layout.spheres  # of a clean token
+        return Interface(features, outputs, self.layout.positions, classes, signal, squared_norm**0.5)
 
     def __call__(
         self,
@@ -86,10 +88,10 @@ class Denoiser:
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
     ) -> Float[Tensor, "batch positions v"]:
-        """Return log-probabilities; `remaining` may have one position where all share it."""
-        return self.scores(network, state, remaining, condition, previous, block_mask).log_probs()
+        """Return log-probabilities; `remaining` may be [batch, 1] where all positions share it."""
+        return self.predict(network, state, remaining, condition, previous, block_mask).log_probs()
 
-    def scores(
+    def predict(
         self,
         network: nn.Module,
         state: Float[Tensor, ...],
@@ -97,25 +99,25 @@ class Denoiser:
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
-    ) -> Scores:
-        """Return what the network and the states say of each token, apart, Eq. (27)."""
+    ) -> Prediction:
+        """Return the network's logits and the exact evidence of the states, Eq. (27)."""
         grouped, level = self._grouped(state, remaining)
-        inputs, evidence = self._inputs(grouped, level)
+        inputs, evidence = self._inputs(grouped, level)  # [B, L, F], [B, L, m, b]
         time = self.schedule.time(level.clamp(0, self.schedule.total))
         if block_mask is None:
             logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
         else:
             logits = self._blockwise(network, inputs, time, condition, previous, block_mask)
         if self.layout.joint:
-            return Scores(logits, None if evidence is None else self.layout.evidence(evidence))
-        # [batch, L, m b] -> [batch, L m, b]
+            return Prediction(logits, None if evidence is None else self.layout.evidence(evidence))
+        # [B, L, m b] -> [B, L m, b]
         logits = logits.unflatten(-1, (self.layout.spheres, self.layout.base)).flatten(1, 2)
-        return Scores(logits, None if evidence is None else evidence.flatten(1, 2))
+        return Prediction(logits, None if evidence is None else evidence.flatten(1, 2))
 
     def evidence(
         self, state: Float[Tensor, ...], remaining: Float[Tensor, "batch positions"]
     ) -> Float[Tensor, "batch positions v"] | None:
-        """Return the exact log-likelihood of each token given its own state, Eq. (25); None where it is not used."""
+        """Return the exact log-likelihood of the state under each token, Eq. (25); None where it is not used."""
         if not self.config.evidence:
             return None
         if not self.layout.joint:
@@ -131,43 +133,44 @@ class Denoiser:
         previous: Tensor | None,
         block_mask: BlockMask,
     ) -> Float[Tensor, "batch length outputs"]:
-        """Return the logits of a network whose positions see their own chunk and the ones before it, Eq. (49)."""
+        """Return the network's logits with attention masked by blocks, Eq. (49)."""
         block = block_mask.block * self.layout.positions
         time = time.expand(inputs.shape[:2])
         if block_mask.finished is None:
             logits: Tensor = network(inputs, time, condition, previous, block=block, cache=block_mask.cache)
             return logits
-        over = torch.zeros_like(time)
-        finished, _ = self._inputs(self._grouped(block_mask.finished, over)[0], over)
-        inputs, time = torch.cat((finished, inputs), dim=1), torch.cat((self.schedule.time(over), time), dim=1)
+        no_noise = torch.zeros_like(time)
+        clean, _ = self._inputs(self._grouped(block_mask.finished, no_noise)[0], no_noise)
+        inputs = torch.cat((clean, inputs), dim=1)  # [B, 2L, F]
+        time = torch.cat((self.schedule.time(no_noise), time), dim=1)
         doubled: Tensor = network(inputs, time, condition, previous, block=block, doubled=True)
         return doubled
 
     def _grouped(self, state: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states as [batch, L, m, d] and noise as [batch, L or 1]: one row per position of the network."""
+        """Return states as [B, L, m, d] and remaining noise as [B, L or 1], by positions of the network."""
         if state.ndim == 4:
             return state, remaining
         grouped = state.unflatten(1, (-1, self.layout.spheres))
         return grouped, remaining if remaining.shape[1] == 1 else remaining[:, :: self.layout.spheres]
 
     def _inputs(self, state: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the network's input [batch, L, features] and the evidence [batch, L, m, b] where it is wanted."""
+        """Return the network's input [B, L, features] and the evidence [B, L, m, b], or None where it is not used."""
         kind = self.config.features
         evidence = None
         if self.config.evidence or kind == "evidence":
             evidence = self.bridge.log_likelihood(state, level[..., None])
         if kind == "evidence":
             assert evidence is not None
-            inputs = features.from_evidence(evidence)
+            inputs = from_evidence(evidence)
         elif kind == "tokens":
-            inputs = features.without_mask(state)
+            inputs = without_mask(state)
         else:
-            inputs = features.with_top(state, self.config.top) if kind == "top" else state
+            inputs = with_top(state, self.config.top) if kind == "top" else state
         return inputs.flatten(2), evidence if self.config.evidence else None
 
     def previous(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
-        """Return a prediction as features of the next one (self-conditioning): centred, of order one, padded."""
-        law = log_probs.exp()
-        law = self.layout.marginals(law) if self.layout.joint else law.unflatten(1, (-1, self.layout.spheres))
-        centred = (law - 1 / self.layout.base) * self.layout.base**0.5
+        """Return a prediction as input features for self-conditioning: centred, of order one, padded."""
+        probs = log_probs.exp()
+        probs = self.layout.marginals(probs) if self.layout.joint else probs.unflatten(1, (-1, self.layout.spheres))
+        centred = (probs - 1 / self.layout.base) * self.layout.base**0.5
         return functional.pad(centred, (0, self.sphere_width - self.layout.base)).flatten(2)

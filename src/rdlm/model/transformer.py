@@ -1,6 +1,7 @@
-"""Self-attention with rotary positions, and the cache of keys and values of what will not change.
+"""The diffusion transformer (DiT): layer norms modulated by per-position times, rotary self-attention, a KV cache.
 
-The diffusion transformer: layer norms modulated by per-position times, and rotary attention.
+Attention is full, causal, or masked by blocks as in BD3-LM, Eq. (49): `block_mask`. B is the batch, L the length, W the
+width, H the number of heads, D = W / H.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rdlm.config import Interface, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.model.layers import Input, Moments, TimeEmbedding, label_or_signal, scaled, zero
+from rdlm.model.layers import EmbeddedTimes, Input, TimeEmbedding, label_or_signal, scaled_linear, zero_linear
 
 
 class Cache:
-    """The keys and values of the positions that a network has already seen and will not see otherwise, per layer."""
+    """The KV cache: keys and values [B, H, L, D] of the positions already evaluated, for each layer."""
 
     def __init__(self, layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * layers
@@ -27,12 +28,12 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Return the number of positions seen."""
+        """The number of cached positions."""
         first = self.keys[0]
         return 0 if first is None else first.shape[2]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new keys and values [B, H, L, D] of a layer, and return all of them."""
+        """Append new keys and values [B, H, L, D] to a layer, and return all of its keys and values."""
         old_key, old_value = self.keys[layer], self.values[layer]
         if old_key is not None and old_value is not None:
             key, value = torch.cat((old_key, key), dim=2), torch.cat((old_value, value), dim=2)
@@ -40,22 +41,23 @@ class Cache:
         return key, value
 
     def keep(self, length: int) -> None:
-        """Forget all but the first positions."""
+        """Discard all but the first `length` positions."""
         self._each(lambda tensor: tensor[:, :, :length])
 
     def rows(self, chosen: slice | Int[Tensor, " rows"]) -> Cache:
-        """Return what is kept of some of the sequences, as a cache of its own."""
-        found = Cache(len(self.keys))
-        found.keys, found.values = list(self.keys), list(self.values)
-        found._each(lambda tensor: tensor[chosen])
-        return found
+        """Return the cache of some of the sequences."""
+        cache = Cache(len(self.keys))
+        cache.keys, cache.values = list(self.keys), list(self.values)
+        cache._each(lambda tensor: tensor[chosen])
+        return cache
 
     def take(self, parts: Sequence[Cache]) -> Cache:
-        """Have what several caches of equal length keep, one after the other, and return this one."""
-        for mine, theirs in ((self.keys, [one.keys for one in parts]), (self.values, [one.values for one in parts])):
-            for layer, tensors in enumerate(zip(*theirs, strict=True)):
-                found = [tensor for tensor in tensors if tensor is not None]
-                mine[layer] = (found[0] if len(found) == 1 else torch.cat(found)) if found else None
+        """Replace the contents by those of caches of equal length, concatenated over sequences; return this cache."""
+        pairs = ((self.keys, [part.keys for part in parts]), (self.values, [part.values for part in parts]))
+        for target, sources in pairs:
+            for layer, tensors in enumerate(zip(*sources, strict=True)):
+                present = [tensor for tensor in tensors if tensor is not None]
+                target[layer] = (present[0] if len(present) == 1 else torch.cat(present)) if present else None
         return self
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -66,7 +68,7 @@ class Cache:
 def angles(start: int, length: int, head: int, like: Tensor) -> Float[Tensor, "length half"]:
     """Return the rotary angle of each position and pair of coordinates, in float32 or wider.
 
-    Computed, not stored: a buffer would be lost when a network is built on the meta device.
+    They are computed anew in each call: a buffer would be lost when a network is built on the meta device.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     exponent = torch.arange(0, head, 2, dtype=dtype, device=like.device) / head
@@ -75,36 +77,40 @@ def angles(start: int, length: int, head: int, like: Tensor) -> Float[Tensor, "l
 
 
 def rotate(x: Float[Tensor, "batch length *n head"], angle: Float[Tensor, "length half"]) -> Tensor:
-    """Return `x` with each pair of neighbouring coordinates turned by its angle."""
-    # [L, D/2] -> [L, 1, ..., 1, D/2]
-    angle = angle.view(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    """Return `x` with each pair of adjacent coordinates rotated by its angle."""
+    angle = angle.view(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])  # [L, D/2] -> [L, 1, ..., 1, D/2]
+    pairs = x.reshape(*x.shape[:-1], -1, 2)  # [..., D] -> [..., D/2, 2]
     if x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
-        # Five times faster than the real form in eager mode on a CPU; compilers and half precision lack it.
-        turned = torch.view_as_complex(pairs) * torch.polar(torch.ones_like(angle), angle)
-        return torch.view_as_real(turned).flatten(-2)
+        # Five times faster than the real form in eager mode on a CPU; compilers and half precision do not support it.
+        rotated = torch.view_as_complex(pairs) * torch.polar(torch.ones_like(angle), angle)
+        return torch.view_as_real(rotated).flatten(-2)
     cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     real, imaginary = pairs.unbind(-1)
-    rows = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
-    return torch.stack(rows, dim=-1).flatten(-2)
+    parts = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
+    return torch.stack(parts, dim=-1).flatten(-2)
 
 
 def block_mask(
     length: int, block: int | Int[Tensor, " batch"], doubled: bool, device: torch.device
 ) -> Bool[Tensor, ...]:
-    """Return which positions see which [1 or batch, 1, L, L]: those of their own chunk and of the ones before it.
+    """Return the attention mask [1 or B, 1, L, L] of blocks: each attends to itself and to the blocks before it.
 
-    A doubled sequence is a finished one followed by the one in question. Then the chunks before one's own are seen as
-    they will be when they are finished, so that all chunks are asked at once, each as if it were the next.
+    A doubled sequence is a clean sequence followed by a noisy one, as in BD3-LM. A noisy block attends to itself and to
+    the *clean* blocks before it, so that one forward pass evaluates every block as if it were the next to be sampled:
+
+                   keys: clean    noisy
+        clean queries    j <= i       -
+        noisy queries    j <  i   j = i
     """
     size = torch.as_tensor(block, device=device).reshape(-1, 1)
-    place = torch.arange(length // 2 if doubled else length, device=device) // size  # [B, L]
-    own = place[:, :, None] == place[:, None, :]
-    earlier = place[:, :, None] > place[:, None, :]
+    index = torch.arange(length // 2 if doubled else length, device=device) // size  # [B, L]: block of each position
+    same = index[:, :, None] == index[:, None, :]  # [B, L, L]
+    earlier = index[:, :, None] > index[:, None, :]
     if not doubled:
-        return (own | earlier)[:, None]
-    finished = torch.cat((own | earlier, torch.zeros_like(own)), dim=-1)
-    return torch.cat((finished, torch.cat((earlier, own), dim=-1)), dim=-2)[:, None]
+        return (same | earlier)[:, None]
+    clean = torch.cat((same | earlier, torch.zeros_like(same)), dim=-1)
+    noisy = torch.cat((earlier, same), dim=-1)
+    return torch.cat((clean, noisy), dim=-2)[:, None]
 
 
 class Attention(nn.Module):
@@ -114,8 +120,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.causal = causal
-        self.qkv = scaled(width, 3 * width)
-        self.out = scaled(width, width)
+        self.qkv = scaled_linear(width, 3 * width)
+        self.out = scaled_linear(width, width)
 
     def forward(
         self,
@@ -123,96 +129,98 @@ class Attention(nn.Module):
         angle: Tensor,
         cache: Cache | None,
         layer: int,
-        seen: Bool[Tensor, ...] | None = None,
+        mask: Bool[Tensor, ...] | None = None,
     ) -> Float[Tensor, "batch length width"]:
-        """Return the attended values; with a cache, `x` holds the positions that follow it."""
+        """Return the attention output; with a cache, `x` holds the positions after the cached ones."""
         batch, length, width = x.shape
-        # [B, L, 3W] -> [B, L, 3, H, D]
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)  # [B, L, 3W] -> [B, L, 3, H, D]
         query, key = rotate(qkv[:, :, :2], angle).transpose(1, 3).unbind(2)  # each [B, H, L, D]
-        value = qkv[:, :, 2].transpose(1, 2).contiguous()  # a view would keep all three for `backward`
+        value = qkv[:, :, 2].transpose(1, 2).contiguous()  # a view would keep all of qkv for `backward`
         if cache is not None:
             key, value = cache.extend(layer, key, value)
         past = key.shape[2] - length
-        # SDPA's own causal mask counts both sides from 0, so it does not fit queries that follow a cache.
-        mask = x.new_ones(length, key.shape[2], dtype=torch.bool).tril(past) if self.causal and past else seen
+        if self.causal and past:
+            # `is_causal` of SDPA aligns the first query with the first key, which is wrong behind a cache.
+            mask = x.new_ones(length, key.shape[2], dtype=torch.bool).tril(past)
         attended = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=self.causal and not past
         )
-        # [B, H, L, D] -> [B, L, W]
-        projected: Tensor = self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        merged = attended.transpose(1, 2).reshape(batch, length, width)  # [B, H, L, D] -> [B, L, W]
+        projected: Tensor = self.out(merged)
         return projected
 
 
 SHIFT_SCALE, GATE = (0.0, 1.0), (0.0,)
-"""Where a modulation starts: norms as they are, gates closed."""
+"""Initial shift, scale and gate of a modulation: the identity for norms, 0 for gates."""
 
 
 def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Return the layer norm of `x`, times scale, plus shift, which broadcast."""
+    """Return `shift + scale * layer_norm(x)`; shift and scale broadcast."""
     norm = functional.layer_norm(x, x.shape[-1:], eps=1e-6)
     return torch.addcmul(shift, norm, scale)
 
 
 def recomputed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return `function(x)`; for `backward` only `x` is kept, and what of the function it needs is computed again."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler chooses for itself what to keep
+    """Return `function(x)`; only `x` is kept for `backward`, which computes the function again."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # compilers decide on recomputation themselves
         return function(x)
-    again: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
-    return again
+    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+    return output
 
 
-class Block(nn.Module):
-    """Attention and a perceptron, each behind a modulated norm and a gate that starts closed."""
+class DiTBlock(nn.Module):
+    """Attention and an MLP, each with a modulated norm and a gate initialised to zero (adaLN-zero)."""
 
-    def __init__(self, config: TransformerConfig, frugal: bool) -> None:
+    def __init__(self, config: TransformerConfig, recompute_mlp: bool) -> None:
         super().__init__()
-        self.frugal = frugal
+        self.recompute_mlp = recompute_mlp
         width, hidden = config.width, config.mlp_ratio * config.width
-        self.modulation = zero(config.time_width, 6 * width)
+        self.modulation = zero_linear(config.time_width, 6 * width)
         self.attention = Attention(width, config.heads, config.causal)
-        self.inner = scaled(width, hidden)
-        self.outer = scaled(hidden, width)
+        self.inner = scaled_linear(width, hidden)
+        self.outer = scaled_linear(hidden, width)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
         x: Float[Tensor, "b l w"],
-        time: Moments,
+        time: EmbeddedTimes,
         angle: Tensor,
         cache: Cache | None,
         layer: int,
-        seen: Tensor | None,
+        mask: Tensor | None,
     ) -> Float[Tensor, "b l w"]:
-        """Return the next state of the residual stream."""
-        modulation = time.through(self.modulation, 2 * (*SHIFT_SCALE, *GATE))
+        """Return the residual stream after this block."""
+        modulation = time.modulation(self.modulation, 2 * (*SHIFT_SCALE, *GATE))  # six of [B, L or 1, W]
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended = self.attention(modulated_norm(x, shift_a, scale_a), angle, cache, layer, seen)
+        attended = self.attention(modulated_norm(x, shift_a, scale_a), angle, cache, layer, mask)
         x = torch.addcmul(x, gate_a, self.dropout(attended))
-        hidden = self.inner(modulated_norm(x, shift_m, scale_m))
-        outward = recomputed(self._outward, hidden) if self.frugal else self._outward(hidden)
-        return torch.addcmul(x, gate_m, self.dropout(outward))
+        hidden = self.inner(modulated_norm(x, shift_m, scale_m))  # [B, L, W] -> [B, L, hidden]
+        output = recomputed(self._output, hidden) if self.recompute_mlp else self._output(hidden)
+        return torch.addcmul(x, gate_m, self.dropout(output))
 
-    def _outward(self, hidden: Float[Tensor, "b l h"]) -> Float[Tensor, "b l w"]:
-        # The exact GELU: on a CPU it takes 12 ms where the tanh form takes 30.
-        outward: Tensor = self.outer(functional.gelu(hidden))
-        return outward
+    def _output(self, hidden: Float[Tensor, "b l h"]) -> Float[Tensor, "b l w"]:
+        # The exact GELU takes 12 ms on a CPU where the tanh approximation takes 30.
+        output: Tensor = self.outer(functional.gelu(hidden))
+        return output
 
 
 class Head(nn.Module):
-    """The modulated norm and the linear map to logits, which start at zero."""
+    """The output head: a modulated norm and a linear map to logits, which are zero at initialisation."""
 
     def __init__(self, config: TransformerConfig, outputs: int) -> None:
         super().__init__()
-        self.modulation = zero(config.time_width, 2 * config.width)
-        # A tied matrix cannot start at zero, since it is the input's too; a gain per channel does it instead.
+        self.modulation = zero_linear(config.time_width, 2 * config.width)
+        # A tied matrix cannot be initialised to zero, being the input matrix too; a gain per channel can.
         self.weight = None if config.tie else nn.Parameter(torch.zeros(outputs, config.width))
         self.gain = nn.Parameter(torch.zeros(config.width)) if config.tie else None
         self.bias = nn.Parameter(torch.zeros(outputs))
 
-    def forward(self, x: Float[Tensor, "b l w"], time: Moments, tied: Float[Tensor, "f w"]) -> Float[Tensor, "b l v"]:
-        """Return the logits, by the first rows of the matrix `tied` where the head has none of its own."""
-        shift, scale = time.through(self.modulation, SHIFT_SCALE)
+    def forward(
+        self, x: Float[Tensor, "b l w"], time: EmbeddedTimes, tied: Float[Tensor, "f w"]
+    ) -> Float[Tensor, "b l v"]:
+        """Return the logits; with tied weights the output matrix is the first rows of the input matrix `tied`."""
+        shift, scale = time.modulation(self.modulation, SHIFT_SCALE)
         x = modulated_norm(x, shift, scale)
         if self.gain is not None:
             x = x * self.gain
@@ -221,7 +229,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The denoiser of the paper: features or ids and times in, logits out."""
+    """The network of the paper: logits from features or ids and times."""
 
     def __init__(self, config: TransformerConfig, interface: Interface) -> None:
         super().__init__()
@@ -233,13 +241,13 @@ class Transformer(nn.Module):
         self.config = config
         self.interface = interface
         self.input = Input(interface, config.width, config.self_condition)
-        # Rotary positions are relative: where nothing is known yet, all positions would have one law.
+        # Learned absolute positions. Rotary ones are relative: at time 0 all positions would have the same output.
         self.place = nn.Parameter(torch.randn(config.places, config.width)) if config.places else None
         self.time = TimeEmbedding(config.time_width, config.time_scale, 2 * config.time_width, interface.classes)
-        # Where logits are wider than all perceptrons together, memory is at its peak with them, and the GELUs are so
-        # small a part of the time that they may as well be computed twice.
-        frugal = interface.outputs > config.layers * config.mlp_ratio * config.width
-        self.blocks = nn.ModuleList(Block(config, frugal) for _ in range(config.layers))
+        # If the logits are wider than all MLPs together, they determine peak memory, and the GELUs take so little
+        # time that `backward` can recompute them.
+        recompute_mlp = interface.outputs > config.layers * config.mlp_ratio * config.width
+        self.blocks = nn.ModuleList(DiTBlock(config, recompute_mlp) for _ in range(config.layers))
         self.head = Head(config, interface.outputs)
 
     def forward(
@@ -254,37 +262,41 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch length outputs"]:
         """Return the logits at each position, in float32 or wider.
 
-        `inputs` are features [B, L, F] or ids [B, L]; `time` is a number, [B] or [B, L]; `condition` is
-        labels [B] or a signal [B, L, S], absent means none; `previous` is the last prediction as features
-        [B, L, F]. With a `cache`, which grows, they describe only the positions after those it has seen; in chunks it
-        must `keep` none that will be seen otherwise.
-        With a `block`, a number or [B], positions see their own chunk of so many and the ones before it. Where the
-        sequence is `doubled`, inputs [B, 2L, F] and times [B, 2L] are those of the finished sequence and of the one in
-        question, which is answered, see `block_mask`.
+        `inputs`: features [B, L, F] or ids [B, L]; `time`: a number, [B] or [B, L]; `condition`: labels [B], a signal
+        [B, L, S] or None; `previous`: the last prediction as features [B, L, F].
+        With a `cache`, which grows, the inputs are those of the positions after the cached ones; with blocks the caller
+        must `keep` only positions that will not change.
+        With a `block` size, a number or [B], attention is masked by `block_mask`. A `doubled` sequence has inputs
+        [B, 2L, F] and times [B, 2L], of the clean and then of the noisy tokens; the logits [B, L] are those of the
+        noisy half.
         """
         blockwise = not isinstance(block, int) or block > 0
         if cache is not None and not (self.config.causal or (blockwise and not doubled)):
-            raise InputError("a cache serves causal networks and chunks: others change the past when they see more")
+            raise InputError(
+                "a KV cache needs a causal network or blocks: with full attention, new positions change the past"
+            )
         labels, signal = label_or_signal(condition, self.interface)
         start, length = 0 if cache is None else cache.length, inputs.shape[1] // (2 if doubled else 1)
         halves = [
-            self._placed(self.input(half, signal, previous, start), start) for half in inputs.split(length, dim=1)
+            self._with_position(self.input(half, signal, previous, start), start)
+            for half in inputs.split(length, dim=1)
         ]
-        x = torch.cat(halves, dim=1) if doubled else halves[0]
-        moments = self.time.moments(time, labels)
+        x = torch.cat(halves, dim=1) if doubled else halves[0]  # [B, L or 2L, W]
+        times = self.time.embed(time, labels)
         angle = angles(start, length, self.config.width // self.config.heads, x).repeat(len(halves), 1)
-        seen = block_mask(start + x.shape[1], block, doubled, x.device)[:, :, start:] if blockwise else None
+        mask = block_mask(start + x.shape[1], block, doubled, x.device)[:, :, start:] if blockwise else None
         for index, layer in enumerate(self.blocks):
-            x = layer(x, moments, angle, cache, index, seen)
-        logits: Tensor = self.head(x[:, -length:], moments.last(length), self.input.weight)
+            x = layer(x, times, angle, cache, index, mask)
+        logits: Tensor = self.head(x[:, -length:], times.last(length), self.input.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _placed(self, x: Float[Tensor, "b l w"], start: int) -> Float[Tensor, "b l w"]:
-        """Return the trunk's input with the vectors of its positions from `start` on, where positions have any."""
+    def _with_position(self, x: Float[Tensor, "b l w"], start: int) -> Float[Tensor, "b l w"]:
+        """Return the input plus the learned position embeddings from `start` on, where the network has any."""
         if self.place is None:
             return x
         if start + x.shape[1] > len(self.place):
-            raise InputError(f"the network has {len(self.place)} places, and {start + x.shape[1]} are asked for")
+            needed = start + x.shape[1]
+            raise InputError(f"the network has {len(self.place)} position embeddings, but {needed} are needed")
         return x + self.place[start : start + x.shape[1]]
 
     def cache(self) -> Cache:

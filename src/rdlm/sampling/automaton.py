@@ -1,20 +1,21 @@
-r"""Finite automata over tokens, and exact inference with them: marginals and joint draws of what they accept.
+r"""Finite automata over tokens: exact inference under a regular constraint, and the compiler of regular expressions.
 
-A model's probabilities are a product over positions. Restricted to the sequences that an automaton accepts they
-are a Markov chain over its states, whose sums run backward once, and forward once.
+A denoiser's distribution is a product over positions. Conditioned on acceptance by an automaton it is a Markov chain
+over the automaton's states, so that one backward and one forward recursion give exact marginals and joint draws.
 
-Regular expressions over characters, read into a tree and compiled to an automaton over a model's tokens.
+A regular expression over characters is parsed into a syntax tree, translated to a non-deterministic automaton
+(Thompson's construction) and made deterministic (subset construction). The syntax:
 
-| written | means |
+| expression | matches |
 |---|---|
-| `a`, `\.` | a character; a backslash takes away a special meaning |
+| `a`, `\.` | a character; a backslash escapes a special character |
 | `.` | any character of the model |
-| `[abc]`, `[a-z]`, `[^a-z]` | one of these; one that is none of these |
+| `[abc]`, `[a-z]`, `[^a-z]` | one of these characters; any other character |
 | `\d`, `\w`, `\s` | a digit; a letter, digit or underscore; a space, tab or line end |
-| `xy`, `x|y`, `(x)` | one after the other; one or the other; a group |
-| `x*`, `x+`, `x?`, `x{3}`, `x{2,}`, `x{2,5}` | repeated |
+| `xy`, `x|y`, `(x)` | concatenation; alternatives; a group |
+| `x*`, `x+`, `x?`, `x{3}`, `x{2,}`, `x{2,5}` | repetition |
 
-An expression describes whole sequences, as if it stood between `^` and `$`.
+An expression must match the entire sequence, as if between `^` and `$`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from rdlm.errors import InputError
 from rdlm.random import pick_token
 
 Choice = Callable[[Tensor], Tensor]
-"""What becomes of the log-probabilities [..., v] of one position before a token is drawn from them."""
+"""A map of the log-probabilities [..., v] of one position before a token is drawn, such as top-k truncation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Automaton:
-    """A deterministic automaton; its last state is the dead one, which nothing leaves."""
+    """A deterministic finite automaton; its last state is the dead state, which has no way out."""
 
     table: Int[Tensor, "states v"]
     """The next state for each state and token."""
@@ -45,14 +46,14 @@ class Automaton:
     start: int = 0
 
     def run(self, token: Int[Tensor, "batch n"], state: Int[Tensor, " batch"] | None = None) -> Int[Tensor, " batch"]:
-        """Return the state after reading tokens, from the start or from given states."""
+        """Return the state after reading the tokens, from the start state or from given states."""
         state = torch.full((len(token),), self.start) if state is None else state
         for column in token.T:
             state = self.table[state, column]
         return state
 
     def alive(self, allowed: Bool[Tensor, "n v"]) -> Bool[Tensor, " states"]:
-        """Return from which states some string of allowed tokens, one per row, is accepted."""
+        """Return the states from which some sequence of `n` allowed tokens is accepted."""
         alive = self.accepting
         for row in allowed.flip(0):
             alive = (alive[self.table] & row).any(-1)
@@ -61,14 +62,14 @@ class Automaton:
 
 @dataclass(frozen=True, eq=False)
 class Restriction:
-    """An automaton at work on a stretch of positions: where each sample enters and in which states it may leave."""
+    """An automaton on a range of positions: the initial state of each sample and the states allowed at the end."""
 
     automaton: Automaton
     entry: Int[Tensor, " batch"]
     end: Bool[Tensor, " states"]
 
     def backward(self, log_probs: Float[Tensor, "batch n v"]) -> Float[Tensor, "batch steps states"]:
-        """Return the log-mass of accepted rests from each position and state on, [batch, n + 1, states]."""
+        """Return the log-probability of acceptance from each position and state on, [batch, n + 1, states]."""
         batch, length, _ = log_probs.shape
         table = self.automaton.table
         mass = torch.full((batch, length + 1, len(table)), -torch.inf, dtype=torch.float64)
@@ -78,36 +79,36 @@ class Restriction:
         return mass
 
     def marginals(self, log_probs: Float[Tensor, "batch n v"]) -> Float[Tensor, "batch n v"]:
-        """Return each position's log-probabilities among the accepted sequences."""
-        law = log_probs.double().cpu()
-        mass, table = self.backward(law), self.automaton.table
-        place = torch.nn.functional.one_hot(self.entry, len(table)).double()  # the law of the state
-        result = torch.empty_like(law)
-        for i in range(law.shape[1]):
-            onward = law[:, i, None] + mass[:, i + 1][:, table]  # [batch, states, v]
-            joint = place[..., None] * torch.softmax(onward, -1).nan_to_num(0.0)
-            result[:, i] = joint.sum(1)
-            place = torch.zeros_like(place).index_add_(1, table.flatten(), joint.flatten(1))
-        return result.log().to(log_probs)
+        """Return the marginal log-probabilities of each position, conditioned on acceptance."""
+        free = log_probs.double().cpu()
+        mass, table = self.backward(free), self.automaton.table
+        occupancy = torch.nn.functional.one_hot(self.entry, len(table)).double()  # [batch, states]: P(state)
+        marginal = torch.empty_like(free)
+        for i in range(free.shape[1]):
+            log_weight = free[:, i, None] + mass[:, i + 1][:, table]  # [batch, states, v]
+            joint = occupancy[..., None] * torch.softmax(log_weight, -1).nan_to_num(0.0)
+            marginal[:, i] = joint.sum(1)
+            occupancy = torch.zeros_like(occupancy).index_add_(1, table.flatten(), joint.flatten(1))
+        return marginal.log().to(log_probs)
 
     def draw(
         self, log_probs: Float[Tensor, "batch n v"], point: Float[Tensor, "batch n"], choice: Choice
     ) -> Int[Tensor, "batch n"]:
-        """Return sequences drawn jointly from the accepted ones, left to right, `choice` applied at each position."""
-        law = log_probs.double().cpu()
-        mass, table, state = self.backward(law), self.automaton.table, self.entry
-        token = torch.empty(law.shape[:2], dtype=torch.long)
-        for i in range(law.shape[1]):
-            onward = law[:, i] + mass[:, i + 1].gather(1, table[state])
-            token[:, i] = pick_token(choice(torch.log_softmax(onward, -1)), point[:, i].cpu())
+        """Return accepted sequences, drawn jointly from left to right; `choice` is applied at each position."""
+        free = log_probs.double().cpu()
+        mass, table, state = self.backward(free), self.automaton.table, self.entry
+        token = torch.empty(free.shape[:2], dtype=torch.long)
+        for i in range(free.shape[1]):
+            log_weight = free[:, i] + mass[:, i + 1].gather(1, table[state])  # [batch, v]
+            token[:, i] = pick_token(choice(torch.log_softmax(log_weight, -1)), point[:, i].cpu())
             state = table[state, token[:, i]]
         return token.to(log_probs.device)
 
 
 def token_codes(vocabulary: int, base: int, digits: int) -> Automaton:
-    """Return the automaton over digits that accepts the codes of existing tokens, Eq. (39).
+    """Return the automaton over digits that accepts the codes of tokens, Eq. (39).
 
-    State `2 j` has read `j` digits that begin the last token's code, `2 j + 1` a smaller beginning.
+    After `j` digits, state `2 j` means that they equal those of the last token's code, `2 j + 1` that they are less.
     """
     last = [(vocabulary - 1) // base ** (digits - 1 - j) % base for j in range(digits)]
     dead = 2 * digits + 2
@@ -122,61 +123,62 @@ def token_codes(vocabulary: int, base: int, digits: int) -> Automaton:
 
 
 MOST_REPEATS = 4096
+"""Largest count of a repetition."""
 MOST_STATES = 4096
-"""States of the largest automaton that is built."""
+"""Largest number of states of an automaton."""
 
 DIGITS = frozenset(string.digits)
 CLASSES = {"d": DIGITS, "w": frozenset(string.ascii_letters) | DIGITS | {"_"}, "s": frozenset(" \t\n\r")}
 
 
 @dataclass(frozen=True)
-class Characters:
-    """One character of a set."""
+class CharacterSet:
+    """Any one character of a set."""
 
     members: frozenset[str]
 
 
 @dataclass(frozen=True)
-class Row:
-    """Parts one after the other."""
+class Concatenation:
+    """All parts in order."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
-class Either:
-    """One of several parts."""
+class Alternatives:
+    """Any one of the parts."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A part between `low` and `high` times; None: any number of times."""
+    """A part repeated `low` to `high` times; None: without limit."""
 
     part: Tree
     low: int
     high: int | None
 
 
-Tree = Characters | Row | Either | Repeat
+Tree = CharacterSet | Concatenation | Alternatives | Repeat
 
 
 class Parser:
-    """A recursive descent through one expression."""
+    """A recursive-descent parser of one expression."""
 
     def __init__(self, pattern: str, alphabet: str) -> None:
         self.pattern, self.alphabet, self.at = pattern, frozenset(alphabet), 0
 
     def parse(self) -> Tree:
-        """Return the tree of the whole expression."""
-        tree = self._either()
+        """Return the syntax tree of the expression."""
+        tree = self._alternatives()
         if self.at < len(self.pattern):
-            self._fail(f"{self._peek()!r} closes nothing")
+            self._fail(f"unmatched {self._peek()!r}")
         return tree
 
     def _fail(self, reason: str) -> NoReturn:
-        raise InputError(f"the regex {self.pattern!r} is wrong at position {self.at}: {reason}")
+        raise InputError(f"invalid regex {self.pattern!r} at position {self.at}: {reason}")
 
     def _peek(self) -> str:
         return self.pattern[self.at : self.at + 1]
@@ -187,21 +189,21 @@ class Parser:
         self.at += 1
         return self.pattern[self.at - 1]
 
-    def _either(self) -> Tree:
-        parts = [self._row()]
+    def _alternatives(self) -> Tree:
+        parts = [self._concatenation()]
         while self._peek() == "|":
             self.at += 1
-            parts.append(self._row())
-        return Either(tuple(parts))
+            parts.append(self._concatenation())
+        return Alternatives(tuple(parts))
 
-    def _row(self) -> Tree:
+    def _concatenation(self) -> Tree:
         parts = []
         while self._peek() not in ("", "|", ")"):
             part = self._atom()
             while self._peek() and self._peek() in "*+?{":
                 part = Repeat(part, *self._counts())
             parts.append(part)
-        return Row(tuple(parts))
+        return Concatenation(tuple(parts))
 
     def _counts(self) -> tuple[int, int | None]:
         symbol = self._next("a count")
@@ -210,48 +212,48 @@ class Parser:
         body, closed, _ = self.pattern[self.at :].partition("}")
         low, comma, high = body.partition(",")
         if not (closed and low.isdecimal() and (high.isdecimal() or not high)):
-            self._fail("a count is written {3}, {2,} or {2,5}")
+            self._fail("a count must have the form {3}, {2,} or {2,5}")
         self.at += len(body) + 1
         least, most = int(low), int(high) if high else None if comma else int(low)
         if max(least, most or 0) > MOST_REPEATS or (most is not None and most < least):
-            self._fail(f"counts must rise and be at most {MOST_REPEATS}, got {{{body}}}")
+            self._fail(f"counts must be increasing and at most {MOST_REPEATS}, got {{{body}}}")
         return least, most
 
     def _atom(self) -> Tree:
         symbol = self._next("a character")
         if symbol == "(":
-            inner = self._either()
-            if self._next("the end ')' of a group") != ")":
+            inner = self._alternatives()
+            if self._next("the closing ')' of a group") != ")":
                 self._fail("a group is not closed")
             return inner
         if symbol == "[":
-            return Characters(self._class())
+            return CharacterSet(self._class())
         if symbol in "*+?{":
-            self._fail(f"{symbol!r} has nothing before it to repeat")
+            self._fail(f"nothing to repeat before {symbol!r}")
         if symbol == ".":
-            return Characters(self.alphabet)
+            return CharacterSet(self.alphabet)
         if symbol == "\\":
-            return Characters(self._escaped())
-        return Characters(self._known(symbol))
+            return CharacterSet(self._escaped())
+        return CharacterSet(self._known(symbol))
 
     def _escaped(self) -> frozenset[str]:
-        symbol = self._next("what follows a backslash")
+        symbol = self._next("the character after a backslash")
         if symbol in CLASSES:
             return CLASSES[symbol]
         if symbol.isalnum():
-            self._fail(f"'\\{symbol}' has no meaning here; known are \\d, \\w and \\s")
+            self._fail(f"unknown escape '\\{symbol}'; supported are \\d, \\w and \\s")
         return self._known(symbol)
 
     def _known(self, symbol: str) -> frozenset[str]:
         if symbol not in self.alphabet:
-            self._fail(f"the model does not know the character {symbol!r}")
+            self._fail(f"the character {symbol!r} is not in the model's vocabulary")
         return frozenset(symbol)
 
     def _class(self) -> frozenset[str]:
         negated = self._peek() == "^"
         self.at += negated
         members: set[str] = set()
-        while (symbol := self._next("the end ']' of a class")) != "]":
+        while (symbol := self._next("the closing ']' of a class")) != "]":
             if symbol == "\\":
                 members |= self._escaped()
             elif self._peek() == "-" and self.pattern[self.at + 1 : self.at + 2] not in ("", "]"):
@@ -264,33 +266,33 @@ class Parser:
 
 
 @dataclass
-class Machine:
-    """A non-deterministic machine: moves by sets of characters, and free moves."""
+class Nondeterministic:
+    """A non-deterministic automaton; each state has at most one move by a set of characters, and epsilon moves."""
 
     moves: list[tuple[frozenset[str], int] | None] = field(default_factory=list)
-    free: list[list[int]] = field(default_factory=list)
+    epsilon: list[list[int]] = field(default_factory=list)
 
     def state(self) -> int:
-        """Return a new state."""
-        if len(self.free) > 16 * MOST_STATES:
-            raise InputError("the regex is too large: it repeats too much")
+        """Add a state and return its number."""
+        if len(self.epsilon) > 16 * MOST_STATES:
+            raise InputError(f"the regex needs more than {16 * MOST_STATES} states: reduce its repetitions")
         self.moves.append(None)
-        self.free.append([])
-        return len(self.free) - 1
+        self.epsilon.append([])
+        return len(self.epsilon) - 1
 
     def build(self, tree: Tree, begin: int) -> int:
-        """Return the state in which the tree ends when it is read from the state `begin`."""
+        """Add the states of a tree that starts in state `begin`, and return its final state."""
         match tree:
-            case Characters(members):
-                here, end = self.state(), self.state()
-                self.free[begin].append(here)
-                self.moves[here] = (members, end)
+            case CharacterSet(members):
+                source, end = self.state(), self.state()
+                self.epsilon[begin].append(source)
+                self.moves[source] = (members, end)
                 return end
-            case Row(parts):
+            case Concatenation(parts):
                 for part in parts:
                     begin = self.build(part, begin)
                 return begin
-            case Either(parts):
+            case Alternatives(parts):
                 ends = [self.build(part, begin) for part in parts]
                 return self._joined(ends)
             case Repeat(part, low, high):
@@ -300,9 +302,9 @@ class Machine:
         for _ in range(low):
             begin = self.build(part, begin)
         if high is None:
-            again = self._joined([begin])
-            self.free[self.build(part, again)].append(again)
-            return self._joined([again])
+            loop = self._joined([begin])
+            self.epsilon[self.build(part, loop)].append(loop)
+            return self._joined([loop])
         ends = [begin]
         for _ in range(high - low):
             begin = self.build(part, begin)
@@ -312,46 +314,46 @@ class Machine:
     def _joined(self, states: list[int]) -> int:
         joined = self.state()
         for state in states:
-            self.free[state].append(joined)
+            self.epsilon[state].append(joined)
         return joined
 
     def closure(self, states: set[int]) -> frozenset[int]:
-        """Return all that is reached by free moves."""
-        found, waiting = set(states), list(states)
-        while waiting:
-            fresh = [state for state in self.free[waiting.pop()] if state not in found]
-            found.update(fresh)
-            waiting += fresh
-        return frozenset(found)
+        """Return all states that epsilon moves reach from the given ones."""
+        reached, queue = set(states), list(states)
+        while queue:
+            new = [state for state in self.epsilon[queue.pop()] if state not in reached]
+            reached.update(new)
+            queue += new
+        return frozenset(reached)
 
 
 def compile_regex(pattern: str, alphabet: str) -> Automaton:
-    """Return the automaton whose token `k` is the alphabet's character `k`; mistakes in the pattern are named."""
-    machine = Machine()
-    begin = machine.state()
-    end = machine.build(Parser(pattern, alphabet).parse(), begin)
-    sets = [machine.closure({begin})]
+    """Return the automaton whose token `k` is character `k` of the alphabet, or raise an error."""
+    nfa = Nondeterministic()
+    begin = nfa.state()
+    end = nfa.build(Parser(pattern, alphabet).parse(), begin)
+    sets = [nfa.closure({begin})]
     number, rows = {sets[0]: 0}, []
-    for current in sets:  # grows while it is walked
-        onward = _onward(machine, current)
-        for target in set(onward.values()) - number.keys():
+    for current in sets:  # grows during the loop
+        targets = _targets(nfa, current)
+        for target in set(targets.values()) - number.keys():
             number[target] = len(sets)
             sets.append(target)
         if len(sets) > MOST_STATES:
             raise InputError(f"the regex {pattern!r} needs more than {MOST_STATES} states")
-        rows.append([number[onward[symbol]] if symbol in onward else -1 for symbol in alphabet])
+        rows.append([number[targets[symbol]] if symbol in targets else -1 for symbol in alphabet])
     dead = len(sets)
     table = torch.tensor([*rows, [dead] * len(alphabet)])
     accepting = torch.tensor([*(end in current for current in sets), False])
     return Automaton(table.masked_fill(table < 0, dead), accepting)
 
 
-def _onward(machine: Machine, current: frozenset[int]) -> dict[str, frozenset[int]]:
-    """Return the set of states that each character leads to from a set of states."""
+def _targets(nfa: Nondeterministic, current: frozenset[int]) -> dict[str, frozenset[int]]:
+    """Return the set of states that each character reaches from a set of states."""
     reached: dict[str, set[int]] = {}
-    for move in filter(None, (machine.moves[state] for state in current)):
+    for move in filter(None, (nfa.moves[state] for state in current)):
         for symbol in move[0]:
             reached.setdefault(symbol, set()).add(move[1])
-    # Most characters lead to the same few sets: each is closed once.
-    closures = {key: machine.closure(set(key)) for key in map(frozenset, reached.values())}
+    # Most characters reach the same few sets: compute each closure once.
+    closures = {key: nfa.closure(set(key)) for key in map(frozenset, reached.values())}
     return {symbol: closures[frozenset(states)] for symbol, states in reached.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.process.kernel import indices
-from rdlm.random import Noise, pick_token
+from rdlm.random import RandomStreams, pick_token
 from rdlm.sampling.automaton import Automaton, Choice, Restriction
 
 Classifier = Callable[[Tensor], Tensor]
@@ -91,7 +91,7 @@ class Constraints:
         self,
         log_probs: Float[Tensor, "batch positions v"],
         marginals: Float[Tensor, "batch positions v"],
-        random: Noise,
+        random: RandomStreams,
         wanted: Bool[Tensor, "batch columns"],
     ) -> Int[Tensor, "batch positions"]:
         """Return tokens where they are wanted, drawn from the marginals, or jointly from the language."""

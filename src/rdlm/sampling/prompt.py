@@ -61,7 +61,7 @@ class Prompt:
         return torch.where((self.known != OPEN)[:, None], fixed & allowed, allowed)
 
 
-def encode(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) -> Int[Tensor, " n"]:
+def encode_prompt(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) -> Int[Tensor, " n"]:
     """Return the ids of a text; a character outside the alphabet is an error even where the corpus was lenient.
 
     `begin` is where the text begins in what the user wrote.
@@ -78,7 +78,7 @@ def encode(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) -> Int[Te
 
 def framed(tokenizer: Tokenizer, length: int, prompt: str = "", suffix: str = "") -> Int[Tensor, " length"]:
     """Return a sequence that begins with the prompt, ends with the suffix, and is open in between."""
-    first, last = encode(tokenizer, prompt, "prompt"), encode(tokenizer, suffix, "suffix")
+    first, last = encode_prompt(tokenizer, prompt, "prompt"), encode_prompt(tokenizer, suffix, "suffix")
     if len(first) + len(last) >= length:
         raise InputError(
             f"a prompt and a suffix of {len(first)} and {len(last)} tokens leave nothing open in {length} tokens"
@@ -97,7 +97,7 @@ def infilled(tokenizer: Tokenizer, text: str, gap: str = "_") -> Int[Tensor, " n
         raise InputError(f"the infill {text!r} has no gap: write {gap!r} for every open token")
     pieces, begin = [], 0
     for part in text.split(gap):
-        pieces += [encode(tokenizer, part, "infill", begin), torch.tensor([OPEN])]
+        pieces += [encode_prompt(tokenizer, part, "infill", begin), torch.tensor([OPEN])]
         begin += len(part) + 1
     return torch.cat(pieces[:-1])
 
@@ -110,12 +110,12 @@ def restricted(
         return Prompt(known)
     length = len(known)
     allowed = torch.ones(length, tokenizer.size, dtype=torch.bool)
-    allowed[:, encode(tokenizer, ban, "ban")] = False
+    allowed[:, encode_prompt(tokenizer, ban, "ban")] = False
     for position, text in forbid.items():
-        allowed[_place(position, length), encode(tokenizer, text, "forbid")] = False
+        allowed[_place(position, length), encode_prompt(tokenizer, text, "forbid")] = False
     for position, text in require.items():
         wanted = torch.zeros(tokenizer.size, dtype=torch.bool)
-        wanted[encode(tokenizer, text, "require")] = True
+        wanted[encode_prompt(tokenizer, text, "require")] = True
         allowed[_place(position, length)] &= wanted
     prompt = Prompt(known, allowed)
     stuck = (~prompt.choices(tokenizer.size).any(-1)).nonzero().flatten().tolist()

@@ -34,7 +34,7 @@ from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain, indices, per_sphere, to_device
 from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Linear, Schedule
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 from rdlm.sampling.automaton import Automaton, Choice
 from rdlm.sampling.constraints import Constraints, most_likely, valid_digits
 from rdlm.sampling.denoisers import CachedPrefix, Denoising, Query
@@ -56,7 +56,7 @@ class State:
     offsets: Int[Tensor, "batch columns"]
     state: Float[Tensor, "batch positions *spheres d"]
     token: Int[Tensor, "batch positions"]
-    random: Noise
+    random: RandomStreams
     cache: Cache | None = None
     """Keys and values of finished blocks, if the network caches them."""
     invalid: int = 0
@@ -145,7 +145,7 @@ class Sampler:
         """Whether the last step decodes the most likely token."""
         return self.constraints.greedy or self.solver.greedy
 
-    def sample(self, known: Int[Tensor, "batch positions"], random: Noise) -> Sampling:
+    def sample(self, known: Int[Tensor, "batch positions"], random: RandomStreams) -> Sampling:
         """Sample all rows; symbols of `known` that are not -1 are returned unchanged."""
         state, sampler, rows = self.start(known, random), self, torch.arange(len(known))
         token, nfe = state.token.clone(), state.nfe[:, 0].clone()
@@ -161,7 +161,7 @@ class Sampler:
                 self.callback(StepInfo(self, rows, before, log_probs, state))
         return Output(token, state.invalid, nfe)
 
-    def start(self, known: Int[Tensor, "batch positions"], random: Noise) -> State:
+    def start(self, known: Int[Tensor, "batch positions"], random: RandomStreams) -> State:
         """Return the state before the first step: the chain's start, or vertices where known tokens are clamped."""
         clamped = (known >= 0) & (self.clean or self.nfe > self.steps)
         offsets = self._offsets(clamped, random)
@@ -214,7 +214,7 @@ class Sampler:
         """Return which positions have their final token."""
         return (now.step - now.offsets >= self.steps) | (now.known >= 0)
 
-    def _offsets(self, clamped: Bool[Tensor, "batch positions"], random: Noise) -> Int[Tensor, "batch columns"]:
+    def _offsets(self, clamped: Bool[Tensor, "batch positions"], random: RandomStreams) -> Int[Tensor, "batch columns"]:
         """Return when each position becomes active, Eq. (35): open ones share the schedule, clamped ones have ended.
 
         Blocks keep their places in the sequence, whatever of them is open.
@@ -307,7 +307,7 @@ class Sampler:
         raise AssertionError("a solver evaluates the network at most twice in a step")
 
     def _place(
-        self, state: Tensor, after: Tensor, drawn: Tensor, activity: Activity, random: Noise
+        self, state: Tensor, after: Tensor, drawn: Tensor, activity: Activity, random: RandomStreams
     ) -> Float[Tensor, "batch positions *spheres d"]:
         """Return the states after a step: renoised at a switch, vertices where decoded, unchanged where inactive."""
         digit = self.chain.split(drawn)
@@ -324,7 +324,7 @@ class Sampler:
             after[at] = vertices(state[at], digit[at])
         return after
 
-    def _switch(self, law: PathLaw, after: Tensor, digit: Tensor, local: Tensor, random: Noise) -> Tensor:
+    def _switch(self, law: PathLaw, after: Tensor, digit: Tensor, local: Tensor, random: RandomStreams) -> Tensor:
         """Return states with those that switch drawn from the second bridge's law given their token, Eq. (32)."""
         switching, then = local == self.chain.switch, (local + 1).clamp_max(self.steps)
         level, where = per_sphere(then, after), per_sphere(switching, after)[..., None]
@@ -338,7 +338,13 @@ class Sampler:
     # -- decoding ------------------------------------------------------------------------------------
 
     def _most_likely(
-        self, after: Tensor, log_probs: Tensor, marginals: Tensor, drawn: Tensor, activity: Activity, random: Noise
+        self,
+        after: Tensor,
+        log_probs: Tensor,
+        marginals: Tensor,
+        drawn: Tensor,
+        activity: Activity,
+        random: RandomStreams,
     ) -> tuple[Int[Tensor, "batch positions"], int]:
         """Return tokens, the most likely ones where positions decode: by the model, or by the moved states."""
         best = self.constraints.decide(log_probs, marginals)
@@ -352,7 +358,13 @@ class Sampler:
         return self._valid(self.codes, chosen, log_probs, activity, most_likely, random)
 
     def _valid(
-        self, codes: Automaton, digit: Tensor, log_probs: Tensor, activity: Activity, choice: Choice, random: Noise
+        self,
+        codes: Automaton,
+        digit: Tensor,
+        log_probs: Tensor,
+        activity: Activity,
+        choice: Choice,
+        random: RandomStreams,
     ) -> tuple[Int[Tensor, "batch positions"], int]:
         """Return symbols that are codes of tokens where they decode, and the number of codes drawn again."""
         point = random.uniform(digit.shape)  # always, so that later draws do not depend on it
@@ -386,7 +398,7 @@ def sample_chain(
     law = chain.law(pairs, generator) if chain.switch >= 0 else None
     constant = Linear(chain.grid.total, chain.grid.total)
     sampler = Sampler(denoise, chain, SOLVERS[chain.kernel], constant, law=law, callback=callback)
-    sampling = sampler.sample(torch.full((batch, length), -1), Noise([generator], batch))
+    sampling = sampler.sample(torch.full((batch, length), -1), RandomStreams([generator], batch))
     try:
         next(sampling)
     except StopIteration as stop:

@@ -26,7 +26,7 @@ from rdlm.process.bridge import mean_pull
 from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel, per_sphere
 from rdlm.process.schedule import Schedule
-from rdlm.random import Noise
+from rdlm.random import RandomStreams
 
 EULER_END = 1e-3
 """The paper's Euler scheme stops so long before time 1."""
@@ -50,7 +50,7 @@ class Step:
     log_probs: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
     """A token drawn for each decoding position, and for each active one where the solver is `by_token`."""
-    random: Noise
+    random: RandomStreams
 
     @property
     def coefficients(self) -> StepCoefficients:
@@ -74,7 +74,7 @@ def mixture(step: Step) -> Tensor:
     index, scale = digit[..., None], coefficients.variance.sqrt()
     slope = step.chain.path.bridge.slope(step.state.gather(-1, index), coefficients.remaining[..., None])
     pull = slope.mul_((coefficients.gain / scale)[..., None])  # in units of the noise, which is scaled last
-    return exponential(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
+    return exponential_(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
 
 
 def drift(step: Step) -> Tensor:
@@ -102,7 +102,7 @@ def _mean_step(step: Step, coefficients: StepCoefficients) -> Tensor:
     weight = step.chain.marginals(step.log_probs.exp()).mul_(pull[..., None])
     slope = bridge.slope(step.state[..., :tokens], coefficients.remaining[..., None])
     ambient[..., :tokens].addcmul_(weight, slope)
-    return exponential(step.state, ambient, scale)
+    return exponential_(step.state, ambient, scale)
 
 
 def heun(step: Step) -> Evaluations:
@@ -145,7 +145,7 @@ def corrector(step: Step) -> Evaluations:
     ambient = step.random.normal(state).mul_((length * (2 - CORRECTION)).sqrt())
     ambient.addcmul_(start, length * bridge.slope(cosine, spent[..., None]) / spent[..., None])
     ambient[..., : bridge.vocabulary] += length * toward
-    return exponential(state, ambient)
+    return exponential_(state, ambient)
 
 
 def deterministic(step: Step) -> Tensor:
@@ -165,7 +165,7 @@ def deterministic(step: Step) -> Tensor:
     width = torch.sqrt((total - after) * after / (spent * remaining))
     to_pull = (remaining - after) / total - (width - 1) * spent / total
     to_start = -(remaining - after) / total - (width - 1) * remaining / total
-    moved = exponential(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
+    moved = exponential_(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
     return torch.where(at_start[..., None], mixture(step), moved)
 
 
@@ -174,7 +174,7 @@ def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -
     return chain.path.start(per_sphere(chain.grid.remaining[level], like), like.dtype)
 
 
-def exponential(
+def exponential_(
     state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"], scale: Float[Tensor, "..."] | None = None
 ) -> Float[Tensor, "... d"]:
     """Return `exp_x` of the tangent part of `a`, Eq. (4); `a` is `ambient`, which is overwritten, times `scale`.

@@ -34,7 +34,7 @@ Watch = Callable[[int, WindowStep], object]
 """Called after each step with the number of its common step and what happened in it."""
 
 
-class Sample:
+class RunningSample:
     """One sample of a job: a running sampler and the query that it waits for."""
 
     def __init__(
@@ -98,9 +98,9 @@ class Engine:
         self.model, self.metrics, self.batch, self.queue = model, metrics, batch, queue
         method = model.rdlm
         self.batcher = Batcher(method.denoiser, method.network, model.config.model.self_condition, threads)
-        self._waiting: deque[Sample] = deque()
+        self._waiting: deque[RunningSample] = deque()
         self._pending: list[PendingQuery] = []
-        self._live: list[Sample] = []
+        self._live: list[RunningSample] = []
         self._changed = threading.Condition()
         self._closed = False
         self._seconds_per_sample = 0.0
@@ -138,7 +138,7 @@ class Engine:
         if len(self._waiting) + count > self.queue:
             raise http_errors.queue_full(self.retry_after)
 
-    def submit(self, samples: Sequence[Sample]) -> None:
+    def submit(self, samples: Sequence[RunningSample]) -> None:
         """Queue the samples of a request, all or none of them."""
         with self._changed:
             self.check_room(len(samples))
@@ -203,7 +203,7 @@ class Engine:
             sample.job.begun = True
             self._live.append(sample)
 
-    def _wanted(self, sample: Sample) -> bool:
+    def _wanted(self, sample: RunningSample) -> bool:
         job = sample.job
         if not job.over and (late := job.late()) is not None:
             job.fail(http_errors.closing() if self._closed else late)
@@ -224,7 +224,7 @@ class Engine:
         finished = {sample for sample, answer in zip(live, answers, strict=False) if self._advance(sample, answer)}
         self._live = [sample for sample in self._live if sample not in finished]
 
-    def _advance(self, sample: Sample, log_probs: Tensor) -> bool:
+    def _advance(self, sample: RunningSample, log_probs: Tensor) -> bool:
         """Advance one sampler; return whether it has ended."""
         try:
             finished = sample.advance(log_probs)
@@ -240,6 +240,6 @@ class Engine:
         return finished
 
     @staticmethod
-    def _abandon(samples: Sequence[Sample], reason: Exception) -> None:
+    def _abandon(samples: Sequence[RunningSample], reason: Exception) -> None:
         for sample in samples:
             sample.job.fail(reason)

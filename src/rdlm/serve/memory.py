@@ -42,7 +42,7 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
-def release() -> None:
+def release_memory() -> None:
     """Collect garbage and return the free pages of the heap to the system."""
     gc.collect()
     if (libc := _glibc()) is not None:
@@ -50,7 +50,7 @@ def release() -> None:
 
 
 class IdleRelease:
-    """A thread that calls `release` when the service is idle and has answered requests since the last call."""
+    """A thread that calls `release_memory` when the service is idle and has answered requests since the last call."""
 
     def __init__(self, idle: Callable[[], bool], answered: Callable[[], int]) -> None:
         self._idle, self._answered = idle, answered
@@ -66,5 +66,5 @@ class IdleRelease:
         while not self._closed.wait(INTERVAL):
             count = self._answered()
             if count != released and self._idle():
-                release()
+                release_memory()
                 released = count

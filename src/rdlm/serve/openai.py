@@ -21,9 +21,9 @@ from starlette.responses import Response, StreamingResponse
 from rdlm.api.generate import generate, prepare
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
-from rdlm.sampling.prompt import encode, infilled
+from rdlm.sampling.prompt import encode_prompt, infilled
 from rdlm.serve import http_errors
-from rdlm.serve.engine import Sample
+from rdlm.serve.engine import RunningSample
 from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.schema import Body, CompletionBody, sampling_of
@@ -48,7 +48,7 @@ UNREADABLE = "\ufffd"
 """The replacement for bytes that are not, or not yet, a whole character."""
 
 
-class Draft:
+class StreamedText:
     """The text of tokens `begin` to `end` of a sample, as far as it is final."""
 
     def __init__(self, tokenizer: Tokenizer, begin: int, end: int, stops: Sequence[str] = ()) -> None:
@@ -155,8 +155,8 @@ def _request(served: ServedModel, body: CompletionBody, options: SamplingOptions
     tokenizer, room = served.model.tokenizer, served.model.length
     if options.infill is not None:
         return CompletionRequest(options, "", 0, len(infilled(tokenizer, options.infill, served.gap)))
-    first = len(encode(tokenizer, prompt, "prompt"))
-    last = len(encode(tokenizer, body.suffix or "", "suffix"))
+    first = len(encode_prompt(tokenizer, prompt, "prompt"))
+    last = len(encode_prompt(tokenizer, body.suffix or "", "suffix"))
     # Past the model's length, windows slide along the text: half that length is what the next one adds.
     count = body.max_tokens or (room - first - last if first + last < room else max(1, room // 2))
     options = replace(options, prompt=prompt, suffix=body.suffix or "", length=first + count + last)
@@ -181,7 +181,7 @@ class Completion:
         stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
         self.stops: list[str] = stops
         self.job = Job(service.limits.deadline, wants_progress=bool(body.stream or stops))
-        self.samples: list[Sample] = []
+        self.samples: list[RunningSample] = []
         self._about = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -206,12 +206,12 @@ class Completion:
         if self.served.engine is not None:
             self.prepared = [prepare(model, request.options) for request in self.requests]
             self.samples = [
-                Sample(one, one.options.seed + number, self.job, place * self.count + number)
+                RunningSample(one, one.options.seed + number, self.job, place * self.count + number)
                 for place, one in enumerate(self.prepared)
                 for number in range(self.count)
             ]
         self.drafts = [
-            Draft(model.tokenizer, request.begin, request.end, self.stops)
+            StreamedText(model.tokenizer, request.begin, request.end, self.stops)
             for request in self.requests
             for _ in range(self.count)
         ]

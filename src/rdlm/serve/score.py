@@ -9,7 +9,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.score import FEWEST, Effort, Encoded, encode, score_encoded, windows
+from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, score_encoded, split_windows
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
@@ -51,13 +51,13 @@ def batched(served: ServedModel, job: Job) -> LanguageModel:
 
 def effort_of(served: ServedModel, text: Encoded, nfe: int) -> Effort:
     """Return whole paths if they fit the budget, otherwise as many single steps as fit."""
-    own, count = served.model.method.bound_estimator, len(windows(text.ids, served.model.length))
+    own, count = served.model.method.bound_estimator, len(split_windows(text.ids, served.model.length))
     if own is not None:
-        return Effort(nfe, "path", FEWEST) if own == "path" else Effort(nfe, "steps", 16)
+        return Effort(nfe, "path", MIN_DRAWS) if own == "path" else Effort(nfe, "steps", 16)
     path = Effort(nfe)
     if path.cost(served.model, count) <= BUDGET:
         return path
-    return Effort(nfe, "steps", max(FEWEST, min(nfe, BUDGET // count)))
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // count)))
 
 
 async def score(service: Service, served: ServedModel, body: ScoreBody, request: Request) -> Response:
@@ -71,7 +71,7 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
         model = batched(served, job)
         rows = []
         for index, text in enumerate(texts):
-            encoded = encode(model, text)
+            encoded = encode_text(model, text)
             with served.interruptible(job):
                 (found,) = score_encoded(model, [encoded], effort_of(served, encoded, nfe))
             rows.append({"index": index, **found.row(positions=True)})

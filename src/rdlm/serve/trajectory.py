@@ -19,10 +19,10 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.errors import InputError
 from rdlm.process.layout import Layout
 from rdlm.sampling.denoisers import evaluated
-from rdlm.sampling.prompt import OPEN, encode
+from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
-from rdlm.serve.engine import Sample
+from rdlm.serve.engine import RunningSample
 from rdlm.serve.job import Finished, Job
 from rdlm.serve.openai import HEADERS, data, options_of
 from rdlm.serve.schema import TrajectoryBody
@@ -35,7 +35,7 @@ WIDEST_TRAIL = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class TrajectoryFrame:
     """One step as a few numbers per position, whatever the vocabulary."""
 
     step: int
@@ -91,7 +91,7 @@ class FrameRecorder:
             self._trail.append(coordinates.clone())
         point = _point(coordinates, self._axes)
         chance, known = best.values.exp(), evaluated(log_probs)
-        self.job.post(Frame(step, best.indices, chance, entropy, known, final, list(self._axes), point))
+        self.job.post(TrajectoryFrame(step, best.indices, chance, entropy, known, final, list(self._axes), point))
 
     @property
     def _layout(self) -> Layout:
@@ -117,7 +117,7 @@ class FrameRecorder:
             "states": [_point(coordinates, axes) for coordinates in self._trail],
         }
 
-    def written(self, frame: Frame) -> dict[str, object]:
+    def written(self, frame: TrajectoryFrame) -> dict[str, object]:
         """Return a frame as JSON; the probability of a token is the product over its digits."""
         per = self._layout.symbols_per_token
         digits = frame.likeliest.view(-1, per, frame.likeliest.shape[-1])  # [length, digits, shown]
@@ -179,7 +179,7 @@ def _prepared(served: ServedModel, body: TrajectoryBody) -> PreparedSampling:
     options = options_of(served, body)
     if options.infill is None:
         prompt = body.prompt or ""
-        longest = max(served.model.length, len(encode(served.model.tokenizer, prompt, "prompt")) + 1)
+        longest = max(served.model.length, len(encode_prompt(served.model.tokenizer, prompt, "prompt")) + 1)
         options = replace(options, prompt=prompt, length=body.length or longest)
     elif body.prompt:
         raise InputError("an infill is a whole text: leave out prompt")
@@ -192,10 +192,10 @@ async def follow(service: Service, served: ServedModel, body: TrajectoryBody, re
     engine.check_room(1)
     job = Job(service.limits.deadline)
 
-    def begin() -> tuple[FrameRecorder, Sample]:
+    def begin() -> tuple[FrameRecorder, RunningSample]:
         prepared = _prepared(served, body)
         recorder = FrameRecorder(prepared, job, body.position, body.frames)
-        return recorder, Sample(prepared, prepared.options.seed, job, watch=recorder)
+        return recorder, RunningSample(prepared, prepared.options.seed, job, watch=recorder)
 
     recorder, sample = await asyncio.to_thread(begin)
     engine.submit([sample])
@@ -212,7 +212,7 @@ async def _stream(
     try:
         yield data(await _start(served, recorder), "start")
         event: object = first
-        while isinstance(event, Frame):
+        while isinstance(event, TrajectoryFrame):
             yield data(await asyncio.to_thread(recorder.written, event), "frame")
             event = await anext(events)
         assert isinstance(event, Finished)

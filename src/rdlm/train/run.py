@@ -18,6 +18,7 @@ from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
 from rdlm.model.ema import MovingAverage
+from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.train.optimizer import Optimizer
 from rdlm.train.parallel import Team, assign, unsharded
@@ -41,7 +42,7 @@ class Run:
         self.length = batches.rows.shape[1]
         self.held_out = held_out(corpus, config.data.length, training.validation_sequences, training.seed)
         self.network = method.network.to(team.device)
-        self.parameter_count = sum(p.numel() for p in self.network.parameters() if p.requires_grad)
+        self.parameter_count = parameter_count(self.network)
         method.network = team.share(self.network, training)
         # After `share`, which may shard the parameters.
         self.optimizer = Optimizer(self.network, training)
