@@ -66,10 +66,14 @@ VALUES: dict[str, tuple[list[str], Any]] = {
 """A value of each option that is not its default, as the command line takes it and as it is read."""
 
 
-def test_the_command_declares_no_sampling_option_of_its_own() -> None:
+def test_the_command_inherits_the_sampling_options() -> None:
+    """Redeclared ones, which gives them aliases, keep their types and defaults."""
     assert issubclass(Generate, SamplingOptions)
-    assert not set(OPTIONS) & set(Generate.__annotations__)
     assert set(VALUES) == set(OPTIONS)
+    assert set(OPTIONS) & set(Generate.__annotations__) == {"steps"}
+    own, shared = get_type_hints(Generate), get_type_hints(SamplingOptions)
+    assert {name: own[name] for name in OPTIONS} == shared
+    assert all(getattr(Generate(), name) == default_of(name) for name in OPTIONS)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

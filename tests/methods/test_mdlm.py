@@ -144,7 +144,7 @@ def test_strided_samples_follow_the_distribution_of_the_bound():
 
 
 def test_a_strided_order_needs_equal_steps():
-    with pytest.raises(InputError, match="order strided needs discrete.schedule log_linear"):
+    with pytest.raises(InputError, match=r"order strided needs discrete\.schedule log_linear"):
         DiscreteConfig("cosine", order="strided")
 
 
