@@ -1,4 +1,4 @@
-"""Networks that know a source exactly, so that a method's own error is all that is left."""
+"""Networks with the exact posterior of a source, so that only a method's own error is left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def marginals(log_joint: Tensor, evidence: Tensor, own: bool = True) -> Tensor:
 
 
 class Known(nn.Module):
-    """The exact network of a method for a source; `calls` counts the sequences that it was asked for."""
+    """The exact network of a method for a source; `nfe` counts the sequences that it has evaluated."""
 
     def __init__(self, source: Source, config: RunConfig) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Known(nn.Module):
         blurred = (alpha.view(-1, 1, 1) * law + (1 - alpha.view(-1, 1, 1)) / self.source.states).log()
         return blurred - blurred.gather(-1, ids[..., None])
 
-    def flow(self, features: Tensor, time: Tensor) -> Tensor:
+    def fisher_flow(self, features: Tensor, time: Tensor) -> Tensor:
         """Return the posterior from `q(x | k)`: the volume by which the flow to k has shrunk around x."""
         states = self.source.states
         point = features.double() / math.sqrt(states)

@@ -27,7 +27,7 @@ BY_TOKEN = ("unsplit", "packed tokens")
 
 
 def method(vocabulary: int, classes: int = 0, signal: int = 0, scrambled: bool = False, **settings: Any) -> Rdlm:
-    """Return a small method; a setting's name says to which part of the configuration it belongs."""
+    """Return a small method; each setting goes to the part of the configuration that has it."""
     config = RunConfig(process=ProcessConfig(levels=16, pairs=256), model=settings.pop("model", SMALL))
     for name, value in settings.items():
         part = next(p for p in ("process", "denoiser", "objective", "model") if hasattr(getattr(config, p), name))
@@ -56,13 +56,13 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 class Watched(nn.Module):
-    """A network that answers zero and keeps what it was asked."""
+    """A network whose logits are zero; it keeps its inputs."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.outputs = outputs
-        self.asked: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
     def forward(self, inputs: Tensor, time: Tensor, condition: Tensor | None, previous: Tensor | None) -> Tensor:
-        self.asked.append((inputs, time, condition))
+        self.calls.append((inputs, time, condition))
         return torch.zeros(*inputs.shape[:2], self.outputs, requires_grad=True)

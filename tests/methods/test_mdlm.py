@@ -79,26 +79,26 @@ def test_for_an_exact_posterior_every_order_gives_the_likelihood():
 
 
 @pytest.mark.parametrize("schedule", ["log_linear", "cosine"])
-@pytest.mark.parametrize("calls", [1, 4])
-def test_the_bound_of_m_calls_is_its_sum_over_hidden_sets(schedule, calls):
+@pytest.mark.parametrize("nfe", [1, 4])
+def test_the_bound_of_m_steps_is_its_sum_over_hidden_sets(schedule, nfe):
     method, token = method_of(schedule=schedule), torch.tensor([1, 1, 0])
-    grid = discrete.alpha_grid(schedule, calls)
+    grid = discrete.alpha_grid(schedule, nfe)
     expected = 0.0
     for alpha, reveal in zip(grid[:-1], unmask_probability(grid), strict=True):
         for size in range(1, LENGTH + 1):
             weight = (1 - alpha) ** size * alpha ** (LENGTH - size)
             for hidden in itertools.combinations(range(LENGTH), size):
                 expected += float(reveal * weight * surprise(method, token, hidden)[list(hidden)].sum())
-    values = method.bound(Batch(token.repeat(40_000, 1)), calls, torch.Generator().manual_seed(5))
+    values = method.bound(Batch(token.repeat(40_000, 1)), nfe, torch.Generator().manual_seed(5))
     assert float(values.std()) / 200 < 0.03
     assert abs(float(values.mean()) - expected) < 4 * float(values.std()) / 200 + 1e-9
 
 
-def sampler_law(method: MDLM, calls: int) -> torch.Tensor:
+def sampler_law(method: MDLM, nfe: int) -> torch.Tensor:
     """The exact law [3, 3] of two positions after all steps, by following every state of the sampler."""
     now = torch.zeros(4, 4, dtype=torch.float64)
     now[3, 3] = 1.0
-    for reveal in unmask_probability(discrete.alpha_grid(method.schedule, calls)):
+    for reveal in unmask_probability(discrete.alpha_grid(method.schedule, nfe)):
         after = torch.zeros_like(now)
         for state in itertools.product(range(4), repeat=2):
             law = method.log_probs(torch.tensor([state]))[0].exp()
@@ -113,29 +113,29 @@ def sampler_law(method: MDLM, calls: int) -> torch.Tensor:
     return now[:3, :3]
 
 
-@pytest.mark.parametrize("calls", [1, 2, 5])
-def test_the_bound_holds_for_the_sampler_that_runs(calls):
+@pytest.mark.parametrize("nfe", [1, 2, 5])
+def test_the_bound_holds_for_the_sampler_that_runs(nfe):
     method = method_of(length=2)
-    law = sampler_law(method, calls)
+    law = sampler_law(method, nfe)
     assert float(law.sum()) == pytest.approx(1)
     for code in itertools.product(range(3), repeat=2):
-        values = method.bound(Batch(torch.tensor(code).repeat(4000, 1)), calls, torch.Generator().manual_seed(1))
+        values = method.bound(Batch(torch.tensor(code).repeat(4000, 1)), nfe, torch.Generator().manual_seed(1))
         assert float(values.mean() + 4 * values.std() / math.sqrt(4000)) >= -float(law[code].log()) - 1e-9
-    drawn = method.generate(20_000, 2, calls, torch.Generator().manual_seed(2))
+    drawn = method.generate(20_000, 2, nfe, torch.Generator().manual_seed(2))
     counts = torch.bincount(drawn[:, 0] * 3 + drawn[:, 1], minlength=9)
     assert chisquare(counts, 20_000 * law.flatten()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("calls", [3, 5])
-def test_a_spread_order_with_a_call_for_each_token_is_the_mean_over_orders(calls):
+@pytest.mark.parametrize("nfe", [3, 5])
+def test_a_strided_order_with_a_step_for_each_token_is_the_mean_over_orders(nfe):
     method, token = method_of(), torch.tensor([2, 0, 1])
     method.order = "strided"
-    values = method.bound(Batch(token.repeat(40_000, 1)), calls, torch.Generator().manual_seed(6))
+    values = method.bound(Batch(token.repeat(40_000, 1)), nfe, torch.Generator().manual_seed(6))
     assert within(values, mean_over_orders(method, token))
     assert float(values.std()) / 200 < 0.1
 
 
-def test_a_spread_sampler_draws_what_its_bound_is_for():
+def test_strided_samples_follow_the_distribution_of_the_bound():
     method = known("mdlm", sources.markov())
     method.order = "strided"
     drawn = method.generate(20_000, 2, 2, torch.Generator().manual_seed(7))  # a call for each token loses nothing
@@ -143,19 +143,19 @@ def test_a_spread_sampler_draws_what_its_bound_is_for():
     assert chisquare(counts, 20_000 * sources.markov().log_joint.exp().flatten()).pvalue > 1e-3
 
 
-def test_a_spread_order_needs_equal_calls():
-    with pytest.raises(InputError, match="order spread needs the log_linear schedule"):
+def test_a_strided_order_needs_equal_steps():
+    with pytest.raises(InputError, match=r"order strided needs discrete\.schedule log_linear"):
         DiscreteConfig("cosine", order="strided")
 
 
-def test_a_sequence_in_which_nothing_changed_is_not_asked_again():
+def test_a_sequence_in_which_nothing_changed_is_not_evaluated_again():
     method = known("mdlm", sources.markov())
     drawn = method.generate(50, 2, 400, torch.Generator().manual_seed(0))
     assert drawn.max() < 3
     assert 50 < method.network.nfe <= 50 * 3
 
 
-def test_needs_a_call():
+def test_needs_a_step():
     with pytest.raises(InputError, match="at least one network call"):
         method_of().generate(1, LENGTH, 0)
     with pytest.raises(InputError, match="at least one network call"):

@@ -139,7 +139,7 @@ def test_impossible_objectives_are_refused(wrong: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("narrow", [0.0, 0.5, 1.0])
-def test_every_chunk_has_something_unfinished_and_counts_by_its_tokens(narrow: float) -> None:
+def test_every_block_has_an_unfinished_token_and_counts_by_its_tokens(narrow: float) -> None:
     config = ObjectiveConfig(blockwise=1, block_sizes=(1, 3, 5, 50), narrow=narrow)
     moment = draw_block_times(config, quantiles(200), LENGTH, torch.Generator().manual_seed(1))
     assert set(moment.block.tolist()) == {1, 3, 5, LENGTH}
@@ -152,7 +152,7 @@ def test_every_chunk_has_something_unfinished_and_counts_by_its_tokens(narrow: f
             assert counted[part < 1].unique().numel() == 1
 
 
-def test_each_count_of_finished_positions_of_a_chunk_is_as_likely() -> None:
+def test_each_count_of_finished_positions_of_a_block_is_as_likely() -> None:
     config = ObjectiveConfig(blockwise=1, block_sizes=(4,), narrow=1.0)
     generator = torch.Generator().manual_seed(2)
     moment = draw_block_times(config, torch.rand(4000, generator=generator), 8, generator)
@@ -165,8 +165,8 @@ def test_each_count_of_finished_positions_of_a_chunk_is_as_likely() -> None:
     assert bool(((shares - 3 / 8).abs() < 5 * 0.0077).all())  # none of the places is favoured
 
 
-def test_chunks_are_refused_where_they_mean_nothing() -> None:
-    with pytest.raises(InputError, match=r"objective\.chunks"):
+def test_meaningless_block_sizes_are_refused() -> None:
+    with pytest.raises(InputError, match=r"objective\.block_sizes"):
         ObjectiveConfig(block_sizes=(0,))
-    with pytest.raises(InputError, match=r"objective\.chunked"):
+    with pytest.raises(InputError, match=r"objective\.blockwise"):
         ObjectiveConfig(blockwise=0.5, loss="drift_error")

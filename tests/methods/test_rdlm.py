@@ -30,7 +30,7 @@ FACTORS: dict[str, list[Any]] = {
     "self_condition": [False, True],
     "condition": ["none", "classes", "signal"],
     "evidence": [True, False],
-    "clock": ["synchronous", "windows", "prefix"],
+    "times": ["synchronous", "windows", "prefix"],
     "proposal": ["uniform", "interval", "adaptive"],
 }
 
@@ -61,7 +61,7 @@ def assembled(row: dict[str, Any]) -> tuple[Rdlm, Batch]:
     settings = {name: row[name] for name in ("bridge", "path", "law", "features", "loss", "self_condition")}
     settings |= {"evidence": row["evidence"], "proposal": row["proposal"], "top": 2, "levels": 8, "pairs": 64}
     settings |= LAYOUTS[row["layout"]]
-    settings |= {"windows": {"asynchronous": 0.7}, "prefix": {"prefix": 0.7}}.get(row["clock"], {})
+    settings |= {"windows": {"asynchronous": 0.7}, "prefix": {"prefix": 0.7}}.get(row["times"], {})
     classes, signal = (3 if row["condition"] == "classes" else 0), int(row["condition"] == "signal")
     batch = tokens(5, 4, 3)
     label = torch.tensor([0, 1, 2, -1]) if classes else None
@@ -127,7 +127,7 @@ def test_the_network_sees_finished_prefixes_as_vertices(layout: str, loss: str) 
     made.network = network = Watched(made.denoiser.interface().outputs)
     batch = tokens(5, 64, 6)
     assert made.loss(batch, Draw(0, 0)).isfinite()
-    inputs, time, _ = network.asked[0]
+    inputs, time, _ = network.calls[0]
     layout = made.process.layout
     digit = layout.encode(batch.ids).view(64, 6, layout.digits)
     state = inputs.reshape(64, 6, layout.digits, layout.base + 1)
@@ -137,7 +137,7 @@ def test_the_network_sees_finished_prefixes_as_vertices(layout: str, loss: str) 
     assert bool((state[~finished][..., :-1] < 1).all())
 
 
-def test_windows_do_not_teach_the_proposal() -> None:
+def test_asynchronous_times_do_not_update_the_proposal() -> None:
     """Their loss belongs to no time of the proposal's."""
     batch = tokens(5, 32, 4)
     for share, noted in ((1.0, 0), (0.0, 32)):
@@ -160,25 +160,26 @@ def test_shards_add_up_to_the_whole_for_the_proposal_and_its_state_is_kept() -> 
     assert float(one.proposal.mass.std()) > 0
 
 
-def test_a_seen_answer_is_used_half_of_the_time() -> None:
+def test_self_conditioning_is_used_half_of_the_time() -> None:
     made = method(5, self_condition=True)
     made.network = network = Watched(5)
     batch = tokens(5, 2, 3)
     for step in range(200):
         made.loss(batch, Draw(0, step))
-    assert len(network.asked) == pytest.approx(200 + 100, abs=4 * 50**0.5)
+    assert len(network.calls) == pytest.approx(200 + 100, abs=4 * 50**0.5)
 
 
 # -- samples ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, TokenSchedule(0.5, "left_to_right")], ids=["all", "half"])
+@pytest.mark.parametrize("token_schedule", [None, TokenSchedule(0.5, "left_to_right")], ids=["all", "half"])
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "constant", "switch"])
 @every_layout
-def test_samples_are_tokens(layout: str, path: str, kernel: str, window: TokenSchedule | None) -> None:
+def test_samples_are_tokens(layout: str, path: str, kernel: str, token_schedule: TokenSchedule | None) -> None:
     made = method(5, scrambled=True, path=path, **LAYOUTS[layout])
-    first, second = (made.generate(40, 3, 8, torch.Generator().manual_seed(14), kernel, window) for _ in range(2))
+    seeds = [torch.Generator().manual_seed(14) for _ in range(2)]
+    first, second = (made.generate(40, 3, 8, seed, kernel, token_schedule) for seed in seeds)
     assert first.shape == (40, 3) and first.dtype == torch.long
     assert torch.equal(first, second)
     lowest = 0 if layout in BY_TOKEN else -1
@@ -186,7 +187,7 @@ def test_samples_are_tokens(layout: str, path: str, kernel: str, window: TokenSc
 
 
 @every_layout
-def test_an_untrained_network_samples_uniformly_and_codes_to_spare_are_told(layout: str) -> None:
+def test_an_untrained_network_samples_uniformly_and_invalid_codes_are_marked(layout: str) -> None:
     count = 2000
     drawn = method(5, **LAYOUTS[layout]).generate(count, 2, 4, torch.Generator().manual_seed(15)).flatten()
     share = torch.bincount(drawn + 1, minlength=6).double() / len(drawn)
@@ -213,7 +214,7 @@ def test_dropped_conditions_are_none() -> None:
     made.network = network = Watched(5)
     batch = replace(tokens(5, 2000, 1), label=torch.ones(2000, dtype=torch.long))
     made.loss(batch, Draw(0, 0))
-    condition = network.asked[0][2]
+    condition = network.calls[0][2]
     assert condition is not None and set(condition.tolist()) == {-1, 1}
     assert (condition == -1).float().mean().item() == pytest.approx(0.25, abs=4 * (0.1875 / 2000) ** 0.5)
 
@@ -250,7 +251,7 @@ def test_impossible_processes_are_refused(part: type, wrong: dict[str, float]) -
         part(**wrong)
 
 
-def test_the_whole_vocabulary_goes_without_evidence() -> None:
+def test_the_whole_vocabulary_works_without_evidence() -> None:
     made = method(300, bridge="logarithm", evidence=False, features="tokens", levels=4)
     assert made.loss(tokens(300, 2, 3), Draw(0, 0)).item() == pytest.approx(math.log(300), rel=1e-5)
     assert made.process.layout == Layout(300, 300) and made.config.denoiser == DenoiserConfig("tokens", evidence=False)

@@ -16,16 +16,16 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 
 
-@pytest.mark.parametrize("calls", [8, 32])
+@pytest.mark.parametrize("nfe", [8, 32])
 @pytest.mark.parametrize(
     ("vocabulary", "settings"),
     [(27, {}), (27, {"path": "uniform"}), (27, {"base": 3}), (7, {"base": 2}), (8, {"base": 2, "layout": "serial"})],
     ids=["masked", "uniform", "packed", "packed-with-invalid-codes", "serial"],
 )
-def test_evidence_alone_on_uniform_tokens_is_tight(vocabulary: int, settings: dict[str, Any], calls: int) -> None:
+def test_evidence_alone_on_uniform_tokens_is_tight(vocabulary: int, settings: dict[str, Any], nfe: int) -> None:
     """A zero network with evidence is the exact posterior of the uniform source: the bound is log V."""
     made, length = method(vocabulary, **settings), 4
-    values = made.bound(tokens(vocabulary, 4096, length), calls, torch.Generator().manual_seed(4)) / length
+    values = made.bound(tokens(vocabulary, 4096, length), nfe, torch.Generator().manual_seed(4)) / length
     mean, error = mean_and_error(values)
     assert values.shape == (4096,) and values.dtype == torch.float64
     assert mean == pytest.approx(math.log(vocabulary), abs=4 * error + 0.003 * math.log(vocabulary))
@@ -36,15 +36,15 @@ FLOOR_ROWS: list[dict[str, Any]] = [
     {},
     {"bridge": "logarithm"},
     {"path": "uniform", "kernel": "drift"},
-    {"path": "switch", "calls": 12},
+    {"path": "switch", "nfe": 12},
     {"path": "constant", "bridge": "logarithm", "kernel": "drift"},
     {"base": 2},
     {"base": 2, "kernel": "drift"},
-    {"base": 2, "path": "switch", "calls": 12},
-    {"base": 2, "head": "digit", "window": TokenSchedule(0.5)},
-    {"base": 2, "layout": "serial", "window": TokenSchedule(0.25, "left_to_right")},
+    {"base": 2, "path": "switch", "nfe": 12},
+    {"base": 2, "head": "digit", "token_schedule": TokenSchedule(0.5)},
+    {"base": 2, "layout": "serial", "token_schedule": TokenSchedule(0.25, "left_to_right")},
     {"evidence": False, "features": "coordinates"},
-    {"evidence": False, "features": "top", "top": 3, "base": 2, "window": TokenSchedule(0.5)},
+    {"evidence": False, "features": "top", "top": 3, "base": 2, "token_schedule": TokenSchedule(0.5)},
 ]
 
 
@@ -52,9 +52,10 @@ FLOOR_ROWS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("row", FLOOR_ROWS, ids=lambda row: "-".join(map(str, row.values())) or "plain")
 def test_no_bound_falls_below_the_entropy(row: dict[str, Any], scrambled: bool) -> None:
     settings = dict(row)
-    kernel, window, calls = settings.pop("kernel", "mixture"), settings.pop("window", None), settings.pop("calls", 8)
+    kernel, nfe = settings.pop("kernel", "mixture"), settings.pop("nfe", 8)
+    token_schedule = settings.pop("token_schedule", None)
     made, length = method(5, scrambled=scrambled, **settings), 3
-    values = made.bound(tokens(5, 4096, length), calls, torch.Generator().manual_seed(5), kernel, window) / length
+    values = made.bound(tokens(5, 4096, length), nfe, torch.Generator().manual_seed(5), kernel, token_schedule) / length
     mean, error = mean_and_error(values)
     assert mean > math.log(5) - 4 * error
     assert mean < 40 and error < 0.5
@@ -63,24 +64,24 @@ def test_no_bound_falls_below_the_entropy(row: dict[str, Any], scrambled: bool) 
 def test_width_one_is_synchronous() -> None:
     made, batch = method(5, scrambled=True), tokens(5, 4096, 3)
     plain, whole, nearly = (
-        made.bound(batch, 8, torch.Generator().manual_seed(6), window=window)
-        for window in (None, TokenSchedule(1.0), TokenSchedule(0.99))
+        made.bound(batch, 8, torch.Generator().manual_seed(6), token_schedule=token_schedule)
+        for token_schedule in (None, TokenSchedule(1.0), TokenSchedule(0.99))
     )
     assert torch.equal(plain, whole)
-    # Of 8 calls 0.99 is all of them: the same chain, by way of lanes and with other draws.
+    # Of 8 steps 0.99 is all of them: the same chain, by a token schedule and with other draws.
     (mean, error), (other, deviation) = mean_and_error(plain), mean_and_error(nearly)
     assert mean == pytest.approx(other, abs=4 * math.hypot(error, deviation))
 
 
 def test_the_narrowest_window_is_masked_diffusion() -> None:
-    """Width 1/M: each position is named in one step, given the ones named before; here over all orders by hand."""
+    """Width 1/M: each position is decoded in one step, given those decoded before; here over all orders by hand."""
     made = method(3, scrambled=True)
     pair, count = [2, 0], 16_384
     values = made.bound(
         Batch(torch.tensor([pair]).expand(count, 2)),
         2,
         torch.Generator().manual_seed(7),
-        window=TokenSchedule(0.5, "random"),
+        token_schedule=TokenSchedule(0.5, "random"),
     )
     mean, error = mean_and_error(values)
     start, posterior = made.process.bridge.start.point(), made.posterior()
@@ -97,7 +98,7 @@ def test_the_narrowest_window_is_masked_diffusion() -> None:
 def test_every_sequence_is_measured_at_every_step_equally_often() -> None:
     """The estimate of a single sequence is unbiased: its own step is uniform, while the batch's are spread evenly."""
     made = method(5)
-    chain_calls, steps, batch = 4, [], tokens(5, 8, 1)
+    nfe, steps, batch = 4, [], tokens(5, 8, 1)
 
     def spy(state: Tensor, remaining: Tensor) -> Tensor:
         steps.append(remaining[:, 0])
@@ -106,7 +107,7 @@ def test_every_sequence_is_measured_at_every_step_equally_often() -> None:
     made.posterior = lambda condition=None, block_mask=None: spy  # type: ignore[method-assign]
     generator = torch.Generator().manual_seed(8)
     for _ in range(120):
-        made.bound(batch, chain_calls, generator)
+        made.bound(batch, nfe, generator)
     levels = torch.stack(steps)  # [120, 8]
     kinds = levels.unique()
     assert len(kinds) == 4
@@ -123,8 +124,8 @@ class Alike(nn.Module):
 
     def __init__(self, made: Rdlm) -> None:
         super().__init__()
-        self.spheres, self.layout = made.denoiser.spheres, made.process.layout
-        self.whole = made.denoiser.whole
+        self.spheres, self.layout = made.denoiser.layout.spheres, made.process.layout
+        self.whole = made.denoiser.layout.joint
         generator = torch.Generator().manual_seed(9)
         base, width = self.layout.base, made.denoiser.sphere_width
         self.inner, self.pooled, self.outer = (
@@ -146,16 +147,16 @@ def alike(layout: str, vocabulary: int, base: int, **settings: Any) -> Rdlm:
 
 
 @pytest.mark.parametrize(
-    "window", [None, TokenSchedule(0.5), TokenSchedule(0.25, "left_to_right")], ids=["all", "half", "quarter"]
+    "token_schedule", [None, TokenSchedule(0.5), TokenSchedule(0.25, "left_to_right")], ids=["all", "half", "quarter"]
 )
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "switch"])
-def test_packed_and_serial_layouts_have_one_bound(path: str, kernel: str, window: TokenSchedule | None) -> None:
+def test_packed_and_serial_layouts_have_one_bound(path: str, kernel: str, token_schedule: TokenSchedule | None) -> None:
     """The same draws give the same estimate for every sequence, for V = 20 in base 3 with 7 codes to spare."""
     batch = tokens(20, 64, 3)
     values = [
         alike(layout, 20, 3, path=path, features="coordinates").bound(
-            batch, 12, torch.Generator().manual_seed(10), kernel, window
+            batch, 12, torch.Generator().manual_seed(10), kernel, token_schedule
         )
         for layout in ("packed digits", "serial")
     ]
@@ -163,16 +164,16 @@ def test_packed_and_serial_layouts_have_one_bound(path: str, kernel: str, window
     assert values[0].mean().item() > 1
 
 
-@pytest.mark.parametrize("window", [None, TokenSchedule(0.5)], ids=["all", "half"])
+@pytest.mark.parametrize("token_schedule", [None, TokenSchedule(0.5)], ids=["all", "half"])
 @pytest.mark.parametrize("kernel", ["mixture", "drift"])
 @pytest.mark.parametrize("path", ["masked", "switch"])
 def test_tokens_of_independent_digits_have_the_bound_of_their_digits(
-    path: str, kernel: str, window: TokenSchedule | None
+    path: str, kernel: str, token_schedule: TokenSchedule | None
 ) -> None:
     """Where every code is a token and digits are independent, a head over tokens says what one over digits says."""
     batch = tokens(27, 64, 3)
     values = [
-        alike(layout, 27, 3, path=path).bound(batch, 12, torch.Generator().manual_seed(11), kernel, window)
+        alike(layout, 27, 3, path=path).bound(batch, 12, torch.Generator().manual_seed(11), kernel, token_schedule)
         for layout in ("packed tokens", "packed digits")
     ]
     if path == "masked":

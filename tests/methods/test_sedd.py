@@ -16,7 +16,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.sedd import SEDD, UNIFORM_START
 
-GRAPHS = pytest.mark.parametrize("graph", ["absorb", "udlm"])
+GRAPHS = pytest.mark.parametrize("graph", ["absorb", "uniform"])
 
 
 @GRAPHS
@@ -68,32 +68,32 @@ class Wild(nn.Module):
 
 
 @GRAPHS
-@pytest.mark.parametrize("calls", [1, 2, 6])
-def test_the_bound_holds_for_any_scores(graph, calls):
+@pytest.mark.parametrize("nfe", [1, 2, 6])
+def test_the_bound_holds_for_any_scores(graph, nfe):
     method = SEDD(RunConfig(discrete=DiscreteConfig(graph=graph)), 4)
     method.network = Wild(4)
-    law = sampler_law(method, calls)
+    law = sampler_law(method, nfe)
     assert float(law.sum()) == pytest.approx(1)
     for token in range(4):
         batch = Batch(torch.full((20_000, 1), token))
-        values = method.bound(batch, calls, torch.Generator().manual_seed(3))
+        values = method.bound(batch, nfe, torch.Generator().manual_seed(3))
         assert values.isfinite().all()
         assert float(values.mean() + 4 * values.std() / math.sqrt(20_000)) >= -float(law[token].log()) - 1e-9
-    drawn = method.generate(20_000, 1, calls, torch.Generator().manual_seed(4))[:, 0]
+    drawn = method.generate(20_000, 1, nfe, torch.Generator().manual_seed(4))[:, 0]
     assert chisquare(torch.bincount(drawn, minlength=4), 20_000 * law).pvalue > 1e-3
 
 
-def sampler_law(method: SEDD, calls: int) -> torch.Tensor:
+def sampler_law(method: SEDD, nfe: int) -> torch.Tensor:
     """The exact law of one position, by the transition matrices of all steps."""
     states = 5 if method.config.discrete.graph == "absorb" else 4
     law = torch.zeros(states, dtype=torch.float64)
     law[-1] = 1.0
     if states == 4:
         law[:] = 0.25
-    grid = method._rescaled(discrete.alpha_grid(method.schedule, calls))
-    for step in range(calls):
+    grid = method._rescaled(discrete.alpha_grid(method.schedule, nfe))
+    for step in range(nfe):
         state = torch.arange(states)[:, None]
-        logits = method.log_score(state, torch.full((states,), step / calls))
+        logits = method.log_score(state, torch.full((states,), step / nfe))
         law = law @ step_matrix(method, logits, state, grid[step], grid[step + 1])
     return law[:4]
 

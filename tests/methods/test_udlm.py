@@ -50,14 +50,12 @@ def test_an_independent_source_meets_its_entropy_for_every_m(schedule, states):
     assert stderr < 0.01 * source.entropy
 
 
-def test_a_dependent_source_pays_for_what_settles_together():
+def test_a_dependent_source_costs_more_where_tokens_decode_together():
     source = sources.markov()
     method = known("udlm", source)
     generator = torch.Generator().manual_seed(1)
     token = source.draw(100_000, generator)
-    excess = {
-        calls: method.bound(Batch(token), calls, generator) + source.log_joint[tuple(token.T)] for calls in (1, 2, 32)
-    }
+    excess = {nfe: method.bound(Batch(token), nfe, generator) + source.log_joint[tuple(token.T)] for nfe in (1, 2, 32)}
     independent = float(sources.markov().log_prior.exp().mul(sources.markov().log_prior).sum().neg())
     assert float(excess[1].mean()) + source.entropy == pytest.approx(independent, rel=0.02)
     assert float(excess[1].mean()) > float(excess[2].mean()) > 0.03
@@ -89,9 +87,9 @@ def test_divergence_allows_impossible_states():
     )
 
 
-@pytest.mark.parametrize(("source", "calls"), [(sources.skewed(27), 8), (sources.markov(), 200)])
-def test_samples_follow_the_source(source, calls):
-    drawn = known("udlm", source).generate(6000, source.length, calls, torch.Generator().manual_seed(11))
+@pytest.mark.parametrize(("source", "nfe"), [(sources.skewed(27), 8), (sources.markov(), 200)])
+def test_samples_follow_the_source(source, nfe):
+    drawn = known("udlm", source).generate(6000, source.length, nfe, torch.Generator().manual_seed(11))
     law = source.log_joint.exp().flatten()
     codes = [sum(int(t) * source.states**i for i, t in enumerate(reversed(row))) for row in drawn.tolist()]
     assert chisquare(torch.bincount(torch.tensor(codes), minlength=len(law)), 6000 * law).pvalue > 1e-3

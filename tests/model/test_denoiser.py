@@ -1,4 +1,4 @@
-"""The denoiser: Bayes' rule without a network, and every kind of input and head at the widths it says."""
+"""The denoiser: Bayes' rule without a network, and every kind of input and head at its declared width."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rdlm.config import DenoiserConfig, TransformerConfig
+from rdlm.config import DenoiserConfig, Head, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.model.denoiser import Denoiser
 from rdlm.model.network import build
-from rdlm.process import bridge as start
-from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind
+from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind, masked_start
 from rdlm.process.exact import tabulate
 from rdlm.process.grid import uniform_in_time
-from rdlm.process.layout import Layout
+from rdlm.process.layout import Layout, Placement
 from rdlm.process.schedule import Geometric
 
-CLOCK = Geometric()
+SCHEDULE = Geometric()
 FEATURES = get_args(get_type_hints(DenoiserConfig)["features"])
-LAYOUTS: dict[str, tuple[int, Layout, str]] = {
+LAYOUTS: dict[str, tuple[int, Placement, Head]] = {
     "unsplit": (7, "packed", "token"),
     "packed tokens": (3, "packed", "token"),
     "packed digits": (3, "packed", "digit"),
@@ -36,26 +35,26 @@ V, L = 7, 5
 def denoiser(layout: str = "unsplit", kind: BridgeKind = "brownian", **settings: object) -> Denoiser:
     base, place, head = LAYOUTS[layout]
     config = DenoiserConfig(**{"head": head, "top": 2, **settings})  # type: ignore[arg-type]
-    return Denoiser(config, Layout(V, base, place), Bridge(start.masked(base), CLOCK.total, kind), CLOCK)
+    return Denoiser(config, Layout(V, base, place, head), Bridge(masked_start(base), SCHEDULE.total, kind), SCHEDULE)
 
 
 def states(one: Denoiser, remaining: Tensor, batch: int = 4, seed: int = 0) -> Tensor:
-    """Return states of random tokens at the noise of each position, as the process hands them over."""
+    """Return states of random tokens at the noise of each position, in the shape of the process."""
     generator = torch.Generator().manual_seed(seed)
     digit = one.layout.encode(torch.randint(V, (batch, L), generator=generator))
-    digit = digit if one.whole else digit.flatten(1)
-    law = tabulate(one.bridge, uniform_in_time(CLOCK, 16), 64, generator)
-    level = remaining[..., None] if one.whole else remaining
+    digit = digit if one.layout.joint else digit.flatten(1)
+    law = tabulate(one.bridge, uniform_in_time(SCHEDULE, 16), 64, generator)
+    level = remaining[..., None] if one.layout.joint else remaining
     return law.draw(digit, level.expand(digit.shape), generator)
 
 
 def positions(one: Denoiser) -> int:
     """Return the process's positions of L tokens."""
-    return L if one.whole else L * one.layout.digits
+    return L if one.layout.joint else L * one.layout.digits
 
 
 class Zero(nn.Module):
-    """A network that knows nothing, and remembers what it was asked."""
+    """A network whose logits are zero; it keeps its inputs."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ def angle_likelihood(one: Denoiser, state: Tensor, remaining: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", ["unsplit", "packed digits", "serial"])
-def test_without_a_network_the_answer_is_bayes(layout: str) -> None:
+def test_without_a_network_predictions_are_bayes_rule(layout: str) -> None:
     one = denoiser(layout)
     remaining = torch.tensor([0.035, 0.02, 0.01, 0.004])[:, None].expand(4, positions(one))
     state = states(one, remaining)
@@ -101,22 +100,22 @@ def test_a_head_over_tokens_multiplies_their_digits() -> None:
 
 
 def test_the_network_is_a_prior() -> None:
-    """Logits of the network are the log of what the context says; the rest is Bayes' rule."""
+    """Logits of the network are the log-prior given the context; the rest is Bayes' rule."""
     one = denoiser()
     prior = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.05, 0.03, 0.02])
     remaining = torch.full((4, L), 0.03)
     state = states(one, remaining)
 
     class Prior(Zero):
-        def forward(self, *asked: Tensor) -> Tensor:
-            return super().forward(*asked) + prior.log()
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return super().forward(*inputs) + prior.log()
 
     likelihood = angle_likelihood(one, state, remaining).exp()
     expected = likelihood * prior / (likelihood * prior).sum(-1, keepdim=True)
     torch.testing.assert_close(one(Prior(V), state, remaining).double().exp(), expected.double(), rtol=1e-3, atol=1e-4)
 
 
-def test_without_evidence_the_network_answers_alone() -> None:
+def test_without_evidence_predictions_are_the_networks() -> None:
     one = denoiser(evidence=False)
     remaining = torch.full((4, L), 0.01)
     found = one(Zero(V), states(one, remaining), remaining)
@@ -128,12 +127,12 @@ def test_a_finished_position_is_certain_of_its_token(layout: str) -> None:
     one = denoiser(layout)
     token = torch.arange(V).repeat(2)[: 2 * L].view(2, L)
     digit = one.layout.encode(token)
-    digit = digit if one.whole else digit.flatten(1)
+    digit = digit if one.layout.joint else digit.flatten(1)
     network = build(TransformerConfig(width=16, layers=1, heads=2), one.interface())
     scramble(network)
     vertex = torch.eye(one.bridge.dimension)[digit]
     found = one(network, vertex, torch.zeros(2, positions(one)))
-    symbol = token if one.whole or one.layout.digits == 1 else digit
+    symbol = token if one.layout.joint or one.layout.digits == 1 else digit
     own = found.gather(-1, symbol[..., None])
     assert torch.equal(own, torch.zeros_like(own))
     assert bool((found <= 0).all()) and bool(found.isfinite().all())
@@ -158,11 +157,11 @@ def test_networks_of_the_stated_widths_serve(layout: str, features: str, evidenc
     interface = one.interface(classes=3)
     network = build(TransformerConfig(width=16, layers=1, heads=2, self_condition=True), interface)
     scramble(network)
-    remaining = torch.rand(4, positions(one) // one.layout.digits if not one.whole else L) * CLOCK.total
-    remaining = remaining if one.whole else remaining.repeat_interleave(one.layout.digits, 1)
+    remaining = torch.rand(4, positions(one) // one.layout.digits if not one.layout.joint else L) * SCHEDULE.total
+    remaining = remaining if one.layout.joint else remaining.repeat_interleave(one.layout.digits, 1)
     state, label = states(one, remaining), torch.tensor([0, 1, 2, -1])
     first = one(network, state, remaining, label)
-    assert first.shape == (4, positions(one), V if one.whole else one.layout.base)
+    assert first.shape == (4, positions(one), V if one.layout.joint else one.layout.base)
     torch.testing.assert_close(first.exp().sum(-1), torch.ones(first.shape[:2]))
     previous = one.previous(first)
     assert previous.shape == (4, L * one.layout.positions, interface.features)
@@ -188,14 +187,14 @@ def test_every_position_of_the_network_gets_its_own_time(layout: str) -> None:
     one = denoiser(layout)
     network = Zero(one.interface().outputs)
     tokens = torch.rand(4, L, generator=torch.Generator().manual_seed(5))
-    remaining = CLOCK.remaining(tokens)
-    spread = remaining if one.whole else remaining.repeat_interleave(one.layout.digits, 1)
+    remaining = SCHEDULE.remaining(tokens)
+    spread = remaining if one.layout.joint else remaining.repeat_interleave(one.layout.digits, 1)
     one(network, states(one, spread), spread)
     wanted = tokens.repeat_interleave(one.layout.positions, 1)
     torch.testing.assert_close(network.time, wanted, rtol=0, atol=1e-3)
 
 
-def test_features_are_what_they_say() -> None:
+def test_features_are_as_documented() -> None:
     remaining = torch.full((4, L), 0.02)
     network = Zero(V)
     for features, width in {"evidence": V, "tokens": V, "coordinates": V + 1, "top": 2 * (V + 1) + 2}.items():
@@ -237,18 +236,18 @@ def test_a_prediction_comes_back_centred_and_padded() -> None:
 
 @pytest.mark.parametrize(("features", "evidence"), [("evidence", False), ("coordinates", True)])
 def test_evidence_is_refused_where_it_is_not_accurate(features: str, evidence: bool) -> None:
-    bridge = Bridge(start.masked(30522), CLOCK.total, "logarithm")
+    bridge = Bridge(masked_start(30522), SCHEDULE.total, "logarithm")
     config = DenoiserConfig(features=features, evidence=evidence)  # type: ignore[arg-type]
     most = 0.99 * EXPANSION_RANGE / (bridge.dimension - 2)
     with pytest.raises(InputError, match=f"lower the total noise to {most:.2g}, split tokens into digits"):
-        Denoiser(config, Layout(30522, 30522), bridge, CLOCK)
-    Denoiser(config, Layout(30522, 3), Bridge(start.masked(3), CLOCK.total, "logarithm"), CLOCK)  # as advised
+        Denoiser(config, Layout(30522, 30522), bridge, SCHEDULE)
+    Denoiser(config, Layout(30522, 3), Bridge(masked_start(3), SCHEDULE.total, "logarithm"), SCHEDULE)  # as advised
 
 
 def test_plain_coordinates_are_served_in_any_dimension() -> None:
-    bridge = Bridge(start.masked(30522), CLOCK.total, "logarithm")
+    bridge = Bridge(masked_start(30522), SCHEDULE.total, "logarithm")
     config = DenoiserConfig(features="tokens", evidence=False)
-    one = Denoiser(config, Layout(30522, 30522), bridge, CLOCK)
+    one = Denoiser(config, Layout(30522, 30522), bridge, SCHEDULE)
     state = sphere.uniform((1, 2), 30523, torch.Generator().manual_seed(6))
     assert one(Zero(30522), state, torch.full((1, 1), 0.01)).shape == (1, 2, 30522)
 

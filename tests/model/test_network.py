@@ -54,7 +54,7 @@ def test_a_time_per_position_equals_a_shared_one(config: Any, awake: Any) -> Non
 
 
 @both
-def test_a_position_feels_its_own_time(config: Any, awake: Any) -> None:
+def test_a_position_depends_on_its_own_time(config: Any, awake: Any) -> None:
     network = awake(config, Interface(5, 4))
     x, time = normal(2, 6, 5), torch.full((2, 6), 0.5, dtype=torch.float64)
     other = time.clone()

@@ -46,10 +46,12 @@ def test_configuration_needs_no_torch() -> None:
 
 
 def test_every_field_is_documented() -> None:
+    """Parts of a configuration are documented by their classes."""
     for node in ast.parse(inspect.getsource(config)).body:
         if isinstance(node, ast.ClassDef):
-            after = zip(node.body, node.body[1:], strict=False)
-            assert all(isinstance(b, ast.Expr) for a, b in after if isinstance(a, ast.AnnAssign)), node.name
+            for field, after in zip(node.body, node.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).endswith("Config"):
+                    assert isinstance(after, ast.Expr), (node.name, ast.unparse(field.target))
 
 
 @pytest.mark.parametrize(

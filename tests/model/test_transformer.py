@@ -64,7 +64,7 @@ def test_places_tell_equal_positions_apart(awake: Any) -> None:
         network(normal(1, 7, 5), 0.3)
 
 
-def test_without_causality_all_positions_are_seen(awake: Any) -> None:
+def test_without_causality_all_positions_are_attended_to(awake: Any) -> None:
     network = awake(CONFIG, Interface(5, 4))
     x = normal(1, 6, 5)
     other = x.clone()
@@ -83,15 +83,15 @@ def test_a_causal_network_does_not_see_the_future(awake: Any) -> None:
         assert (change[position:] > 1e-6).all()
 
 
-@pytest.mark.parametrize("chunks", [[1] * 7, [3, 4], [4, 1, 2], [7]])
-def test_the_cached_forward_is_the_full_one(awake: Any, chunks: list[int]) -> None:
+@pytest.mark.parametrize("sizes", [[1] * 7, [3, 4], [4, 1, 2], [7]])
+def test_the_cached_forward_is_the_full_one(awake: Any, sizes: list[int]) -> None:
     network = awake(CAUSAL, Interface(5, 4, digits=3, signal=2))
     x, time, signal = normal(2, 7, 5), normal(2, 7), normal(2, 7, 2)
     cache = network.cache()
     parts = [
         network(x_part, time_part, signal_part, cache=cache)
         for x_part, time_part, signal_part in zip(
-            x.split(chunks, 1), time.split(chunks, 1), signal.split(chunks, 1), strict=True
+            x.split(sizes, 1), time.split(sizes, 1), signal.split(sizes, 1), strict=True
         )
     ]
     assert cache.length == 7
@@ -188,19 +188,19 @@ def test_a_network_from_the_meta_device_is_whole(awake: Any) -> None:
     assert torch.equal(empty(x, 0.3), network(x, 0.3))
 
 
-def test_chunks_of_one_are_causal() -> None:
+def test_blocks_of_one_are_causal() -> None:
     network, causal = (Transformer(config, Interface(5, 3)).double() for config in (CONFIG, CAUSAL))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     causal.load_state_dict(network.state_dict())
     inputs, time = normal(2, 7, 5), normal(2, 7).abs()
-    torch.testing.assert_close(network(inputs, time, chunk=1), causal(inputs, time))
-    torch.testing.assert_close(network(inputs, time, chunk=7), network(inputs, time))
+    torch.testing.assert_close(network(inputs, time, block=1), causal(inputs, time))
+    torch.testing.assert_close(network(inputs, time, block=7), network(inputs, time))
 
 
 @pytest.mark.parametrize("settings", [{}, {"classes": 4}, {"signal": 2}, {"digits": 2}])
-def test_a_doubled_sequence_answers_for_every_chunk_as_if_it_were_the_next(settings: dict[str, int]) -> None:
-    """Each row has chunks of its own size; a places' vector and a previous prediction are heard, too."""
+def test_a_doubled_sequence_predicts_every_block_as_if_it_were_the_next(settings: dict[str, int]) -> None:
+    """Each row has blocks of its own size; positions, conditions and a previous prediction matter, too."""
     network = Transformer(replace(CONFIG, places=8, self_condition=True), Interface(5, 3, **settings)).double()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -212,14 +212,14 @@ def test_a_doubled_sequence_answers_for_every_chunk_as_if_it_were_the_next(setti
         condition = normal(3, 8, 2)
     size = torch.tensor([1, 3, 8])
     both = torch.cat((finished, noisy), 1), torch.cat((torch.ones(3, 8), time), 1)
-    answer = network(*both, condition, previous, chunk=size, doubled=True)
+    answer = network(*both, condition, previous, block=size, doubled=True)
     assert answer.shape == (3, 8, 3)
-    for row, chunk in enumerate(size.tolist()):
+    for row, block in enumerate(size.tolist()):
         one = slice(row, row + 1)
-        for first in range(0, 8, chunk):
+        for first in range(0, 8, block):
             ahead = torch.arange(8) >= first
             seen = torch.where(ahead[:, None], noisy[one], finished[one])
             when = torch.where(ahead, time[one], torch.ones(()))
             given = None if condition is None else condition[one]
-            alone = network(seen, when, given, previous[one], chunk=chunk)
-            torch.testing.assert_close(answer[one, first : first + chunk], alone[:, first : first + chunk])
+            alone = network(seen, when, given, previous[one], block=block)
+            torch.testing.assert_close(answer[one, first : first + block], alone[:, first : first + block])

@@ -1,4 +1,4 @@
-"""A client leaves: whatever it had asked for, the network is asked at most once more."""
+"""A client disconnects: whatever it requested, the network is evaluated at most once more."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from running import save
 from torch import Tensor
 
 import rdlm
-from rdlm.sampling.batching import Query
+from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
 from rdlm.serve.service import Limits, Service
 
 
 class Gate:
-    """Stands before a model's network and lets one call pass at a time; `calls` counts those that came as far."""
+    """Lets one evaluation of a model's network pass at a time; `nfe` counts them."""
 
     def __init__(self, service: Service) -> None:
         self.nfe = 0
@@ -29,20 +29,20 @@ class Gate:
         if host.engine is None:
             host.model.method.network.register_forward_pre_hook(self._wait)
             return
-        real = host.engine.forward._run
+        real = host.engine.batcher._run
 
         def run(blocks: Sequence[Query]) -> list[Tensor]:
             self._wait()
             return real(blocks)
 
-        host.engine.forward._run = run  # type: ignore[method-assign]
+        host.engine.batcher._run = run  # type: ignore[method-assign]
 
     def _wait(self, *_: object) -> None:
         self._open.acquire()
         self.nfe += 1
 
     async def passed(self, count: int, request: asyncio.Task[None]) -> None:
-        """Let so many calls pass, and wait until they have."""
+        """Let so many evaluations pass, and wait until they have."""
         for _ in range(count):
             self._open.release()
         while self.nfe < count:
@@ -55,7 +55,7 @@ class Gate:
 
 
 async def ask(service: Service, gate: Gate, path: str, body: dict[str, Any]) -> int:
-    """Ask, leave after two calls of the network, and return how many calls there were after that."""
+    """Send a request, disconnect after two evaluations, and return how many followed."""
     left = asyncio.Event()
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
@@ -104,7 +104,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CASES)
-def test_who_leaves_costs_at_most_one_call(tmp_path: Path, method: str, path: str, body: dict[str, Any]) -> None:
+def test_a_disconnected_client_costs_at_most_one_evaluation(
+    tmp_path: Path, method: str, path: str, body: dict[str, Any]
+) -> None:
     service = Service([rdlm.load(save(tmp_path / "run", method=method))], Limits(steps=40))
     gate = Gate(service)
     try:

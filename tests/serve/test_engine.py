@@ -1,4 +1,4 @@
-"""The engine, step by step: a gate before its network lets one turn pass at a time."""
+"""The engine, turn by turn: a gate in front of its batcher lets one evaluation pass at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from rdlm.api.plan import Plan
-from rdlm.api.request import Request
 from running import save
 from torch import Tensor
 
 import rdlm
+from rdlm.api.generate import WindowStep, prepare
 from rdlm.api.language_model import LanguageModel
-from rdlm.sampling.batching import Query
+from rdlm.config import SamplingOptions
+from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, RunningSample
 from rdlm.serve.http_errors import Disconnected, HttpError
@@ -38,23 +38,23 @@ class Gated:
         self.engine = engine
         self.rows: list[int] = []
         self.trouble: Exception | None = None
-        self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.forward.__call__
+        self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.batcher.__call__
 
-        def forward(queries: Sequence[Query]) -> list[Tensor]:
+        def evaluate(queries: Sequence[Query]) -> list[Tensor]:
             self._gate.acquire()
             self.rows.append(sum(len(query.state) for query in queries))
             if self.trouble is not None:
                 raise self.trouble
             return real(queries)
 
-        self.engine.forward = forward  # type: ignore[assignment]
+        self.engine.batcher = evaluate  # type: ignore[assignment]
 
     def let(self, turns: int) -> None:
         for _ in range(turns):
             self._gate.release()
 
     async def turn(self) -> None:
-        """Let one turn pass, and wait until its network has been asked."""
+        """Let one turn pass, and wait until its evaluation has begun."""
         before = len(self.rows)
         self.let(1)
         while len(self.rows) == before:
@@ -77,8 +77,8 @@ def gated(model: LanguageModel) -> Iterator[Callable[..., Gated]]:
 
 
 def sample(model: LanguageModel, job: Job, index: int = 0, **options: Any) -> RunningSample:
-    plan = Plan.of(model, Request(**{"steps": 6, **options}))
-    return RunningSample(plan, plan.request.seed, job, index)
+    prepared = prepare(model, SamplingOptions(**{"steps": 6, **options}))
+    return RunningSample(prepared, prepared.options.seed, job, index)
 
 
 async def ended(job: Job) -> tuple[int, ...]:
@@ -132,15 +132,15 @@ def test_the_first_event_comes_with_the_first_step(model: LanguageModel, gated: 
 def test_the_first_event_of_a_stream_comes_within_two_steps(
     model: LanguageModel, path: str, body: dict[str, object], wanted: bytes
 ) -> None:
-    """Through all of the service: its network lets two turns pass, and the event is there."""
+    """Through the whole service: after two turns the event has been sent."""
 
     async def scene() -> None:
         service, sent = Service([model], Limits(steps=40)), bytearray()
         gate = Gated(service.model(None).rdlm_engine)
-        asked = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> Any:
-            return asked.pop() if asked else await asyncio.Event().wait()
+            return messages.pop() if messages else await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
             sent.extend(message.get("body", b""))
@@ -168,7 +168,7 @@ def test_the_first_event_of_a_stream_comes_within_two_steps(
     run(scene)
 
 
-def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+def test_a_disconnected_client_costs_at_most_one_step(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
         gate, staying, leaving = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, staying, seed=1), sample(model, leaving, seed=2)])
@@ -181,23 +181,23 @@ def test_who_leaves_costs_at_most_one_step(model: LanguageModel, gated: Callable
     run(scene)
 
 
-def test_places_are_taken_in_order(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+def test_waiting_samples_start_in_order(model: LanguageModel, gated: Callable[..., Gated]) -> None:
     async def scene() -> None:
         gate = gated(batch=2, queue=4)
-        tickets = [Job(60) for _ in range(4)]
-        gate.engine.submit([sample(model, job, seed=seed) for seed, job in enumerate(tickets)])
+        jobs = [Job(60) for _ in range(4)]
+        gate.engine.submit([sample(model, job, seed=seed) for seed, job in enumerate(jobs)])
         with pytest.raises(HttpError) as caught:
             gate.engine.submit([sample(model, Job(60))] * 4)
         assert caught.value.status == 429
         gate.let(40)
-        for job in tickets:
+        for job in jobs:
             await ended(job)
         assert gate.rows == [2] * 12
 
     run(scene)
 
 
-def test_a_defect_ends_those_who_met_it_and_nobody_else(
+def test_a_failed_evaluation_ends_its_requests_and_not_the_service(
     model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -213,24 +213,67 @@ def test_a_defect_ends_those_who_met_it_and_nobody_else(
         assert len(await ended(again)) == 16 and gate.engine.alive
 
     run(scene)
+    assert "a turn failed" in caplog.text
+
+
+def test_a_failed_step_ends_its_own_request_alone(
+    model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        gate, failing, other = gated(), Job(60), Job(60)
+
+        def watch(step: int, happened: WindowStep) -> None:
+            if step == 2:
+                raise ZeroDivisionError("a secret of the house")
+
+        prepared = prepare(model, SamplingOptions(steps=6, seed=1))
+        gate.engine.submit([RunningSample(prepared, 1, failing, watch=watch), sample(model, other, seed=2)])
+        gate.let(30)
+        with pytest.raises(ZeroDivisionError):
+            await anext(failing.events())
+        assert await ended(other) == model.generate(seed=2, steps=6).samples[0].tokens
+        assert gate.rows == [2, 2, 2, 1, 1, 1] and gate.engine.alive
+
+    run(scene)
     assert "a step failed" in caplog.text
 
 
-def test_questions_of_other_threads_go_along(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+def test_samples_of_all_kinds_share_the_engine(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    """Solvers with one and two evaluations per step, lengths, schedules and windows: each sample as if alone."""
+    wanted: list[dict[str, Any]] = [
+        {"solver": "heun"},
+        {"solver": "corrector", "length": 7},
+        {"solver": "euler", "window": 0.5, "steps": 9},
+        {"length": 40, "steps": 3},
+        {"prompt": "ab", "temperature": 0.7, "block": 4},
+    ]
+
     async def scene() -> None:
-        gate, job, asker = gated(), Job(60), Job(60)
+        gate, jobs = gated(), [Job(60) for _ in wanted]
+        gate.let(200)
+        for job, options in zip(jobs, wanted, strict=True):
+            gate.engine.submit([sample(model, job, seed=3, **options)])
+        for job, options in zip(jobs, wanted, strict=True):
+            assert await ended(job) == model.generate(**{"seed": 3, "steps": 6} | options).samples[0].tokens
+
+    run(scene)
+
+
+def test_queries_of_other_threads_share_a_turn(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, job, other = gated(), Job(60), Job(60)
         gate.engine.submit([sample(model, job)])
         await gate.turn()
         state = model.rdlm.process.bridge.start.point().repeat(3, 16, 1)
         query = Query(state, torch.full((3, 16), 0.01))
-        asked = asyncio.create_task(asyncio.to_thread(gate.engine.ask, query, asker))
+        waiting = asyncio.create_task(asyncio.to_thread(gate.engine.evaluate, query, other))
         await asyncio.sleep(0.05)
         gate.let(20)
-        answer = await asked
+        answer = await waiting
         await ended(job)
         assert 4 in gate.rows and answer.shape == (3, 16, 27)
-        asker.over = True
+        other.over = True
         with pytest.raises(Disconnected):
-            gate.engine.ask(query, asker)
+            gate.engine.evaluate(query, other)
 
     run(scene)

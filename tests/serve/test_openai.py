@@ -55,7 +55,7 @@ def test_the_pieces_of_a_stream_add_up(client: openai.OpenAI, model: str, extra:
     assert list(reasons.values()) == [choice.finish_reason for choice in whole.choices]
 
 
-def test_ordered_text_flows_while_it_is_written(client: openai.OpenAI) -> None:
+def test_ordered_text_is_streamed_while_it_is_sampled(client: openai.OpenAI) -> None:
     blocks = list(client.completions.create(model="ordered", prompt="a", seed=1, stream=True, extra_body={"steps": 30}))
     pieces = [block.choices[0].text for block in blocks]
     assert pieces[0] == "" and sum(bool(piece) for piece in pieces) > 5
@@ -103,7 +103,7 @@ def test_a_prompt_may_be_longer_than_the_model(client: openai.OpenAI, runs: Path
     assert wanted.network_calls == 8 * 4  # windows in which all is known are not walked
 
 
-def test_temperature_zero_takes_the_likeliest(client: openai.OpenAI) -> None:
+def test_temperature_zero_is_greedy(client: openai.OpenAI) -> None:
     options = {"model": "together", "prompt": "a", "seed": 1, "extra_body": {"steps": 1}}
     first, other = (client.completions.create(**{**options, "seed": s}, temperature=0) for s in (1, 2))
     assert first.choices[0].text == other.choices[0].text  # one step has no noise but the draw itself
@@ -127,12 +127,12 @@ OWN = {"together": MIXED, "ordered": MIXED, "classed": [*MIXED[:4], *CLASSES]}
 
 
 @pytest.mark.parametrize("model", list(OWN))
-def test_company_changes_nothing(served: Served, model: str) -> None:
+def test_concurrent_requests_do_not_change_a_sample(served: Served, model: str) -> None:
     """Eight requests of different lengths, steps and settings at once: each returns what it returns alone."""
-    asked = [{"model": model, "seed": seed, "steps": 12, **one} for seed, one in enumerate(OWN[model])]
-    alone = [served.text(**one) for one in asked]
+    requests = [{"model": model, "seed": seed, "steps": 12, **one} for seed, one in enumerate(OWN[model])]
+    alone = [served.text(**one) for one in requests]
     with ThreadPoolExecutor(8) as crowd:
-        together = list(crowd.map(lambda one: served.text(**one), asked))
+        together = list(crowd.map(lambda one: served.text(**one), requests))
     assert together == alone
     assert len(set(alone)) == 8
 
@@ -187,7 +187,7 @@ def test_settings_that_a_model_does_not_have_are_refused(
         client.completions.create(model=model, prompt="", extra_body=own)
 
 
-def test_a_rival_samples_without_a_prompt(client: openai.OpenAI, runs: Path) -> None:
+def test_a_baseline_samples_without_a_prompt(client: openai.OpenAI, runs: Path) -> None:
     made = client.completions.create(model="baseline", prompt="", seed=6, n=2)
     wanted = rdlm.load(runs / "baseline").generate(num=2, seed=6, steps=8)
     assert [choice.text for choice in made.choices] == [sample.text for sample in wanted.samples]

@@ -192,7 +192,7 @@ def test_two_processes_learn_what_one_with_two_shards_learns(monkeypatch: pytest
     assert torch.equal(pair[0].mass, pair[1].mass)
 
 
-def test_a_checkpoint_holds_what_all_processes_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_holds_what_all_processes_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader's file alone resumes both: nothing is lost and nothing counted twice."""
     config = ObjectiveConfig(proposal="adaptive")
     pair = [Proposal(config), Proposal(config)]

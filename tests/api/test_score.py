@@ -1,4 +1,4 @@
-"""Scores of texts: intervals, documents, windows, tokens, rival methods, and what has no score."""
+"""Scores of texts: intervals, documents, windows, tokens, baselines, and what has no score."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model() -> LanguageModel:
 def test_scores_have_intervals_and_units(model: LanguageModel) -> None:
     short, long = score(model, ["ab", "abc def"], QUICK)
     assert (short.tokens, short.chars, len(long.tokens)) == (("a", "b"), 2, 7)
-    # An untrained network with evidence knows no more than that all characters are alike.
+    # An untrained network with evidence predicts all characters equally.
     assert long.nats.low < 7 * math.log(9) * 1.3 and long.nats.value > 7 * math.log(9) * 0.9
     assert long.bits_per_char == pytest.approx(long.nats.value / 7 / math.log(2))
     assert {"nats", "stderr", "chars", "bits_per_char", "claims_bound"} <= set(long.row())
@@ -50,7 +50,7 @@ def test_scores_have_intervals_and_units(model: LanguageModel) -> None:
     assert short.nats.stderr > 0 and short.nats.claims_bound
 
 
-def test_a_text_scores_alike_in_any_company(model: LanguageModel) -> None:
+def test_a_score_does_not_depend_on_other_texts(model: LanguageModel) -> None:
     alone = score(model, ["abc def"], Effort(6, draws=20, seed=1))[0].nats
     among = score(model, ["hhh", "abc def", "abcd"], Effort(6, draws=20, seed=2))[1].nats
     steps = score(model, ["abc def"], Effort(6, "steps", 150, seed=3))[0].nats
@@ -122,7 +122,7 @@ def test_effort_is_what_the_budget_allows(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"])
-def test_rivals_score_by_their_own_bound(name: MethodName) -> None:
+def test_baselines_score_by_their_own_bound(name: MethodName) -> None:
     model = language_model(Characters("abcdefgh "), name=name)
     seen: list[int] = []
     effort = effort_for(model, 2, nfe=8)

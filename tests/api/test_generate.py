@@ -1,4 +1,4 @@
-"""Samples of a model: conditions that hold exactly, seeds that mean one sample, windows of any length."""
+"""Samples of a model: constraints hold exactly, a seed determines a sample, windows cover any length."""
 
 from __future__ import annotations
 
@@ -7,48 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from rdlm.api.plan import Plan
-from rdlm.api.request import Request
 from scipy import stats
 from torch import Tensor
 
-from rdlm.api.generate import generate
+from rdlm.api.generate import generate, prepare
 from rdlm.api.language_model import LanguageModel
-from rdlm.config import DenoiserConfig, MethodName, ObjectiveConfig, ProcessConfig, RunConfig, TransformerConfig
-from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Levels, Tokenizer
+from rdlm.config import DenoiserConfig, MethodName, ObjectiveConfig, RunConfig, SamplingOptions, TransformerConfig
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Levels
 from rdlm.errors import InputError
 from rdlm.methods import METHODS
-from rdlm.methods.rdlm import Rdlm
-from rdlm.sampling.denoisers import Predictor
 from rdlm.sampling.solvers import SOLVERS
-
-LENGTH = 16
-
-
-def tiny(
-    tokenizer: Tokenizer | None = None,
-    kind: str = "text",
-    classes: int = 0,
-    signal: bool = False,
-    network: dict[str, Any] | None = None,
-    denoiser: DenoiserConfig | None = None,
-    objective: ObjectiveConfig | None = None,
-    **process: Any,
-) -> LanguageModel:
-    """Return a model that nobody trained, whose law depends on all that its network is given."""
-    tokenizer = tokenizer or Characters(TEXT8_ALPHABET)
-    config = RunConfig(
-        process=ProcessConfig(**process),
-        denoiser=denoiser or DenoiserConfig(),
-        model=TransformerConfig(width=16, layers=1, heads=2, time_width=8, **network or {}),
-        objective=objective or ObjectiveConfig(),
-    )
-    torch.manual_seed(0)
-    method = Rdlm(config, tokenizer.size, classes, int(signal))
-    for parameter in method.network.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
-    about = {"kind": kind, "length": LENGTH, "classes": [f"class {i}" for i in range(classes)], "signal": signal}
-    return LanguageModel("tiny", method, tokenizer, config, about)
+from tests.sampling.untrained import LENGTH, tiny
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +37,7 @@ def test_a_sample_depends_on_its_seed_alone(model: LanguageModel, solver: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"path": "switch"}, {"path": "constant"}, {"path": "udlm", "bridge": "logarithm"}, {"base": 6}],
+    [{"path": "switch"}, {"path": "constant"}, {"path": "uniform", "bridge": "logarithm"}, {"base": 6}],
     ids=lambda options: "-".join(map(str, options.values())),
 )
 @pytest.mark.parametrize("window", [1.0, 0.5])
@@ -83,11 +52,11 @@ def test_every_process_keeps_seeds_and_prompts(options: dict[str, Any], window: 
 
 def test_window_and_order_are_the_models_own_where_they_are_not_given() -> None:
     model = tiny(window=0.25, order="left_to_right")
-    own = Plan.of(model, Request()).request
+    own = prepare(model, SamplingOptions()).options
     assert (own.window, own.order) == (0.25, "left_to_right")
-    other = Plan.of(model, Request(order="random")).request
+    other = prepare(model, SamplingOptions(order="random")).options
     assert (other.window, other.order) == (0.25, "random")
-    wider = Plan.of(model, Request(window=0.5)).request
+    wider = prepare(model, SamplingOptions(window=0.5)).options
     assert (wider.window, wider.order) == (0.5, "left_to_right")
 
 
@@ -99,7 +68,7 @@ def test_a_thousand_infills_keep_every_known_token(model: LanguageModel) -> None
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("window", [1.0, 0.5])
-def test_every_solver_and_clock_obeys(model: LanguageModel, solver: str, window: float) -> None:
+def test_every_solver_and_schedule_keeps_the_constraints(model: LanguageModel, solver: str, window: float) -> None:
     """Prompt, ban, a required and a forbidden place, and a language, all at once."""
     made = generate(
         model,
@@ -130,8 +99,8 @@ def test_a_thousand_samples_match_their_regex(model: LanguageModel) -> None:
     assert len({sample.text for sample in made.samples}) > 200
 
 
-def test_a_known_token_follows_its_own_bridge_where_that_is_asked_for(model: LanguageModel) -> None:
-    """Its states are spread like the bridge's; by default it stands at its vertex from the beginning."""
+def test_a_known_token_follows_its_own_bridge_where_it_is_not_clamped(model: LanguageModel) -> None:
+    """By default it is clamped to its vertex from step 0."""
     assert model.config.objective == ObjectiveConfig(asynchronous=0.0)  # also of a model that is trained synchronously
     seen: list[list[Tensor]] = []
     for options in ({"clean": False}, {}):
@@ -144,9 +113,9 @@ def test_a_known_token_follows_its_own_bridge_where_that_is_asked_for(model: Lan
 
 
 @pytest.mark.parametrize("objective", [ObjectiveConfig(), ObjectiveConfig(prefix=0.5)], ids=["bridge", "clean"])
-def test_long_texts_are_one_call(objective: ObjectiveConfig) -> None:
+def test_long_texts_are_sampled_in_windows(objective: ObjectiveConfig) -> None:
     model = tiny(objective=objective)
-    made = generate(model, length=4096, steps=2, block=15, prompt="hello ")
+    made = generate(model, length=4096, steps=2, stride=15, prompt="hello ")
     assert len(made.samples[0].text) == 4096 and made.samples[0].text.startswith("hello ")
     assert made.network_calls == 2 * 273  # 16 characters, then 272 windows with 15 new ones each
     two = generate(model, num=2, length=50, steps=2)
@@ -161,7 +130,7 @@ def test_a_language_holds_across_windows(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("layout", ["packed", "serial"])
 def test_digits_decode_to_tokens_that_exist(layout: str) -> None:
-    """27 of 64 codes of three digits exist; the others are drawn anew, and counted."""
+    """27 of 64 codes of three digits exist; the others are drawn again, and counted."""
     model = tiny(denoiser=DenoiserConfig(head="digit"), base=4, layout=layout)
     wanted = {"steps": 3, "prompt": "ab", "length": 10}
     made = generate(model, num=30, rows=30, **wanted)
@@ -178,7 +147,7 @@ def test_digits_decode_to_tokens_that_exist(layout: str) -> None:
     "options", [{}, {"top_p": 0.1}, {"top_k": 1}, {"greedy": True}, {"top_p": 0.5, "window": 0.5}], ids=str
 )
 def test_digits_decode_to_tokens_that_exist_however_they_are_chosen(solver: str, options: dict[str, Any]) -> None:
-    """Also where every digit's likeliest value together spell nothing, and where a cut leaves no digits of a token."""
+    """Also where the most likely digits are no code, and where a truncation leaves no code of a token."""
     model = tiny(denoiser=DenoiserConfig(head="digit"), base=4)
     made = generate(model, num=10, rows=10, steps=3, solver=solver, **options)
     assert int(made.tokens.min()) >= 0 and int(made.tokens.max()) < model.tokenizer.size
@@ -188,7 +157,7 @@ def test_digits_decode_to_tokens_that_exist_however_they_are_chosen(solver: str,
 
 
 def independent(prior: Tensor, **process: Any) -> LanguageModel:
-    """Return a model that takes all tokens for independent, each with the same prior."""
+    """Return a model in which all tokens are independent, each with the same prior."""
     model = tiny(Characters("abcdef"), **process)
     for parameter in model.method.network.parameters():
         torch.nn.init.zeros_(parameter)
@@ -198,7 +167,7 @@ def independent(prior: Tensor, **process: Any) -> LanguageModel:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("base", [None, 3])
-def test_temperature_makes_powers_of_the_law(temperature: float, base: int | None) -> None:
+def test_temperature_samples_powers_of_the_prior(temperature: float, base: int | None) -> None:
     prior = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
     model = independent(prior, base=base)
     token = generate(model, num=200, steps=8, batch=200, rows=200, temperature=temperature).tokens
@@ -206,43 +175,36 @@ def test_temperature_makes_powers_of_the_law(temperature: float, base: int | Non
     assert stats.chisquare(torch.bincount(token.flatten(), minlength=6), expected).pvalue > 1e-3
 
 
-def test_greedy_decodes_the_likeliest(model: LanguageModel) -> None:
+def test_greedy_decodes_the_most_likely(model: LanguageModel) -> None:
     first, again = (generate(model, steps=1, greedy=True, seed=seed).samples[0].tokens for seed in (0, 1))
-    assert first == again  # in one step all that happens is the decoding of one state
+    assert first == again  # a single step decodes the start, which is one state
     assert first != generate(model, steps=1).samples[0].tokens
 
 
-def test_guidance_weighs_the_condition() -> None:
-    """Eq. (45): the two halves of one batch are what two batches would have been."""
+def test_labels_are_names_or_numbers() -> None:
     model = tiny(classes=3)
-    state = model.method.process.bridge.start.point().repeat(4, LENGTH, 1)
-    noise = torch.full((4, LENGTH), model.method.process.schedule.total)
-    label = torch.tensor([0, 1, 2, 1])
-    absent, present = (Predictor(model.method, at, rows=4)(state, noise) for at in (torch.full((4,), -1), label))
-    for weight in (0.0, 1.0, 2.5):
-        found = Predictor(model.method, label, guidance=weight, rows=4)(state, noise)
-        expected = torch.log_softmax(absent + weight * (present - absent), -1)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     by_name, by_number = (generate(model, num=3, steps=3, label=label) for label in ("class 2", "2"))
     assert by_name.samples == by_number.samples != generate(model, num=3, steps=3).samples
 
 
-def test_a_signal_is_laid_along_the_sample() -> None:
+def test_a_signal_conditions_each_token() -> None:
     model = tiny(Characters("ACGT"), "dna", signal=True)
-    flat, steep = (generate(model, num=5, steps=4, signal=[height] * LENGTH).tokens for height in (0.0, 9.0))
+    flat, steep = (generate(model, num=5, steps=4, signal=(height,) * LENGTH).tokens for height in (0.0, 9.0))
     assert not torch.equal(flat, steep)
     with pytest.raises(InputError, match="3 numbers, the sample 16"):
         generate(model, signal=[0.0] * 3)
 
 
-def test_a_wish_is_heard(model: LanguageModel) -> None:
+def test_a_classifier_guides(model: LanguageModel) -> None:
     letter = model.tokenizer.encode("e").item()
     plain = generate(model, num=40, steps=4, rows=40).tokens
-    guided = generate(model, num=40, steps=4, rows=40, wish=lambda law: law[..., letter].sum(-1), wish_scale=3.0).tokens
+    guided = generate(
+        model, num=40, steps=4, rows=40, classifier=lambda p: p[..., letter].sum(-1), classifier_scale=3.0
+    ).tokens
     assert int((guided == letter).sum()) > 3 * int((plain == letter).sum()) + 20
 
 
-def test_samples_share_calls_where_that_changes_nothing(model: LanguageModel) -> None:
+def test_samples_share_forward_passes_where_that_changes_no_bit(model: LanguageModel) -> None:
     rows: list[int] = []
     hook = model.rdlm.network.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     try:
@@ -256,7 +218,7 @@ def test_samples_share_calls_where_that_changes_nothing(model: LanguageModel) ->
     assert torch.equal(shared.tokens, alone.tokens)
 
 
-def test_a_self_conditioned_network_sees_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_self_conditioned_network_is_given_its_last_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(network={"self_condition": True})
     seen: list[Tensor | None] = []
     real = model.method.denoiser.__call__
@@ -321,7 +283,7 @@ def test_dropout_is_off_while_sampling() -> None:
         ({"grid": "tme"}, "unknown grid 'tme': did you mean 'time'"),
         ({"grid": "information"}, "needs a measured curve"),
         ({"temperature": -1.0}, "temperature must be at least 0.001"),
-        ({"block": 17, "length": 40}, "a block must have 1 to 16 tokens"),
+        ({"stride": 17, "length": 40}, "the stride must be 1 to 16 tokens"),
         ({"length": 40, "trace": True}, "a trace shows one window"),
     ],
 )
@@ -342,12 +304,12 @@ def test_mistakes_of_other_kinds_of_models() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"])
-def test_rivals_sample_without_conditions(name: MethodName) -> None:
+def test_baselines_sample_without_conditions(name: MethodName) -> None:
     tokenizer = Characters(TEXT8_ALPHABET)
     config = RunConfig(method=name, model=TransformerConfig(width=16, layers=1, heads=2, time_width=8))
     torch.manual_seed(0)
     method = METHODS[name](config, tokenizer.size, 0, 0)
-    model = LanguageModel("rival", method, tokenizer, config, {"kind": "text", "length": LENGTH})
+    model = LanguageModel("baseline", method, tokenizer, config, {"kind": "text", "length": LENGTH})
     seen: list[tuple[int, int]] = []
     three = generate(model, num=3, steps=4, seed=5, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)] and three.tokens.shape == (3, LENGTH)
@@ -358,3 +320,55 @@ def test_rivals_sample_without_conditions(name: MethodName) -> None:
     for option in ({"prompt": "the "}, {"temperature": 0.5}, {"window": 0.5}, {"length": LENGTH + 1}):
         with pytest.raises(InputError, match=f"method '{name}' samples .* leave out {next(iter(option))}"):
             generate(model, **option)
+
+
+# -- steps in which no position is active ------------------------------------------------------------
+
+
+def test_few_open_tokens_take_few_evaluations(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    real = type(model.method.denoiser).__call__
+
+    def spy(self: Any, network: Any, state: Tensor, *rest: Any) -> Tensor:
+        counted.append(len(state))
+        return real(self, network, state, *rest)
+
+    monkeypatch.setattr(type(model.method.denoiser), "__call__", spy)
+    for window, nfe in ((1 / 64, 10), (2 / 64, 20)):
+        made = generate(model, steps=64, window=window, order="left_to_right", infill="__ _____ ___")
+        assert made.network_calls == len(counted) == nfe
+        counted.clear()
+    strided = generate(model, num=3, steps=64, window=1 / 64, infill="__ _____ ___", trace=True, rows=1)
+    assert strided.network_calls == 10 and len(counted) == 30
+    assert strided.trace is not None and len(strided.trace.frames) == 11
+
+
+def test_a_self_conditioned_model_is_evaluated_at_every_step() -> None:
+    model = tiny(network={"self_condition": True})
+    assert generate(model, steps=20, window=0.05, infill="a_b").network_calls == 20
+
+
+@pytest.mark.parametrize("solver", ["mixture", "corrector"])
+def test_the_batch_does_not_matter_where_samples_take_different_steps(model: LanguageModel, solver: str) -> None:
+    """Several windows and a regular language, in which each sample has a state of its own."""
+    wanted: dict[str, Any] = {
+        "steps": 10,
+        "window": 0.2,
+        "order": "random",
+        "length": 24,
+        "regex": "(a|bc)*d+",
+        "solver": solver,
+        "stride": 8,
+    }
+    whole = generate(model, num=4, prompt="a" * 11, **wanted)
+    assert len({sample.text for sample in whole.samples}) > 1
+    assert generate(model, num=4, batch=3, prompt="a" * 11, **wanted).samples == whole.samples
+    assert generate(model, num=2, seed=2, prompt="a" * 11, **wanted).samples == whole.samples[2:]
+
+
+def test_a_condition_applies_to_the_samples_that_are_left() -> None:
+    model = tiny(classes=3)
+    wanted: dict[str, Any] = {"steps": 20, "window": 0.05, "order": "random", "label": "1", "guidance": 2.0}
+    whole = generate(model, num=4, rows=4, **wanted)
+    assert whole.network_calls < 20
+    assert whole.samples != generate(model, num=4, rows=4, **{**wanted, "label": "2"}).samples

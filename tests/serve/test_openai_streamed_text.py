@@ -1,4 +1,4 @@
-"""Drafts: whatever settles in whatever pieces, the pieces add up to the text, and a stop ends it."""
+"""Streamed text: in whatever pieces tokens become final, the pieces add up to the text, and a stop ends it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LETTERS = Characters("ab ")
 def written(
     tokenizer: Tokenizer, ids: list[int], cuts: list[int], begin: int, end: int, stops: list[str]
 ) -> StreamedText:
-    """Return the draft after tokens have settled in pieces, with the pieces' sum checked on the way."""
-    draft, at, seen = StreamedText(tokenizer, begin, end, stops), 0, ""
+    """Return the text after tokens have become final in pieces; the sum of the pieces is checked."""
+    streamed, at, seen = StreamedText(tokenizer, begin, end, stops), 0, ""
     for cut in sorted(cuts):
-        seen += draft.add(ids[at : max(at, cut)])
+        seen += streamed.add(ids[at : max(at, cut)])
         at = max(at, cut)
-        assert seen == draft.text
-    assert seen + draft.finish(ids) == draft.text
-    return draft
+        assert seen == streamed.text
+    assert seen + streamed.finish(ids) == streamed.text
+    return streamed
 
 
 @settings(max_examples=200)
@@ -34,11 +34,11 @@ def written(
 def test_pieces_add_up_to_the_text_before_its_first_stop(
     ids: list[int], cuts: list[int], stops: list[str], begin: int
 ) -> None:
-    draft = written(LETTERS, ids, cuts, begin, len(ids), stops)
+    streamed = written(LETTERS, ids, cuts, begin, len(ids), stops)
     whole = LETTERS.decode(ids[begin:])
     places = [whole.find(stop) for stop in stops if stop in whole]
-    assert draft.text == (whole[: min(places)] if places else whole)
-    assert draft.reason == ("stop" if places else "length")
+    assert streamed.text == (whole[: min(places)] if places else whole)
+    assert streamed.reason == ("stop" if places else "length")
 
 
 @settings(max_examples=200)
@@ -48,11 +48,11 @@ def test_characters_of_several_bytes_are_never_sent_in_halves(ids: list[int], cu
 
 
 def test_numbers_keep_their_spaces() -> None:
-    draft = StreamedText(Levels(256), 1, 4)
-    assert [draft.add([7, 1]), draft.add([2]), draft.finish([7, 1, 2, 33, 9])] == ["1", " 2", " 33"]
+    streamed = StreamedText(Levels(256), 1, 4)
+    assert [streamed.add([7, 1]), streamed.add([2]), streamed.finish([7, 1, 2, 33, 9])] == ["1", " 2", " 33"]
 
 
 def test_what_could_begin_a_stop_is_held_back() -> None:
-    draft = StreamedText(LETTERS, 0, 9, ["ab"])
-    assert [draft.add([1, 0]), draft.add([0]), draft.add([1, 0])] == ["b", "a", ""]
-    assert draft.stopped and draft.reason == "stop" and draft.finish([1, 0, 0, 1, 0]) == ""
+    streamed = StreamedText(LETTERS, 0, 9, ["ab"])
+    assert [streamed.add([1, 0]), streamed.add([0]), streamed.add([1, 0])] == ["b", "a", ""]
+    assert streamed.stopped and streamed.reason == "stop" and streamed.finish([1, 0, 0, 1, 0]) == ""

@@ -1,9 +1,10 @@
-"""What every method must do, whatever it is; and the entropy floor with networks that were trained."""
+"""The interface of methods, and the entropy floor with trained networks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, Transformer
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.methods import METHODS
-from rdlm.methods.base import Method
+from rdlm.methods.base import DEFAULT_NFE, Baseline, BoundEstimator, Method
 from rdlm.random import Draw
 
 TINY = TransformerConfig(width=24, layers=1, heads=2, time_width=16)
@@ -37,7 +38,7 @@ def method_of(name: str, choices: dict[str, str], states: int, classes: int = 0)
 
 
 def shaken(method: Method) -> Method:
-    """New weights predict the uniform law whatever they see; these do not."""
+    """Return the method with weights that depend on their inputs; initial ones predict uniformly."""
     with torch.no_grad():
         for parameter in method.network.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -65,6 +66,16 @@ def test_every_method_keeps_the_interface(name, choices):
     assert drawn[0].min() >= 0 and drawn[0].max() < 5
     method.load_state(method.state())
     assert isinstance(method.claims_bound, bool)
+
+
+@pytest.mark.parametrize(("name", "choices"), CASES)
+def test_every_method_declares_its_capabilities(name, choices):
+    """Only rdlm has a token schedule, and so prompts, constraints and guidance; the others are baselines."""
+    method = method_of(name, choices, states=5)
+    assert isinstance(method, Baseline) == (name != "rdlm") == (method.token_schedule is None)
+    assert method.bound_estimator in ((None,) if name == "rdlm" else get_args(BoundEstimator))
+    assert method.sampling_nfe(7, 4) == (7 if name == "autoregressive" else 4)
+    assert method.sampling_nfe(7) == (7 if name == "autoregressive" else DEFAULT_NFE)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive"])

@@ -1,4 +1,4 @@
-"""Grids from a measured curve: equal information per step, and files that are read with suspicion."""
+"""Grids from a measured curve: equal information per step, and files that are checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rdlm.api.plan import read
 
+from rdlm.api.generate import read_curve
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.process.grid import equal_information
 
@@ -38,13 +38,13 @@ def test_a_curve_that_is_flat_or_falls_still_makes_a_grid() -> None:
 def test_files_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
     path.write_text(json.dumps({"noise": [0.5, 0.2, 0.0], "nats": [0.0, 1.0, 3.0]}))
-    assert read(path, 0.5)[1].tolist() == [0, 1, 3]
+    assert read_curve(path, 0.5)[1].tolist() == [0, 1, 3]
     with pytest.raises(DamagedFileError, match=r"total noise of 0.5, not 0.04"):
-        read(path, 0.04)
+        read_curve(path, 0.04)
     wrong = "{", '{"noise": [1, 0]}', '{"noise": [0, 1], "nats": [0, 1]}', '{"noise": [1, 0], "nats": [0, NaN]}'
     for content in wrong:
         path.write_text(content)
         with pytest.raises(DamagedFileError, match="damaged"):
-            read(path, 1.0)
-    with pytest.raises(InputError, match="as many"):
+            read_curve(path, 1.0)
+    with pytest.raises(InputError, match="one finite value in nats per level"):
         equal_information(torch.tensor([1.0, 0.0]), torch.zeros(3), 2)
