@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from rdlm.process.bridge import Bridge, masked_start
-from rdlm.process.grid import Grid
 from rdlm.process.normal import radial_paths
-from rdlm.process.schedule import Cosine, Geometric, Linear, Schedule
+from rdlm.process.schedule import Cosine, Geometric, Grid, Linear, Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rdlm.api.generate import read_curve
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.process.grid import equal_information
+from rdlm.process.schedule import equal_information
 
 
 @given(st.integers(1, 40))

@@ -13,10 +13,9 @@ from rdlm.data.sources import skewed
 from rdlm.errors import InputError
 from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
 from rdlm.likelihood.estimate import stratified, student
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
 from rdlm.process.path import joint_posterior, masked_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 S = Geometric().total
 

@@ -16,11 +16,10 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Problem, paper_estimate, path_bound, path_profile, per_window_bound
 from rdlm.likelihood.estimate import student
 from rdlm.likelihood.estimators import RowSampler
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path, constant_mixture, joint_posterior, masked_path, switching_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 from rdlm.process.simulated import simulated_law
 
 # These posteriors cost next to nothing: large batches save the overhead of many calls.

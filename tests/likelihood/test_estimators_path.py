@@ -12,11 +12,10 @@ from torch import Tensor
 from rdlm.data.sources import Source, markov, skewed
 from rdlm.likelihood import curve_of_source, path_terms
 from rdlm.process.bridge import BridgeKind
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path, joint_posterior, masked_path, switching_path, uniform_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 S = Geometric().total
 KERNELS: tuple[Kernel, ...] = ("mixture", "drift")

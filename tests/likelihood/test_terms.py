@@ -12,12 +12,11 @@ from torch import Tensor
 from rdlm.geometry import sphere
 from rdlm.likelihood.terms import kernel_terms, mixture_excess, position_terms, renoise, step_terms
 from rdlm.process.bridge import Bridge, BridgeKind
-from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import Chain, step_log_density, token_step_parts
 from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, StepCoefficients, uniform_in_time
 
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")

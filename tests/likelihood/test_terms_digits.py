@@ -16,12 +16,11 @@ from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms, step_terms
 from rdlm.likelihood.estimators import forced_step
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel, step_log_density
 from rdlm.process.layout import Layout
 from rdlm.process.order import Order, TokenSteps
 from rdlm.process.path import Path, masked_path, switching_path, uniform_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, StepCoefficients, uniform_in_time
 from rdlm.sampling.sampler import sample_chain
 
 S = Geometric().total

@@ -15,7 +15,6 @@ from rdlm.data.sources import Source, markov, skewed, uniform
 from rdlm.geometry import sphere
 from rdlm.likelihood import Estimate, path_terms
 from rdlm.process.bridge import BridgeKind, mixture_direction
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import (
@@ -27,7 +26,7 @@ from rdlm.process.path import (
     switching_path,
     uniform_path,
 )
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")

@@ -17,7 +17,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.process.bridge import Bridge, masked_start, mean_pull, uniform_start
-from rdlm.process.grid import uniform_in_log_remaining
+from rdlm.process.schedule import uniform_in_log_remaining
 from rdlm.process.simulated import SimulatedLaw
 
 

@@ -16,9 +16,8 @@ from rdlm.model.denoiser import Denoiser
 from rdlm.model.network import build
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, BridgeKind, masked_start
 from rdlm.process.exact import tabulate
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.layout import Layout, Placement
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 SCHEDULE = Geometric()
 FEATURES = get_args(get_type_hints(DenoiserConfig)["features"])

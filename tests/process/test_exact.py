@@ -15,9 +15,8 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, BridgeKind, Start, masked_start, uniform_start
 from rdlm.process.exact import ExactLaw, all_but_one_share, draw_states, pair_step, tabulate
-from rdlm.process.grid import Grid, StepCoefficients, uniform_in_time
 from rdlm.process.kernel import draw_token_step
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, Grid, StepCoefficients, uniform_in_time
 
 S = Geometric().total
 STARTS = [

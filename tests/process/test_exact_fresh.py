@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from rdlm.process.exact import FreshLaw, simulate_pairs, tabulate
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
 from rdlm.process.path import Path, masked_path, switching_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()

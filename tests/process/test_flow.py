@@ -14,7 +14,7 @@ from rdlm.geometry import simplex, sphere
 from rdlm.process.bridge import Bridge, Start, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.flow import bridge_limit, flow, masked_kappa, uniform_kappa
-from rdlm.process.grid import uniform_in_log_remaining
+from rdlm.process.schedule import uniform_in_log_remaining
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,7 +11,6 @@ from torch import Tensor
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, BridgeKind, mean_pull, uniform_start
-from rdlm.process.grid import StepCoefficients, uniform_in_time
 from rdlm.process.kernel import (
     Chain,
     draw_token_step,
@@ -21,7 +20,7 @@ from rdlm.process.kernel import (
 )
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, StepCoefficients, uniform_in_time
 
 S = Geometric().total
 KINDS: tuple[BridgeKind, ...] = ("brownian", "logarithm")

@@ -13,8 +13,7 @@ import torch
 from rdlm.errors import DamagedFileError
 from rdlm.process import law as laws
 from rdlm.process.bridge import Bridge, Start, masked_start, uniform_start
-from rdlm.process.grid import uniform_in_time
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 from rdlm.storage.tables import read
 
 CLOCK = Geometric()
@@ -131,7 +130,7 @@ import torch
 from rdlm.process.law import cached_exact
 from rdlm.process.bridge import Bridge
 from rdlm.process.schedule import Geometric
-from rdlm.process.grid import uniform_in_time
+from rdlm.process.schedule import uniform_in_time
 from rdlm.process.bridge import masked_start
 torch.set_num_threads(1)
 schedule = Geometric()

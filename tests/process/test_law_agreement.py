@@ -10,9 +10,8 @@ import torch
 from rdlm.evaluate.metrics import permutation_test
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
-from rdlm.process.grid import uniform_in_log_remaining, uniform_in_time
 from rdlm.process.normal import precompute
-from rdlm.process.schedule import Cosine, Geometric
+from rdlm.process.schedule import Cosine, Geometric, uniform_in_log_remaining, uniform_in_time
 from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from rdlm.errors import InputError
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.path import Mixture, Path, constant_mixture, masked_path, switching_path, uniform_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 S = Geometric().total
 

@@ -12,10 +12,9 @@ from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import BridgeKind
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain
 from rdlm.process.path import joint_posterior, log_evidence, masked_path, switching_path
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 S = Geometric().total
 

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.sources import Source, markov, skewed
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.process.path import Path, joint_posterior, masked_path, switching_path
+from rdlm.process.schedule import uniform_in_time
 from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.denoisers import GuidedDenoiser

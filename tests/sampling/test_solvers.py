@@ -16,11 +16,10 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms
 from rdlm.process.bridge import mean_pull
-from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
-from rdlm.process.schedule import Linear
+from rdlm.process.schedule import Grid, Linear, uniform_in_time
 from rdlm.random import RandomStreams
 from rdlm.sampling.solvers import SOLVERS, Solver, Step, euler, exponential_, solver_of
 from tests.sampling.exact import SCHEDULE, exact_posterior, output_of, p_value, sampler_of

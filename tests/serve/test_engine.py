@@ -19,9 +19,8 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.config import SamplingOptions
 from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
-from rdlm.serve.engine import Engine, RunningSample
+from rdlm.serve.engine import Engine, Finished, Job, Progress, RunningSample
 from rdlm.serve.http_errors import Disconnected, HttpError
-from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.middleware import Metrics
 from rdlm.serve.service import Limits, Service
 

@@ -24,10 +24,10 @@ from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.model.transformer import Cache, Transformer
-from rdlm.process.grid import Grid, equal_information, uniform_in_log_remaining
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
+from rdlm.process.schedule import Grid, equal_information, uniform_in_log_remaining
 from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, token_codes
 from rdlm.sampling.batching import Batcher, drive
@@ -175,6 +175,8 @@ class PreparedSampling:
     """The sampling steps of each window."""
     device: torch.device
     """The device of the network."""
+    is_signal: bool
+    """Whether the condition is a number per token."""
     classifier: Classifier | None = None
     classifier_scale: float = 1.0
 
@@ -183,11 +185,6 @@ class PreparedSampling:
         """Return whether the likelihood bound of the same chain holds for these samples."""
         plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
         return plain and not self.options.changes_distribution and self.solver.bound is not None
-
-    @property
-    def is_signal(self) -> bool:
-        """Return whether the condition is a number per token."""
-        return self.condition is not None and self.condition.is_floating_point()
 
     @cached_property
     def batcher(self) -> Batcher:
@@ -337,7 +334,8 @@ def prepare(
     condition, grid = _condition(model, options, prompt.length), grid_of(model, options.grid)
     encoded = (prompt, kept, solver_of(options.solver), automaton, codes, condition, grid)
     device = next(model.method.network.parameters()).device
-    return PreparedSampling(model, options, *encoded, steps, device, classifier, classifier_scale)
+    is_signal = condition is not None and condition.is_floating_point()
+    return PreparedSampling(model, options, *encoded, steps, device, is_signal, classifier, classifier_scale)
 
 
 def schedule_of(options: SamplingOptions) -> TokenSchedule:

@@ -20,7 +20,6 @@ from rdlm.data.sources import Source
 from rdlm.display.figure import canvas
 from rdlm.likelihood import Estimate, path_terms
 from rdlm.process.bridge import BridgeKind
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import (
@@ -32,7 +31,7 @@ from rdlm.process.path import (
     switching_path,
     uniform_path,
 )
-from rdlm.process.schedule import Geometric
+from rdlm.process.schedule import Geometric, uniform_in_time
 
 CERTAINTY = 4.0
 """Standard errors below the entropy at which a bound is refuted: one false alarm in 30,000."""

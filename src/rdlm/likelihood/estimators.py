@@ -26,9 +26,9 @@ from rdlm.geometry import sphere
 from rdlm.likelihood.estimate import FEWEST, Curve, Estimate, sample_mean, stratified
 from rdlm.likelihood.terms import Posterior, mixture_excess, renoise, step_terms
 from rdlm.process.exact import FreshLaw
-from rdlm.process.grid import Grid
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
 from rdlm.process.path import Law, Path
+from rdlm.process.schedule import Grid
 
 
 def path_terms(

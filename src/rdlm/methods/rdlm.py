@@ -24,13 +24,12 @@ from rdlm.methods.objective import Proposal, block_loss, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid, uniform_in_time
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import cached_law
 from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
-from rdlm.process.schedule import Schedule, schedule
+from rdlm.process.schedule import Grid, Schedule, schedule, uniform_in_time
 from rdlm.random import Draw, generator_of, on_device
 from rdlm.sampling.sampler import sample_chain
 

@@ -35,8 +35,8 @@ from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge, Start
-from rdlm.process.grid import Grid, StepCoefficients, check_total
 from rdlm.process.path import Law, Path
+from rdlm.process.schedule import Grid, StepCoefficients, check_total
 
 FEW_DIMENSIONS: Final = 8
 """Below this many coordinates `xi` is often a small remainder of a normal vector and is built by Gram-Schmidt."""

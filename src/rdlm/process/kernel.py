@@ -25,10 +25,10 @@ from rdlm.errors import InputError, unknown
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, squared_length, token_direction
 from rdlm.process.exact import tabulate
-from rdlm.process.grid import Grid, StepCoefficients
 from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path, PathLaw
+from rdlm.process.schedule import Grid, StepCoefficients
 
 Kernel = Literal["mixture", "drift"]
 

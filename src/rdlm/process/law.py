@@ -10,9 +10,9 @@ import torch
 from rdlm.errors import unknown
 from rdlm.process.bridge import Bridge
 from rdlm.process.exact import ExactLaw, tabulate
-from rdlm.process.grid import Grid
 from rdlm.process.normal import Coupling, KummerName, NormalLaw, precompute, refined
 from rdlm.process.path import Law
+from rdlm.process.schedule import Grid
 from rdlm.process.simulated import SimulatedLaw
 from rdlm.storage.tables import Parameters, Tables, cached
 

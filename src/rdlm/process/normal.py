@@ -50,9 +50,8 @@ from torch import Tensor
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid, check_total
 from rdlm.process.path import Law
-from rdlm.process.schedule import interpolate
+from rdlm.process.schedule import Grid, check_total, interpolate
 
 Coupling = Literal["independent", "joint"]
 """The noises of the two projections: independent as in the paper's Algorithm 3, or correlated as in the process."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start, uniform_start
-from rdlm.process.grid import Grid
+from rdlm.process.schedule import Grid
 
 
 @dataclass(frozen=True)

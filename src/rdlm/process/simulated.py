@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge
-from rdlm.process.grid import Grid, StepCoefficients, check_total
 from rdlm.process.kernel import draw_token_step
 from rdlm.process.path import Law, Path, PathLaw
+from rdlm.process.schedule import Grid, StepCoefficients, check_total
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from torch import Tensor
 from rdlm.errors import unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import mean_pull
-from rdlm.process.grid import StepCoefficients
 from rdlm.process.kernel import Chain, Kernel, per_sphere
-from rdlm.process.schedule import Schedule
+from rdlm.process.schedule import Schedule, StepCoefficients
 from rdlm.random import RandomStreams
 
 EULER_END = 1e-3

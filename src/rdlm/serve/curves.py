@@ -13,9 +13,8 @@ from rdlm.errors import InputError
 from rdlm.methods.rdlm import Process
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked_start, uniform_start
 from rdlm.process.exact import ExactLaw, tabulate
-from rdlm.process.grid import uniform_in_time
 from rdlm.process.normal import match_moments
-from rdlm.process.schedule import schedule
+from rdlm.process.schedule import schedule, uniform_in_time
 
 LEVELS, PAIRS, STATES = 48, 512, 48
 """Time levels of a curve, draws of the table per level, and states per level for the information."""

@@ -23,9 +23,8 @@ from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode_prompt, infilled
 from rdlm.serve import http_errors
-from rdlm.serve.engine import RunningSample
+from rdlm.serve.engine import Finished, Job, Progress, RunningSample
 from rdlm.serve.http_errors import HttpError, answer
-from rdlm.serve.job import Finished, Job, Progress
 from rdlm.serve.schema import Body, CompletionBody, sampling_of
 from rdlm.serve.service import ServedModel, Service, while_connected
 

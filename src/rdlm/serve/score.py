@@ -14,9 +14,8 @@ from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.denoisers import Query
-from rdlm.serve.engine import Engine
+from rdlm.serve.engine import Engine, Job
 from rdlm.serve.http_errors import answer
-from rdlm.serve.job import Job
 from rdlm.serve.schema import ScoreBody
 from rdlm.serve.service import ServedModel, Service, while_connected
 

@@ -19,9 +19,8 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError, unknown
 from rdlm.methods.bound import check_weights
-from rdlm.serve.engine import Engine
+from rdlm.serve.engine import Engine, Job, until_left
 from rdlm.serve.http_errors import Disconnected, HttpError, closing, queue_full
-from rdlm.serve.job import Job, until_left
 from rdlm.serve.memory import IdleRelease
 from rdlm.serve.middleware import Metrics
 

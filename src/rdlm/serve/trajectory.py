@@ -22,8 +22,7 @@ from rdlm.sampling.denoisers import evaluated
 from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
-from rdlm.serve.engine import RunningSample
-from rdlm.serve.job import Finished, Job
+from rdlm.serve.engine import Finished, Job, RunningSample
 from rdlm.serve.openai import HEADERS, data, options_of
 from rdlm.serve.schema import TrajectoryBody
 from rdlm.serve.service import ServedModel, Service, while_connected

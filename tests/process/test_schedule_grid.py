@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.errors import InputError
-from rdlm.process.grid import Grid, uniform_in_log_remaining, uniform_in_time
-from rdlm.process.schedule import Geometric, schedule
+from rdlm.process.schedule import Geometric, Grid, schedule, uniform_in_log_remaining, uniform_in_time
 
 GRIDS = [
     uniform_in_time(Geometric(), 1),
