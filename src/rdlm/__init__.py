@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rdlm.api.language_model import load as load
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME: dict[str, str] = {"LanguageModel": "rdlm.api.language_model", "load": "rdlm.api.language_model"}
 
