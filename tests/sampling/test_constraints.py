@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rdlm.config import SamplingOptions
 from rdlm.errors import InputError
 from rdlm.process.layout import Layout
 from rdlm.sampling.automaton import token_codes
@@ -81,7 +82,7 @@ def test_a_classifier_with_gradients_off_and_of_a_wrong_shape() -> None:
 )
 def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Constraints(**options)  # type: ignore[arg-type]
+        SamplingOptions(**options)  # type: ignore[arg-type]
 
 
 @given(st.integers(2, 40), st.integers(2, 4), st.integers(0, 50))

@@ -26,7 +26,6 @@ from rdlm.evaluate.samples import (
 )
 from rdlm.likelihood import Estimate, Profile
 from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound
-from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
@@ -114,7 +113,7 @@ def _bound(
 ) -> tuple[Estimate, Profile | None]:
     """Return the bound in nats per sequence, and its profile for rdlm."""
     name = f"bound at {setting.nfe or 'inf'} calls"
-    if isinstance(model.method, Rdlm):
+    if model.method.token_schedule is not None:
         evaluations = plan.evaluations
         if block_of(model, setting):  # repeated sequences would add little and count as independent
             evaluations = min(evaluations, max(2, len(batch.ids)))
@@ -132,7 +131,7 @@ def _bound(
 def check_setting(model: LanguageModel, plan: EvaluationPlan) -> None:
     """Refuse settings that the bound of a baseline does not have: only the number of network calls can be chosen."""
     rest = replace(plan.setting, nfe=1, token_schedule=None)
-    if not isinstance(model.method, Rdlm) and (
+    if model.method.token_schedule is None and (
         rest != Setting(1)
         or plan.setting.token_schedule is not None
         or None in (plan.setting.nfe, *plan.curve)
@@ -170,7 +169,7 @@ def size_of(model: LanguageModel, batch: Batch) -> Size:
 
 def describe_bound(model: LanguageModel, setting: Setting) -> str:
     """Return the convention of the bound: its sampler and its number of calls."""
-    if not isinstance(model.method, Rdlm):
+    if model.method.token_schedule is None:
         word = "upper bound" if model.method.claims_bound else "not a bound: an estimate"
         return f"{word} at {setting.nfe} network calls, method {model.config.method}"
     if setting.nfe is None:
@@ -235,9 +234,9 @@ def generate_samples(
     """
     setting = plan.setting
     nfe = 64 if setting.nfe is None else setting.nfe
-    if isinstance(model.method, Rdlm):
+    if model.method.token_schedule is not None:
         given = batch.label if batch.signal is None else batch.signal
-        ids = model.method.generate(
+        ids = model.rdlm.generate(
             min(plan.samples, len(batch.ids)) if given is not None else plan.samples,
             model.length,
             nfe,
