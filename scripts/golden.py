@@ -1,12 +1,11 @@
-"""Golden numbers: what the program answers to fixed questions, recorded once and compared after every change.
+"""Golden records: outputs of fixed commands, recorded once and compared after every change.
 
-    python scripts/golden.py write FILE [--only TEXT]    # record the answers
-    python scripts/golden.py check FILE [--only TEXT]    # ask again; exit 1 and a list where an answer is another
+    python scripts/golden.py write FILE [--only TEXT]    # record
+    python scripts/golden.py check FILE [--only TEXT]    # compute again; exit 1 and list the differences
 
-Questions go through public doors alone, which outlive the modules behind them: the command line, `rdlm.load`, a model's
-`generate`, and the HTTP service. Floats are compared to the last bit, with one thread and an empty cache; so a record
-holds for one kind of processor and one version of torch, which it names. `CC=cc` in the environment allows versions of
-the package that compile a kernel to do so; if nothing is said they go without.
+Only public interfaces are used: the command line, `rdlm.load`, a model's `generate`, and the HTTP service. Floats are
+compared to the last bit, with one thread and an empty cache, so a record holds for one kind of processor and one
+version of torch, which it names. The C kernel of version 0.1.0 is disabled unless `CC` is set.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import json
 import os
 import platform
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,22 +34,10 @@ from pathlib import Path
 from typing import Any
 
 Case = Callable[[], Any]
-"""A question: asked without arguments, answered by plain values that JSON can hold."""
+"""Returns an output as plain JSON values."""
 
-VOLATILE = {
-    "convention",
-    "lr",
-    "rate",
-    "seconds",
-    "tokens_per_second",
-    "id",
-    "created",
-    "file",
-    "run",
-    "weights",
-    "html",
-}
-"""Entries of answers that change from run to run, or that name places; they are left out wherever they stand."""
+OMIT = {"convention", "lr", "rate", "seconds", "tokens_per_second", "id", "created", "file", "run", "weights", "html"}
+"""Entries that change from run to run, name places or are wording; they are not compared."""
 
 WORDS = (
     "the a of and in to one was king city river war first state years people book music house field stone water "
@@ -135,114 +123,35 @@ SAMPLES: dict[str, tuple[str | None, dict[str, Any]]] = {
     "trace/digits": ("digits", {"steps": 4, "label": "2", "trace": True}),
 }
 
-COMMANDS: dict[str, list[str]] = {
-    "generate": ["generate", "--prompt", "the history of ", "--steps", "8", "--json"],
-    "generate/num": ["generate", "--num", "2", "--steps", "8", "--length", "32", "--top-k", "4", "--json"],
-    "generate/dna": ["generate", "dna", "--steps", "2", "--length", "64", "--json"],
-    "score": ["score", "{lines}", "--json"],
-    "score/calls": ["score", "{lines}", "--calls", "8", "--positions", "--json"],
-    "score/path": ["score", "{lines}", "--calls", "6", "--estimator", "path", "--draws", "3", "--json"],
-    "score/steps": ["score", "{lines}", "--calls", "8", "--estimator", "steps", "--draws", "5", "--json"],
-    "score/seed": ["score", "{lines}", "--calls", "8", "--seed", "9", "--json"],
-    "score/document": ["score", "{text}", "--document", "--calls", "8", "--draws", "3", "--json"],
-    "score/document/steps": ["score", "{text}", "--document", "--estimator", "steps", "--draws", "3", "--json"],
-    "score/skip": ["score", "{odd}", "--unknown", "skip", "--calls", "4", "--positions", "--json"],
-    "score/replace": ["score", "{odd}", "--unknown", "replace", "--calls", "4", "--json"],
-    "score/dna": ["score", "dna", "{dna}", "--calls", "4", "--draws", "3", "--json"],
-    "evaluate/digits": [
-        "evaluate",
-        "digits",
-        "--sequences",
-        "8",
-        "--evaluations",
-        "16",
-        "--samples",
-        "2",
-        "--curve-calls",
-        "4,12",
-        "--out",
-        "{out}/digits",
-        "--json",
-    ],
-    "evaluate/digits/inf": [
-        "evaluate",
-        "digits",
-        "--sequences",
-        "8",
-        "--evaluations",
-        "16",
-        "--samples",
-        "0",
-        "--calls",
-        "8",
-        "--curve-calls",
-        "inf",
-        "--window",
-        "1",
-        "--out",
-        "{out}/inf",
-        "--json",
-    ],
-    "evaluate/digits/path": [
-        "evaluate",
-        "digits",
-        "--sequences",
-        "4",
-        "--evaluations",
-        "64",
-        "--samples",
-        "0",
-        "--calls",
-        "4",
-        "--estimator",
-        "path",
-        "--out",
-        "{out}/path",
-        "--json",
-    ],
-    "evaluate/digits/drift": [
-        "evaluate",
-        "digits",
-        "--sequences",
-        "8",
-        "--evaluations",
-        "16",
-        "--samples",
-        "0",
-        "--calls",
-        "6",
-        "--kernel",
-        "drift",
-        "--window",
-        "1",
-        "--paper",
-        "--split",
-        "test",
-        "--out",
-        "{out}/drift",
-        "--json",
-    ],
-    "evaluate/digits/simulated": [
-        "evaluate",
-        "digits",
-        "--sequences",
-        "4",
-        "--evaluations",
-        "8",
-        "--samples",
-        "0",
-        "--calls",
-        "4",
-        "--states",
-        "simulated",
-        "--window",
-        "0.5",
-        "--order",
-        "random",
-        "--out",
-        "{out}/simulated",
-        "--json",
-    ],
+COMMANDS: dict[str, str] = {  # braces stand for files
+    "generate": "generate --prompt 'the history of ' --steps 8 --json",
+    "generate/num": "generate --num 2 --steps 8 --length 32 --top-k 4 --json",
+    "generate/dna": "generate dna --steps 2 --length 64 --json",
+    "score": "score {lines} --json",
+    "score/calls": "score {lines} --calls 8 --positions --json",
+    "score/path": "score {lines} --calls 6 --estimator path --draws 3 --json",
+    "score/steps": "score {lines} --calls 8 --estimator steps --draws 5 --json",
+    "score/seed": "score {lines} --calls 8 --seed 9 --json",
+    "score/document": "score {text} --document --calls 8 --draws 3 --json",
+    "score/document/steps": "score {text} --document --estimator steps --draws 3 --json",
+    "score/skip": "score {odd} --unknown skip --calls 4 --positions --json",
+    "score/replace": "score {odd} --unknown replace --calls 4 --json",
+    "score/dna": "score dna {dna} --calls 4 --draws 3 --json",
+    "evaluate/digits": "evaluate digits --sequences 8 "
+    "--evaluations 16 --samples 2 --curve-calls 4,12 --out {out}/digits "
+    "--json",
+    "evaluate/digits/inf": "evaluate digits --sequences 8 "
+    "--evaluations 16 --samples 0 --calls 8 --curve-calls inf --window 1 "
+    "--out {out}/inf --json",
+    "evaluate/digits/path": "evaluate digits --sequences 4 "
+    "--evaluations 64 --samples 0 --calls 4 --estimator path "
+    "--out {out}/path --json",
+    "evaluate/digits/drift": "evaluate digits --sequences 8 "
+    "--evaluations 16 --samples 0 --calls 6 --kernel drift --window 1 "
+    "--paper --split test --out {out}/drift --json",
+    "evaluate/digits/simulated": "evaluate digits --sequences 4 "
+    "--evaluations 8 --samples 0 --calls 4 --states simulated "
+    "--window 0.5 --order random --out {out}/simulated --json",
 }
 
 SMALL = (
@@ -332,7 +241,7 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
 
 
 def cases() -> dict[str, Case]:
-    """Return every question by its name; they are independent of each other and of their order."""
+    """Return every case by its name; they are independent of each other and of their order."""
     asked: dict[str, Case] = {}
     for name, (model, options) in SAMPLES.items():
         asked[f"sample/{name}"] = functools.partial(sampled, model, options)
@@ -355,7 +264,7 @@ def cases() -> dict[str, Case]:
 
 
 def asked_apart(ask: Case) -> Any:
-    """Ask with one thread, a cache of our own and, unless told otherwise, no compiler; return plain JSON values."""
+    """Run a case with one thread, an own cache and no compiler; return plain JSON values."""
     import torch
 
     threads = torch.get_num_threads()
@@ -372,9 +281,9 @@ def asked_apart(ask: Case) -> Any:
 
 
 def _steady(answer: Any) -> Any:
-    """Return an answer without what changes from run to run."""
+    """Return an output without the entries of `OMIT`."""
     if isinstance(answer, dict):
-        return {name: _steady(value) for name, value in answer.items() if name not in VOLATILE}
+        return {name: _steady(value) for name, value in answer.items() if name not in OMIT}
     return [_steady(value) for value in answer] if isinstance(answer, list | tuple) else answer
 
 
@@ -382,7 +291,7 @@ def _steady(answer: Any) -> Any:
 
 
 def sampled(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model in the box generates."""
+    """Return samples of a packaged model."""
     return summary(load(model).generate(**options))
 
 
@@ -396,7 +305,7 @@ def classifier_guided() -> dict[str, Any]:
 
 
 def scored() -> list[dict[str, Any]]:
-    """Return what a model says of texts, without any option."""
+    """Return the scores of texts, without any option."""
     return [
         {
             "nats": score.nats.value,
@@ -430,18 +339,15 @@ def summary(generation: Any) -> dict[str, Any]:
 
 @functools.cache
 def load(model: str | None) -> Any:
-    """Return a model of the box."""
+    """Return a packaged model."""
     import rdlm
 
     return rdlm.load(model)
 
 
-# -- the command line, in process -----------------------------------------------------------------
-
-
-def commanded(arguments: list[str]) -> Any:
+def commanded(line: str) -> Any:
     """Return the JSON object that a command prints; braces in its arguments stand for files."""
-    return json.loads(command(*(argument.format_map(files()) for argument in arguments)))
+    return json.loads(command(*(argument.format_map(files()) for argument in shlex.split(line))))
 
 
 def command(*arguments: str) -> str:
@@ -458,7 +364,7 @@ def command(*arguments: str) -> str:
 
 @functools.cache
 def home() -> Path:
-    """Return a folder for everything that is written, which vanishes at the end."""
+    """Return a temporary folder, which is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -466,7 +372,7 @@ def home() -> Path:
 
 @functools.cache
 def files() -> dict[str, str]:
-    """Return the files that questions are about, by what stands for them."""
+    """Return the input files by their placeholders."""
     chance, words = random.Random(1), WORDS.split()
     text = " ".join(chance.choice(words) for _ in range(1200))
     contents = {
@@ -617,7 +523,7 @@ def concurrent() -> dict[str, bool]:
 
 
 def about() -> dict[str, str]:
-    """Return what numbers may depend on besides the program."""
+    """Return what numbers depend on besides the program."""
     import torch
 
     return {
@@ -629,7 +535,7 @@ def about() -> dict[str, str]:
 
 
 def record(only: str = "") -> dict[str, Any]:
-    """Return the answers to all questions whose name contains `only`, and how long they took, on standard error."""
+    """Return the outputs of all cases whose name contains `only`; their times go to standard error."""
     answers, began = {}, time.perf_counter()
     for name, ask in cases().items():
         if only in name:
@@ -641,7 +547,7 @@ def record(only: str = "") -> dict[str, Any]:
 
 
 def differences(expected: Any, found: Any, place: str = "") -> Iterator[str]:
-    """Yield a line for each value that is another one."""
+    """Yield a line for each difference."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in {**expected, **found}:
             if name not in found or name not in expected:
@@ -667,7 +573,7 @@ def written(answers: dict[str, Any]) -> str:
 
 
 def check(expected: dict[str, Any], answers: dict[str, Any]) -> int:
-    """Print what is different from the record; return the exit code."""
+    """Print the differences from the record; return the exit code."""
     lines = list(differences({name: expected["cases"].get(name) for name in answers}, answers))
     if lines and expected["about"] != about():
         lines.append(f"the record was made with {expected['about']}, and this is {about()}")
