@@ -200,15 +200,15 @@ def test_cited_equations_exist(path: Path) -> None:
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-def code_column(text: str) -> Iterator[str]:
-    """Yield the entries of all table columns headed `code`, which are separated by semicolons."""
+def table_column(text: str, head: str) -> Iterator[str]:
+    """Yield the entries of all table columns with this head, which are separated by semicolons."""
     column = None
     for line in text.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)] if line.startswith("|") else []
         if not cells:
             column = None
         elif column is None:
-            column = cells.index("code") if "code" in cells else -1
+            column = cells.index(head) if head in cells else -1
         elif column >= 0 and not set(cells[column]) <= set("-:"):
             yield from (entry.strip(" `") for entry in cells[column].split(";"))
 
@@ -231,13 +231,22 @@ def test_code_columns_are_read() -> None:
     table = (
         "| Eq. | code |\n|---|---|\n| (1) | `rdlm.errors:unknown`; `rdlm.errors:none` |\n| (2) | - |\n\n| a |\n| b |"
     )
-    assert list(code_column(table)) == ["rdlm.errors:unknown", "rdlm.errors:none"]
-    assert [missing(entry) for entry in code_column(table)] == [False, True]
+    assert list(table_column(table, "code")) == ["rdlm.errors:unknown", "rdlm.errors:none"]
+    assert [missing(entry) for entry in table_column(table, "code")] == [False, True]
     assert missing("rdlm.nothing:at_all") and not missing("rdlm.config:RunConfig.method")
 
 
 def test_the_index_of_the_theory_names_code_that_exists() -> None:
-    assert [entry for entry in code_column(THEORY.read_text()) if missing(entry)] == []
+    assert [entry for entry in table_column(THEORY.read_text(), "code") if missing(entry)] == []
+
+
+def test_the_index_of_the_theory_credits_works_that_have_a_reference() -> None:
+    text = THEORY.read_text()
+    works = {"classical", "ours", "the paper", *table_column(text.partition("## 14")[2], "name")}
+    credits = list(table_column(text, "related work"))
+    assert len(credits) >= text.partition("## 3")[0].count("\n| (")
+    assert [credit for credit in credits if not any(work in credit for work in works)] == []
+    assert {credit for credit in credits if credit.startswith("ours")}, "nothing is new"
 
 
 COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:torchrun .* -m |(?:\S*/)?python -m |\S*/)?rdlm +([a-z][\w-]*)(.*)")
