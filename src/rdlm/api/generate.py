@@ -29,7 +29,7 @@ from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
 from rdlm.process.schedule import Grid, equal_information, uniform_in_log_remaining
 from rdlm.random import RandomStreams, generator_of
-from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, token_codes
+from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, shortened, token_codes
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.constraints import Classifier, Constraints
 from rdlm.sampling.denoisers import GuidedDenoiser, Query
@@ -380,7 +380,7 @@ def _automaton(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -
     if not bool(automaton.alive(prompt.choices(model.tokenizer.size))[automaton.start]):
         others = options.prompt or options.suffix or options.infill or options.ban or options.forbid or options.require
         also = " and the other conditions" if others else ""
-        raise InputError(f"nothing of length {prompt.length} matches the regex {options.regex!r}{also}")
+        raise InputError(f"nothing of length {prompt.length} matches the regex {shortened(options.regex)!r}{also}")
     return automaton
 
 
