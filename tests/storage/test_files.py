@@ -78,7 +78,8 @@ def test_sha256_of_reads_every_block(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 2}', "a duplicate key"),
+        ('{"a": 1, "a": 2}', "a duplicate key 'a'"),
+        ('{"outer": [{"bc": 1, "bc": 1}]}', "a duplicate key 'bc'"),
         ('{"a": 1e999}', "1e999 is too large"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
         ("[" * 100_000, "recursion"),

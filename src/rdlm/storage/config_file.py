@@ -24,6 +24,21 @@ LARGEST_FILE = 1 << 20
 Config = TypeVar("Config")
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader; a key that a mapping has twice is an error, as in JSON files."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the node of a mapping; here, merge keys (<<) have not added inherited keys yet."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in keys:
+                    raise yaml.composer.ComposerError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+                keys.add((key.tag, key.value))
+        return node
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Return a configuration as nested dictionaries of plain values; that of a network has a key `kind`."""
     names = {kind: name for name, kind in KINDS.items()}
@@ -48,7 +63,7 @@ def to_yaml(config: RunConfig) -> str:
 def from_yaml(text: str, source: str = "the configuration") -> RunConfig:
     """Return the configuration that a YAML text describes; `source` names it in errors."""
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     try:

@@ -129,9 +129,11 @@ def parse_json(content: bytes) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a duplicate key")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"an object has a duplicate key {key[:80]!r}")
+        found[key] = value
     return found
 
 
