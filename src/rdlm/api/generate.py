@@ -141,7 +141,7 @@ def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: 
     """Return samples of a baseline, which has no conditions and no choice but the number of its steps."""
     plain = SamplingOptions(**{name: getattr(options, name) for name in BASELINE_OPTIONS})
     others = [one.name for one in fields(options) if getattr(options, one.name) != getattr(plain, one.name)]
-    length = options.length or model.length
+    length = model.sample_length(options.length)
     if others or length > model.length:
         raise InputError(
             f"a model of the method {model.config.method!r} samples sequences of up to {model.length} tokens, and with "
@@ -367,7 +367,7 @@ def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:
         if options.length not in (None, len(known)):
             raise InputError(f"the infill has {len(known)} tokens, but length {options.length} was asked for")
     else:
-        known = framed(tokenizer, options.length or model.length, options.prompt, options.suffix)
+        known = framed(tokenizer, model.sample_length(options.length), options.prompt, options.suffix)
     if model.kind == "image" and len(known) != model.length:
         raise InputError(f"an image of this model has {model.length} tokens, not {len(known)}")
     return restricted(tokenizer, known, options.ban, options.forbid, options.require)

@@ -36,8 +36,11 @@ EXTRA_BYTES, EXTRA_TENSORS = 1 << 26, 1000
 TENSOR_BYTES = 32
 """Bytes that a tensor takes at least in a file, for its name and shape."""
 
-LONGEST = 1 << 24
+LONGEST = 1 << 20
 """Tokens of the longest sequence that a checkpoint may claim."""
+
+LONGEST_UNREQUESTED = 1 << 14
+"""Tokens of the longest sample that is generated without an explicit length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,18 @@ class LanguageModel:
     def length(self) -> int:
         """Return the number of tokens of a training sequence."""
         return int(self.about["length"])
+
+    def sample_length(self, requested: int | None = None) -> int:
+        """Return the tokens of a sample: those requested, else the model's own unless they are excessive.
+
+        The length of a model is a claim of its files; nothing in them has to be of that size.
+        """
+        if requested is None and self.length > LONGEST_UNREQUESTED:
+            raise InputError(
+                f"{self.name} has sequences of {self.length:,} tokens: request a length for samples of more than "
+                f"{LONGEST_UNREQUESTED:,}"
+            )
+        return requested or self.length
 
     @property
     def nfe(self) -> int:
