@@ -79,6 +79,8 @@ def test_a_missing_or_huge_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "huge.yaml").write_bytes(b" " * (config_file.LARGEST_FILE + 1))
     with pytest.raises(InputError, match="too many for a configuration"):
         config_file.read(tmp_path / "huge.yaml")
+    with pytest.raises(InputError, match="cannot read the configuration /dev/zero: it is not a regular file"):
+        config_file.read(Path("/dev/zero"))
 
 
 def test_difference_names_every_key_that_differs() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -157,6 +157,7 @@ def _load_published(path: Path) -> LanguageModel:
     widened = 4 // publish.TYPES[state["weights"]["dtype"]].itemsize
     config, about, method = _build(path / publish.CONFIG, state, tokenizer.size, widened * _bytes(state))
     _copy_weights(method, publish.read_weights(path, state, dict(method.network.named_parameters())))
+    config = replace(config, data=replace(config.data, file=None))  # its author's file; here, it would be another one
     return LanguageModel(state["name"], method, tokenizer, config, about, path)
 
 

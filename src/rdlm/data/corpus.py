@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rdlm.data import dna, image, store, text
-from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log
+from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log, open_regular
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError, unknown
@@ -100,6 +100,8 @@ def _check(recipe: Recipe, request: CorpusRequest, protocol: str | None) -> None
             raise InputError(f"the corpus {recipe.name!r} has no option {field.name!r}")
     if request.file and not request.file.exists():
         raise InputError(f"no such file or folder: {request.file}")
+    if request.file and not request.file.is_dir():
+        open_regular(request.file).close()
 
 
 def _identity(path: Path) -> list[Any]:

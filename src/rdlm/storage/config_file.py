@@ -13,7 +13,7 @@ import yaml
 from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
 from rdlm.deprecated import renamed_configuration
 from rdlm.errors import InputError, unknown
-from rdlm.storage.files import write_atomic
+from rdlm.storage.files import open_plain, write_atomic
 
 KINDS: dict[str, type] = {"transformer": TransformerConfig, "convolution": ConvolutionConfig}
 """Value of `model.kind` -> configuration class of the network."""
@@ -80,9 +80,11 @@ def write(path: Path, config: RunConfig) -> None:
 def read(path: Path) -> RunConfig:
     """Return the configuration in a YAML file."""
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, too many for a configuration")
-        text = path.read_text("utf-8")
+        with open_plain(path, follow=True) as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise InputError(f"{path} has more than {LARGEST_FILE} bytes, too many for a configuration")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the configuration {path}: {error}") from None
     return from_yaml(text, str(path))

@@ -94,9 +94,24 @@ def sha256_of(path: Path, on_bytes: Callable[[int], object] = lambda count: None
     return digest.hexdigest()
 
 
-def open_plain(path: Path) -> IO[bytes]:
-    """Open a regular file for reading without blocking; OSError for a symbolic link, a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def memory_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def most_bytes() -> int:
+    """Return the bytes of the largest content that is read: preparing a corpus takes several times its size."""
+    return memory_bytes() // 4
+
+
+def too_large(path: Path, size: str) -> InputError:
+    """Return the error for a file, or the files of a folder, with more bytes than are read."""
+    return InputError(f"{path} has {size} bytes; at most a quarter of this machine's memory is read, {most_bytes():,}")
+
+
+def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:
+    """Open a regular file for reading without blocking; OSError for a pipe, a device or, unless `follow`, a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("it is not a regular file")
