@@ -34,7 +34,7 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, 
 from rdlm.data.store import cache_errors
 from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.storage.files import atomic_open, cache_dir, most_bytes, sha256_of, too_large
+from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, most_bytes, sha256_of, too_large
 
 TIMEOUT = 30.0
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
@@ -63,7 +63,7 @@ class Archive:
 
 def archive_path(archive: Archive) -> Path:
     """Return the path of the archive in the cache; the user may put a copy there."""
-    return cache_dir() / "archive" / archive.file
+    return cache_dir("archive") / archive.file
 
 
 def fetch(archive: Archive) -> Path:
@@ -97,6 +97,8 @@ def _download(archive: Archive, address: str, transport: Transport, path: Path) 
         size = response.headers.get("Content-Length")
         expected = int(size) if size else None
         progress = bar(expected, f"downloading {archive.file}", "B")
+        with cache_errors(path.parent):
+            make_cache_dir("archive")
         with cache_errors(path.parent), atomic_open(path) as file, progress:
             while block := response.read(1 << 18):
                 digest.update(block)

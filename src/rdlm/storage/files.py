@@ -26,8 +26,47 @@ UNWRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errn
 """The same, and those of a folder that cannot be created or written."""
 
 
-def cache_dir() -> Path:
-    """Return the cache folder: `$RDLM_CACHE`, else `$XDG_CACHE_HOME/rdlm`, else `~/.cache/rdlm`."""
+def cache_dir(*parts: str) -> Path:
+    """Return the cache folder, or a folder within it; it need not exist, and InputError is raised if it is not private.
+
+    The contents of the cache are used without asking, compiled code among them, so that nobody else may write there.
+    """
+    folder = _cache_root()
+    _check_private(folder)
+    for part in parts:
+        folder /= part
+        _check_private(folder)
+    return folder
+
+
+def make_cache_dir(*parts: str) -> Path:
+    """Return a folder of the cache, made where it does not exist, for its owner alone; OSError if that fails."""
+    folder = _cache_root()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for part in ("", *parts):
+        folder /= part
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _check_private(folder)
+    return folder
+
+
+def _check_private(folder: Path) -> None:
+    """Raise InputError for a folder of the cache that is a symbolic link or that other users can write to."""
+    try:
+        found = folder.lstat()
+    except OSError:  # it does not exist, or will fail when it is used
+        return
+    advice = "set RDLM_CACHE to a folder of your own"
+    if stat.S_ISLNK(found.st_mode):
+        raise InputError(f"the cache folder {folder} is a symbolic link; {advice}")
+    if stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid():
+        raise InputError(f"the cache folder {folder} belongs to another user; {advice}")
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(f"other users can write to the cache folder {folder}: run chmod go-w {folder}, or {advice}")
+
+
+def _cache_root() -> Path:
+    """Return `$RDLM_CACHE`, else `$XDG_CACHE_HOME/rdlm`, else `~/.cache/rdlm`."""
     if given := os.environ.get("RDLM_CACHE"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
