@@ -41,7 +41,7 @@ async def reject(scope: Scope, receive: Receive, send: Send) -> None:
     await too_many_connections().response()(scope, receive, send)
 
 
-class Parser(h11.Connection):
+class StrictParser(h11.Connection):
     """h11's parser without its tolerance for two lengths of one body.
 
     A proxy in front of the service may use the other length, and then takes the end of one request for the beginning
@@ -66,7 +66,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn = Parser(h11.SERVER, self.config.h11_max_incomplete_event_size or LARGEST_HEAD)
+        self.conn = StrictParser(h11.SERVER, self.config.h11_max_incomplete_event_size or LARGEST_HEAD)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request; reject requests if there are too many connections."""
