@@ -42,7 +42,8 @@ def cache_dir(*parts: str) -> Path:
 def make_cache_dir(*parts: str) -> Path:
     """Return a folder of the cache, made where it does not exist, for its owner alone; OSError if that fails."""
     folder = _cache_root()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
     for part in ("", *parts):
         folder /= part
         folder.mkdir(mode=0o700, exist_ok=True)
