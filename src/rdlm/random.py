@@ -28,6 +28,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm.errors import DamagedFileError
+
 # -- generators by key and the draws of training -------------------------------------------------
 
 
@@ -180,12 +182,22 @@ BLOCK = 128
 """Tokens per block in the two-level search of a large vocabulary."""
 
 
+def check_numbers(log_probs: Tensor) -> None:
+    """Raise DamagedFileError if an entry is NaN; a draw from NaN would silently be token 0."""
+    if bool(log_probs.isnan().any()):
+        raise DamagedFileError(
+            "the network's log-probabilities are not finite: its weights overflow, or are damaged; nothing is sampled"
+        )
+
+
 def draw_token(log_probs: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, ...]:
     """Return tokens drawn from log-probabilities, by inverting their cumulative sum in float64.
 
     Gumbel noise in float32 would silently lower the temperature.
     """
     shape, device = log_probs.shape[:-1], log_probs.device
+    if device.type == "cpu":  # elsewhere, reading a result would wait for the device
+        check_numbers(log_probs.sum())  # log-probabilities are not positive: only NaN makes NaN
     return pick_token(log_probs, torch.rand(shape, generator=generator, dtype=torch.float64, device=device))
 
 

@@ -50,6 +50,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda s: s["config"]["model"].update(width=16), "shape|another network"),
         (lambda s: s["config"].update(steps=1), "unknown key 'steps'.*another version of rdlm"),
         (lambda s: s["corpus"].update(length=-5), "a wrong length"),
+        (lambda s: s["corpus"].update(length=(1 << 20) + 1), "a wrong length"),
+        (lambda s: s["corpus"].update(length=(1 << 24) - 1), "a wrong length"),
         (lambda s: s["corpus"].update(kind="../..", image=[1, 2], signal=1), "a wrong kind and signal and image"),
         (lambda s: s["corpus"].pop("classes"), "no model can be built from it: 'classes'"),
         (lambda s: s.pop("corpus"), "no model can be built from it: 'corpus'"),
@@ -64,6 +66,16 @@ def test_a_crafted_state_builds_no_model(
     with pytest.raises((InputError, DamagedFileError), match=message):
         rdlm.load(path)
     assert rdlm.load(model).length == 8
+
+
+def test_the_claimed_length_of_a_foreign_model_is_not_sampled_unasked(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / model.name
+    shutil.copytree(model, path)
+    rewrite_state(path, lambda state: state["corpus"].update(length=1 << 20))
+    loaded = rdlm.load(path)
+    with pytest.raises(InputError, match="sequences of 1,048,576 tokens: request a length"):
+        loaded.generate()
+    assert len(loaded.generate(length=8, steps=2).samples[0].tokens) == 8
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rdlm
-from rdlm import pretrained
+from rdlm import data, pretrained
 from rdlm.api import publish
 from rdlm.api.language_model import LanguageModel, find
 from rdlm.cli import main as cli
@@ -319,8 +319,8 @@ def test_commands_default_to_a_pretrained_model(
     alone = json.loads(capsys.readouterr().out)["rows"]
     assert cli.main(["score", "text8", "words.txt", "--calls", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == alone and alone[0]["chars"] == 7
-    assert cli.main(["evaluate"]) == 2  # the model is found, and its corpus is not
-    assert "book.txt" in capsys.readouterr().err
+    assert cli.main(["evaluate"]) == 2  # the model is found, and its corpus is a file of the user
+    assert "needs a file" in capsys.readouterr().err
 
 
 def test_an_evaluation_leaves_a_published_model_alone(
@@ -330,10 +330,8 @@ def test_an_evaluation_leaves_a_published_model_alone(
     (tmp_path / "book.txt").write_text("abc def gab face bad bed cafe " * 40)
     place = rdlm.load(run).save(tmp_path / "out")
     config = json.loads((place / "config.json").read_text())
-    quick = ["--calls", "3", "--evaluations", "20", "--sequences", "8", "--samples", "0"]
-    from rdlm.train.run import load_corpus
-
-    config["corpus"]["protocol"] = load_corpus(rdlm.load(place).config).protocol
+    quick = ["--calls", "3", "--evaluations", "20", "--sequences", "8", "--samples", "0", "--file", "book.txt"]
+    config["corpus"]["protocol"] = data.load("textfile", file=tmp_path / "book.txt").protocol
     del config["sha256"]
     (place / "config.json").write_text(json.dumps(with_checksum(config)))
     files = {path.name: path.read_bytes() for path in place.iterdir()}

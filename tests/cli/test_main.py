@@ -189,3 +189,31 @@ def test_waiting_threads_sleep_soon_unless_the_user_set_a_policy(root: Path, mon
     assert "GOMP_SPINCOUNT = '2000'" in plain
     assert "GOMP_SPINCOUNT = '77'" in said(GOMP_SPINCOUNT="77")
     assert "GOMP_SPINCOUNT = '2000'" not in said(OMP_WAIT_POLICY="active")
+
+
+def test_caches_of_libraries_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "cache"))
+    for name in ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    cli.set_cache_folders()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder == tmp_path / "cache" / "inductor" and folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    with pytest.raises(InputError, match="other users can write"):
+        cli.set_cache_folders()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_a_cache_that_others_can_write_to_ends_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "cache"))
+    for name in ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert cli.main(["data", "list"]) == 2
+    assert "other users can write to the cache folder" in capsys.readouterr().err

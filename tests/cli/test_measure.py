@@ -5,18 +5,21 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rdlm
 from rdlm.cli import main as cli
 from rdlm.cli.evaluate import parse_nfe
 from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.methods import build
 from rdlm.train.loop import train
+from tests.storage.crafted import rewrite_state
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away "
 
@@ -226,3 +229,25 @@ def test_unknown_characters_may_be_skipped(run: Path, tmp_path: Path, capsys: py
 def test_a_missing_file_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["score", str(run), "nowhere.txt"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
+
+
+def test_a_checkpoint_makes_evaluate_open_no_device(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "foreign")
+    (checkpoint,) = (tmp_path / "foreign").glob("checkpoint-*")
+    rewrite_state(checkpoint, lambda state: state["config"]["data"].update(file="/dev/zero"))
+    assert cli.main(["evaluate", str(checkpoint)]) == 2
+    assert "cannot read /dev/zero: it is not a regular file" in capsys.readouterr().err
+
+
+def test_the_file_of_a_published_model_is_given_by_the_user(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)  # here, the author's book.txt could be found by its name
+    published = rdlm.load(run).save(tmp_path / "published")
+    assert rdlm.load(published).config.data.file is None
+    options = ["evaluate", str(published), "--nfe", "2", "--evaluations", "8", "--samples", "0", "--out", str(tmp_path)]
+    assert cli.main(options) == 2
+    assert "needs a file" in capsys.readouterr().err
+    assert answer(capsys, *options, "--file", str(run.parent / "book.txt"))["claims_bound"]

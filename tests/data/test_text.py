@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import itertools
 import logging
+import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdlm.data import Batches, fetch, load, text
+from rdlm.data.recipe import open_file
 from rdlm.data.tokenizer import Subwords
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage import files
+from rdlm.storage.files import most_bytes
 
 from .conftest import Planter, packed_as
 
@@ -290,3 +295,55 @@ def test_cleaned_enwik8_is_the_beginning_of_text8(monkeypatch: pytest.MonkeyPatc
     cleaned = b"".join(text.clean([dump]))
     assert hashlib.sha256(cleaned[:count]).hexdigest() == sha256
     assert len(cleaned) - count < 10_000  # the article that the dump's end cuts through
+
+
+@pytest.mark.parametrize("name", ["textfile", "text8", "enwik8", "lm1b", "cifar10", "promoter"])
+def test_only_regular_files_are_opened(cache: Path, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    for path in (Path("/dev/zero"), Path("/dev/tty"), tmp_path / "pipe.npz"):
+        with pytest.raises(InputError, match=r"cannot read .*(regular file|No such device)"):
+            load(name, file=path)
+
+
+@pytest.mark.parametrize("name", ["textfile", "text8", "enwik8", "lm1b", "cifar10", "promoter"])
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(cache: Path, tmp_path: Path, name: str) -> None:
+    for path in (tmp_path / "sparse", tmp_path / "sparse.npz"):
+        with path.open("wb") as file:
+            file.truncate(1 << 43)
+        with pytest.raises(InputError, match="has 8,796,093,022,208 bytes; at most a quarter of this machine's memory"):
+            load(name, file=path)
+
+
+def test_the_files_of_a_folder_are_counted_before_they_are_read(cache: Path, tmp_path: Path) -> None:
+    for number in range(2):
+        with (tmp_path / f"{number}.txt").open("wb") as file:
+            file.truncate(most_bytes() - 1)
+    with pytest.raises(InputError, match="at most a quarter"):
+        load("textfile", file=tmp_path)
+
+
+@pytest.mark.parametrize("form", ["gz", "zip", "npz", "tar.gz"])
+def test_a_compressed_file_is_unpacked_up_to_the_limit(
+    cache: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "memory_bytes", lambda: 1 << 16)
+    content, path = b"a" * (1 << 20), tmp_path / f"book.{form}"
+    if form == "npz":
+        np.savez_compressed(path, train_sequence=np.zeros(1 << 20, np.uint8))
+    elif form == "tar.gz":
+        path.write_bytes(packed_as("a.tar.gz", {"cifar/data_batch_1.bin": content}))
+    elif form == "gz":
+        path.write_bytes(gzip.compress(content))
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
+            zipped.writestr("book", content)
+    assert path.stat().st_size < 1 << 14
+    with pytest.raises(InputError, match="at most a quarter of this machine's memory"):
+        load({"npz": "promoter", "tar.gz": "cifar10"}.get(form, "textfile"), file=path)
+
+
+def test_lines_are_limited_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "memory_bytes", lambda: 1 << 16)
+    (tmp_path / "line.gz").write_bytes(gzip.compress(b"a" * (1 << 20)))
+    with open_file(tmp_path / "line.gz") as file, pytest.raises(InputError, match="more than 16,384 bytes"):
+        next(file)

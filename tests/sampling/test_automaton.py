@@ -142,3 +142,27 @@ def test_edge_cases_agree_with_python(pattern: str) -> None:
 def test_mistakes_in_a_regex_are_named(pattern: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         compile_regex(pattern, ALPHABET)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(" * 20_000, "more than 32 groups are nested"),
+        ("(" * 20_000 + "a" + ")" * 20_000, "more than 32 groups are nested"),
+        ("a" + "*" * 20_000, "more than 4 repetitions follow each other"),
+        ("a{" + "9" * 20_000 + "}", "counts must be at most 4096"),
+    ],
+)
+def test_a_regex_of_any_depth_gets_a_short_answer(pattern: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        compile_regex(pattern, ALPHABET)
+    assert len(str(error.value)) < 300
+
+
+def test_the_deepest_accepted_regex_compiles_on_a_deep_stack() -> None:
+    pattern = "(" * 32 + "a" + "){1}{1}{1}{1}" * 32
+
+    def compiled(frames: int) -> Automaton:
+        return compiled(frames - 1) if frames else compile_regex(pattern, ALPHABET)
+
+    assert accepts(compiled(300), "a")

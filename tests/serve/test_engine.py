@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ import rdlm
 from rdlm.api.generate import WindowStep, prepare
 from rdlm.api.language_model import LanguageModel
 from rdlm.config import SamplingOptions
+from rdlm.errors import DamagedFileError
 from rdlm.sampling.denoisers import Query
 from rdlm.serve.app import create
 from rdlm.serve.engine import Engine, Finished, Job, Progress, RunningSample
-from rdlm.serve.http_errors import Disconnected, HttpError
+from rdlm.serve.http_errors import Disconnected, HttpError, http_error_of
 from rdlm.serve.middleware import Metrics
 from rdlm.serve.service import Limits, Service
 
@@ -276,3 +278,22 @@ def test_queries_of_other_threads_share_a_turn(model: LanguageModel, gated: Call
             gate.engine.evaluate(query, other)
 
     run(scene)
+
+
+def test_a_model_whose_numbers_are_not_finite_gets_an_error(tmp_path: Path) -> None:
+    broken = rdlm.load(save(tmp_path / "broken"))
+    with torch.no_grad():
+        for parameter in broken.method.network.parameters():
+            parameter.fill_(3e38)
+
+    async def scenario() -> None:
+        engine = Engine(broken, Metrics())
+        job = Job(30)
+        engine.submit([sample(broken, job)])
+        with pytest.raises(DamagedFileError) as error:
+            await anext(job.events())
+        engine.close()
+        found = http_error_of(error.value)
+        assert (found.status, found.code) == (500, "damaged_model")
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

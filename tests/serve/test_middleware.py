@@ -164,10 +164,20 @@ def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     for given in ("", "s", "secre", "secret and more", "SECRET", "\xff"):
         with pytest.raises(HttpError, match="a token is needed"):
             middleware._check_access(
-                {"type": "http", "path": "/v1/x", "headers": [(b"authorization", given.encode("latin-1"))]}
+                {"type": "http", "path": "/v1/x", "headers": [(b"authorization", f"Bearer {given}".encode("latin-1"))]}
             )
         assert compared.pop() == (given.encode(), b"secret")
     middleware._check_access({"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer secret")]})
+
+
+@pytest.mark.parametrize(
+    "header", ["secret", " secret", "Basic secret", "Token secret", "Bearersecret", "Bearer  secret"]
+)
+def test_a_token_without_the_scheme_bearer_is_refused(header: str) -> None:
+    middleware = AccessMiddleware(lambda *_: None, Metrics(), "secret")  # type: ignore[arg-type, return-value]
+    with pytest.raises(HttpError, match="a token is needed") as error:
+        middleware._check_access({"type": "http", "path": "/v1/x", "headers": [(b"authorization", header.encode())]})
+    assert error.value.status == 401
 
 
 def test_only_loopback_addresses_need_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import openai
 import pytest
 from running import LENGTH, Served
 
 import rdlm
+from rdlm.config import SamplingOptions
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
+from rdlm.serve import openai as openai_requests
+from rdlm.serve.schema import MOST_TOKENS, CompletionBody
 
 
 @pytest.fixture
@@ -203,3 +208,9 @@ def test_mistakes_are_the_clients_own_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="together", prompt="ABC")
     with pytest.raises(openai.BadRequestError, match="outside the model's alphabet"):
         client.completions.create(model="together", prompt="ABC", stream=True)
+
+
+def test_a_completion_has_no_more_tokens_than_may_be_requested() -> None:
+    claimed = SimpleNamespace(model=SimpleNamespace(tokenizer=Characters(TEXT8_ALPHABET), length=1 << 20))
+    request = openai_requests._request(claimed, CompletionBody(), SamplingOptions(), "abc")  # type: ignore[arg-type]
+    assert request.options.length == MOST_TOKENS

@@ -127,6 +127,14 @@ def test_connections_above_the_limit_get_503(monkeypatch: pytest.MonkeyPatch) ->
         (b"nonsense\r\n\r\n", True),
         (b"POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", True),
         (b"POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", False),
+        (
+            b"POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
+            True,
+        ),
+        (
+            b"POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n" + GET,
+            True,
+        ),
     ],
 )
 def test_malformed_http_gets_one_response(raw: bytes, answered: bool) -> None:
@@ -141,6 +149,7 @@ def test_malformed_http_gets_one_response(raw: bytes, answered: bool) -> None:
         received = await _rest(reader)
         assert received.count(b"HTTP/1.1") == answered
         if answered:
+            assert received.startswith(b"HTTP/1.1 400")
             assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         await asyncio.sleep(0.7)  # the slow application has ended, too
         assert not state.connections and not state.tasks

@@ -56,6 +56,9 @@ def test_missing_keys_keep_their_defaults() -> None:
         ("data: {length: long}", "data.length must be a whole number, got 'long'"),
         ("training: {steps: 0}", "training.steps must be at least 1, got 0"),
         ("a: [", "x.yaml is not YAML"),
+        ("method: mdlm\nmethod: rdlm", "x.yaml is not YAML: duplicate key 'method'"),
+        ("training: {steps: 5, lr: 0.1, 'steps': 7}", "duplicate key 'steps'"),
+        ("training: {<<: {steps: 5, steps: 7}}", "duplicate key 'steps'"),
         ("- a", "a configuration must be a mapping"),
         ("!!python/object/apply:os.system [ls]", "x.yaml is not YAML"),
     ],
@@ -65,12 +68,19 @@ def test_mistakes_are_named(text: str, message: str) -> None:
         config_file.from_yaml(text, "x.yaml")
 
 
+def test_a_merged_key_may_be_overridden() -> None:
+    text = "training: &own {<<: {steps: 5, warmup: 1}, steps: 7}\n"
+    assert config_file.from_yaml(text).training.steps == 7
+
+
 def test_a_missing_or_huge_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the configuration .*none\.yaml"):
         config_file.read(tmp_path / "none.yaml")
     (tmp_path / "huge.yaml").write_bytes(b" " * (config_file.LARGEST_FILE + 1))
     with pytest.raises(InputError, match="too many for a configuration"):
         config_file.read(tmp_path / "huge.yaml")
+    with pytest.raises(InputError, match="cannot read the configuration /dev/zero: it is not a regular file"):
+        config_file.read(Path("/dev/zero"))
 
 
 def test_difference_names_every_key_that_differs() -> None:

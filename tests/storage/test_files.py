@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from rdlm.errors import DamagedFileError
-from rdlm.storage.files import atomic_open, cache_dir, read_json, sha256_of, write_atomic
+from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage import tables as tables_of_cache
+from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, read_json, sha256_of, write_atomic
 
 
 def test_cache_dir_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,7 +80,8 @@ def test_sha256_of_reads_every_block(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 2}', "a duplicate key"),
+        ('{"a": 1, "a": 2}', "a duplicate key 'a'"),
+        ('{"outer": [{"bc": 1, "bc": 1}]}', "a duplicate key 'bc'"),
         ('{"a": 1e999}', "1e999 is too large"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
         ("[" * 100_000, "recursion"),
@@ -93,3 +96,55 @@ def test_invalid_json_is_refused(text: str | bytes, message: str, tmp_path: Path
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(DamagedFileError, match=message):
         read_json(path, 1 << 20 if "x" * 2000 not in str(text) else 1000)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "above" / "cache"))
+    return tmp_path / "above" / "cache"
+
+
+def test_the_folders_of_the_cache_are_their_owners_alone(cache: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        assert make_cache_dir("hub", "user") == cache / "hub" / "user"
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (cache, cache / "hub", cache / "hub" / "user")] == [0o700] * 3
+    assert cache_dir("hub", "user") == make_cache_dir("hub", "user")
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize("part", ["", "tables"])
+def test_a_cache_that_others_can_write_to_is_refused(cache: Path, mode: int, part: str) -> None:
+    make_cache_dir("tables")
+    (cache / part).chmod(mode)
+    for use in (cache_dir, make_cache_dir):
+        with pytest.raises(InputError, match=r"other users can write to the cache folder .*chmod go-w"):
+            use("tables")
+    (cache / part).chmod(0o755)
+    assert cache_dir("tables") == cache / "tables"
+
+
+def test_a_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cache_dir("tables")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InputError, match="belongs to another user; set RDLM_CACHE"):
+        cache_dir()
+
+
+@pytest.mark.parametrize("part", ["", "inductor"])
+def test_a_cache_that_is_a_link_is_refused(cache: Path, tmp_path: Path, part: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (cache / part).parent.mkdir(parents=True, mode=0o700)
+    (cache / part).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is a symbolic link; set RDLM_CACHE"):
+        make_cache_dir("inductor")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_tables_are_built_without_an_unsafe_cache(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_cache_dir("tables").chmod(0o777)
+    tables = tables_of_cache.cached({"a": 1}, lambda: {"x": torch.zeros(1)})
+    assert list(tables) == ["x"] and not list((cache / "tables").iterdir())
+    assert "other users can write" in caplog.text

@@ -28,8 +28,8 @@ from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
 from rdlm.process.schedule import Grid, equal_information, uniform_in_log_remaining
-from rdlm.random import RandomStreams, generator_of
-from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, token_codes
+from rdlm.random import RandomStreams, check_numbers, generator_of
+from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, shortened, token_codes
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.constraints import Classifier, Constraints
 from rdlm.sampling.denoisers import GuidedDenoiser, Query
@@ -141,7 +141,7 @@ def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: 
     """Return samples of a baseline, which has no conditions and no choice but the number of its steps."""
     plain = SamplingOptions(**{name: getattr(options, name) for name in BASELINE_OPTIONS})
     others = [one.name for one in fields(options) if getattr(options, one.name) != getattr(plain, one.name)]
-    length = options.length or model.length
+    length = model.sample_length(options.length)
     if others or length > model.length:
         raise InputError(
             f"a model of the method {model.config.method!r} samples sequences of up to {model.length} tokens, and with "
@@ -245,6 +245,8 @@ class PreparedSampling:
             sampler = self._sampler(chain, window, token, watch)
             output = yield from sampler.sample(layout.symbols(known.clamp_min(0)).masked_fill(is_open, OPEN), noise)
             token[:, window.begin : window.end] = layout.ids(output.token.cpu())
+            if output.total is not None:
+                check_numbers(output.total)
             nfe, invalid = nfe + output.nfe, invalid + output.invalid
         return Output(token, invalid, nfe)
 
@@ -365,7 +367,7 @@ def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:
         if options.length not in (None, len(known)):
             raise InputError(f"the infill has {len(known)} tokens, but length {options.length} was asked for")
     else:
-        known = framed(tokenizer, options.length or model.length, options.prompt, options.suffix)
+        known = framed(tokenizer, model.sample_length(options.length), options.prompt, options.suffix)
     if model.kind == "image" and len(known) != model.length:
         raise InputError(f"an image of this model has {model.length} tokens, not {len(known)}")
     return restricted(tokenizer, known, options.ban, options.forbid, options.require)
@@ -380,7 +382,7 @@ def _automaton(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -
     if not bool(automaton.alive(prompt.choices(model.tokenizer.size))[automaton.start]):
         others = options.prompt or options.suffix or options.infill or options.ban or options.forbid or options.require
         also = " and the other conditions" if others else ""
-        raise InputError(f"nothing of length {prompt.length} matches the regex {options.regex!r}{also}")
+        raise InputError(f"nothing of length {prompt.length} matches the regex {shortened(options.regex)!r}{also}")
     return automaton
 
 

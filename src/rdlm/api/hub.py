@@ -17,7 +17,7 @@ from rdlm import __version__
 from rdlm.api import publish
 from rdlm.api.publish import Dtype
 from rdlm.errors import InputError
-from rdlm.storage.files import cache_dir
+from rdlm.storage.files import cache_dir, make_cache_dir
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
@@ -48,8 +48,9 @@ def download(name: str) -> Path:
     check_name(name)
     from huggingface_hub import snapshot_download
 
-    folder = cache_dir() / "hub" / name
+    folder = cache_dir("hub", *name.split("/"))
     with _explained(f"{name} is not a folder, and was not downloaded from the hub"):
+        make_cache_dir("hub")
         for files in ([publish.CONFIG], list(publish.FILES)):
             snapshot_download(
                 name, local_dir=folder, allow_patterns=files, library_name="rdlm", library_version=__version__

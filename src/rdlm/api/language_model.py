@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -36,8 +36,11 @@ EXTRA_BYTES, EXTRA_TENSORS = 1 << 26, 1000
 TENSOR_BYTES = 32
 """Bytes that a tensor takes at least in a file, for its name and shape."""
 
-LONGEST = 1 << 24
+LONGEST = 1 << 20
 """Tokens of the longest sequence that a checkpoint may claim."""
+
+LONGEST_UNREQUESTED = 1 << 14
+"""Tokens of the longest sample that is generated without an explicit length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,18 @@ class LanguageModel:
     def length(self) -> int:
         """Return the number of tokens of a training sequence."""
         return int(self.about["length"])
+
+    def sample_length(self, requested: int | None = None) -> int:
+        """Return the tokens of a sample: those requested, else the model's own unless they are excessive.
+
+        The length of a model is a claim of its files; nothing in them has to be of that size.
+        """
+        if requested is None and self.length > LONGEST_UNREQUESTED:
+            raise InputError(
+                f"{self.name} has sequences of {self.length:,} tokens: request a length for samples of more than "
+                f"{LONGEST_UNREQUESTED:,}"
+            )
+        return requested or self.length
 
     @property
     def nfe(self) -> int:
@@ -142,6 +157,7 @@ def _load_published(path: Path) -> LanguageModel:
     widened = 4 // publish.TYPES[state["weights"]["dtype"]].itemsize
     config, about, method = _build(path / publish.CONFIG, state, tokenizer.size, widened * _bytes(state))
     _copy_weights(method, publish.read_weights(path, state, dict(method.network.named_parameters())))
+    config = replace(config, data=replace(config.data, file=None))  # its author's file; here, it would be another one
     return LanguageModel(state["name"], method, tokenizer, config, about, path)
 
 

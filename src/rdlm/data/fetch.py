@@ -34,7 +34,7 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, 
 from rdlm.data.store import cache_errors
 from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.storage.files import atomic_open, cache_dir, sha256_of
+from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, most_bytes, sha256_of, too_large
 
 TIMEOUT = 30.0
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
@@ -63,7 +63,7 @@ class Archive:
 
 def archive_path(archive: Archive) -> Path:
     """Return the path of the archive in the cache; the user may put a copy there."""
-    return cache_dir() / "archive" / archive.file
+    return cache_dir("archive") / archive.file
 
 
 def fetch(archive: Archive) -> Path:
@@ -97,6 +97,8 @@ def _download(archive: Archive, address: str, transport: Transport, path: Path) 
         size = response.headers.get("Content-Length")
         expected = int(size) if size else None
         progress = bar(expected, f"downloading {archive.file}", "B")
+        with cache_errors(path.parent):
+            make_cache_dir("archive")
         with cache_errors(path.parent), atomic_open(path) as file, progress:
             while block := response.read(1 << 18):
                 digest.update(block)
@@ -134,15 +136,23 @@ def read_members(path: Path, pattern: str) -> dict[str, bytes]:
     with _archive_errors(path):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as zipped:
-                found = {n: zipped.read(n) for n in zipped.namelist() if fnmatchcase(n, pattern)}
+                members = [one for one in zipped.infolist() if fnmatchcase(one.filename, pattern)]
+                _check_unpacked(path, sum(one.file_size for one in members))
+                found = {one.filename: zipped.read(one) for one in members}
         else:
             with tarfile.open(path) as tar:
                 entries = [e for e in tar if e.isfile() and fnmatchcase(e.name, pattern)]
+                _check_unpacked(path, sum(entry.size for entry in entries))
                 streams = {e.name: tar.extractfile(e) for e in entries}
                 found = {name: stream.read() for name, stream in streams.items() if stream is not None}
     if not found:
         raise DamagedFileError(f"{path} has no member {pattern}")
     return dict(sorted(found.items()))
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    if size > most_bytes():
+        raise too_large(path, f"unpacked {size:,}")
 
 
 def _single_member(path: Path, zipped: zipfile.ZipFile, pattern: str) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import logging
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar, cast
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
 from rdlm.data.store import Draft, Kind
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import most_bytes, open_plain, too_large
 
 TokenizerName = Literal["characters", "bytes", "wordpiece", "bpe"]
 Content = TypeVar("Content")
@@ -61,21 +64,50 @@ class Recipe:
     """Whether the user must accept the licence before anything is downloaded."""
 
 
+class LimitedReader(io.RawIOBase):
+    """A stream that ends with an InputError after `limit` bytes: a small compressed file can have any content."""
+
+    def __init__(self, inner: IO[bytes], path: Path, limit: int) -> None:
+        super().__init__()
+        self._inner, self._path, self._limit, self._left = inner, path, limit, limit
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a buffer and return their number."""
+        content = self._inner.read(len(buffer))
+        self._left -= len(content)
+        if self._left < 0:
+            raise too_large(self._path, f"more than {self._limit:,}")
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file of the user; InputError if it is no regular file, such as a device or a pipe, or too large."""
+    try:
+        file = open_plain(path, follow=True)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if (size := os.fstat(file.fileno()).st_size) > most_bytes():
+        file.close()
+        raise too_large(path, f"{size:,}")
+    return file
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of the user for reading; .gz files and .zip files with one member are decompressed."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as unpacked:
-                yield unpacked  # type: ignore[misc]
-        elif path.suffix == ".zip":
-            with fetch.open_member(path, "*") as member:
-                yield member
-        else:
-            with path.open("rb") as file:
-                yield file
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        with ExitStack() as stack:
+            inner = stack.enter_context(open_regular(path))
+            if path.suffix == ".gz":
+                inner = cast(IO[bytes], stack.enter_context(gzip.open(inner)))
+            elif path.suffix == ".zip":
+                inner = stack.enter_context(fetch.open_member(path, "*"))
+            yield io.BufferedReader(LimitedReader(inner, path, most_bytes()), 1 << 20)
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
 

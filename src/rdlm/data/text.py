@@ -24,6 +24,7 @@ from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, first_availabl
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Ids, Subwords, Tokenizer, train_bpe, wordpiece
 from rdlm.errors import DamagedFileError, InputError, unknown
+from rdlm.storage.files import most_bytes, too_large
 
 WIKIPEDIA_LICENCE = "Wikipedia text of 2006: GFDL / CC BY-SA"
 TEXT8 = Archive("url", "http://mattmahoney.net/dc/text8.zip", "", "text8.zip", None)
@@ -179,6 +180,8 @@ def _text(path: Path) -> str:
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path} is an empty folder")
+    if (size := sum(file.stat().st_size for file in files)) > most_bytes():
+        raise too_large(path, f"{size:,}")
     texts = []
     for file in files:
         try:

@@ -238,7 +238,7 @@ def generate_samples(
         given = batch.label if batch.signal is None else batch.signal
         ids = model.rdlm.generate(
             min(plan.samples, len(batch.ids)) if given is not None else plan.samples,
-            model.length,
+            model.sample_length(),
             nfe,
             generator,
             setting.kernel,
@@ -246,7 +246,7 @@ def generate_samples(
             None if given is None else given[: plan.samples],
         )
     else:
-        ids = model.method.generate(plan.samples, model.length, nfe, generator)
+        ids = model.method.generate(plan.samples, model.sample_length(), nfe, generator)
     advance(1)
     return ids.cpu()
 

@@ -34,7 +34,7 @@ from rdlm.methods.base import Baseline, BoundEstimator, check_nfe
 from rdlm.model.network import build
 from rdlm.process.bridge import mixture_direction
 from rdlm.process.flow import flow
-from rdlm.random import Draw
+from rdlm.random import Draw, check_numbers
 
 
 class FisherFlow(Baseline):
@@ -105,6 +105,7 @@ class FisherFlow(Baseline):
             # The part of the remaining geodesic that the step covers: exact for a flow to a single token.
             factor = 1 - after / kappa
             point = sphere.project(sphere.exponential(point, factor * self.velocity(point, kappa, condition)))
+        check_numbers(point)
         return point.argmax(-1)
 
     def _kappas(self, steps: int) -> list[float]:

@@ -126,6 +126,12 @@ MOST_REPEATS = 4096
 """Largest count of a repetition."""
 MOST_STATES = 4096
 """Largest number of states of an automaton."""
+MOST_NESTED = 32
+"""Deepest nesting of groups."""
+MOST_STACKED = 4
+"""Most repetitions of one part directly after each other, as in `a{2}{3}`; parsing and building are recursive."""
+SHOWN = 80
+"""Characters of an expression in messages."""
 
 DIGITS = frozenset(string.digits)
 CLASSES = {"d": DIGITS, "w": frozenset(string.ascii_letters) | DIGITS | {"_"}, "s": frozenset(" \t\n\r")}
@@ -164,11 +170,16 @@ class Repeat:
 Tree = CharacterSet | Concatenation | Alternatives | Repeat
 
 
+def shortened(pattern: str) -> str:
+    """Return the beginning of an expression, for messages."""
+    return pattern if len(pattern) <= SHOWN else pattern[:SHOWN] + "..."
+
+
 class Parser:
     """A recursive-descent parser of one expression."""
 
     def __init__(self, pattern: str, alphabet: str) -> None:
-        self.pattern, self.alphabet, self.at = pattern, frozenset(alphabet), 0
+        self.pattern, self.alphabet, self.at, self.depth = pattern, frozenset(alphabet), 0, 0
 
     def parse(self) -> Tree:
         """Return the syntax tree of the expression."""
@@ -178,7 +189,7 @@ class Parser:
         return tree
 
     def _fail(self, reason: str) -> NoReturn:
-        raise InputError(f"invalid regex {self.pattern!r} at position {self.at}: {reason}")
+        raise InputError(f"invalid regex {shortened(self.pattern)!r} at position {self.at}: {reason}")
 
     def _peek(self) -> str:
         return self.pattern[self.at : self.at + 1]
@@ -199,9 +210,11 @@ class Parser:
     def _concatenation(self) -> Tree:
         parts = []
         while self._peek() not in ("", "|", ")"):
-            part = self._atom()
+            part, stacked = self._atom(), 0
             while self._peek() and self._peek() in "*+?{":
-                part = Repeat(part, *self._counts())
+                part, stacked = Repeat(part, *self._counts()), stacked + 1
+                if stacked > MOST_STACKED:
+                    self._fail(f"more than {MOST_STACKED} repetitions follow each other")
             parts.append(part)
         return Concatenation(tuple(parts))
 
@@ -213,6 +226,8 @@ class Parser:
         low, comma, high = body.partition(",")
         if not (closed and low.isdecimal() and (high.isdecimal() or not high)):
             self._fail("a count must have the form {3}, {2,} or {2,5}")
+        if len(body) > SHOWN:  # Python refuses to convert thousands of digits
+            self._fail(f"counts must be at most {MOST_REPEATS}")
         self.at += len(body) + 1
         least, most = int(low), int(high) if high else None if comma else int(low)
         if max(least, most or 0) > MOST_REPEATS or (most is not None and most < least):
@@ -222,10 +237,7 @@ class Parser:
     def _atom(self) -> Tree:
         symbol = self._next("a character")
         if symbol == "(":
-            inner = self._alternatives()
-            if self._next("the closing ')' of a group") != ")":
-                self._fail("a group is not closed")
-            return inner
+            return self._group()
         if symbol == "[":
             return CharacterSet(self._class())
         if symbol in "*+?{":
@@ -235,6 +247,16 @@ class Parser:
         if symbol == "\\":
             return CharacterSet(self._escaped())
         return CharacterSet(self._known(symbol))
+
+    def _group(self) -> Tree:
+        self.depth += 1
+        if self.depth > MOST_NESTED:
+            self._fail(f"more than {MOST_NESTED} groups are nested")
+        inner = self._alternatives()
+        if self._next("the closing ')' of a group") != ")":
+            self._fail("a group is not closed")
+        self.depth -= 1
+        return inner
 
     def _escaped(self) -> frozenset[str]:
         symbol = self._next("the character after a backslash")
@@ -340,7 +362,7 @@ def compile_regex(pattern: str, alphabet: str) -> Automaton:
             number[target] = len(sets)
             sets.append(target)
         if len(sets) > MOST_STATES:
-            raise InputError(f"the regex {pattern!r} needs more than {MOST_STATES} states")
+            raise InputError(f"the regex {shortened(pattern)!r} needs more than {MOST_STATES} states")
         rows.append([number[targets[symbol]] if symbol in targets else -1 for symbol in alphabet])
     dead = len(sets)
     table = torch.tensor([*rows, [dead] * len(alphabet)])

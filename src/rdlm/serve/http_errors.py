@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.responses import Response
 
-from rdlm.errors import InputError
+from rdlm.errors import DamagedFileError, InputError
 
 GONE = 499
 """Status in the metrics of requests whose client disconnected."""
@@ -64,6 +64,8 @@ def http_error_of(error: Exception) -> HttpError:
         return error
     if isinstance(error, InputError):
         return HttpError(400, str(error))
+    if isinstance(error, DamagedFileError):
+        return HttpError(500, "the model is damaged; see the log of the service", code="damaged_model")
     if isinstance(error, Disconnected):
         return HttpError(GONE, "the client has disconnected")
     return HttpError(500, "internal error; see the log of the service", code="internal_error")

@@ -202,8 +202,8 @@ class AccessMiddleware:
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise HttpError(403, "requests from other web pages are not allowed")
         if self._token is not None and scope["path"].startswith(PROTECTED):
-            given = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()):
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()) or scheme.lower() != "bearer":
                 raise HttpError(
                     401,
                     "a token is needed: send the header Authorization: Bearer TOKEN",

@@ -25,7 +25,7 @@ from rdlm.sampling.prompt import encode_prompt, infilled
 from rdlm.serve import http_errors
 from rdlm.serve.engine import Finished, Job, Progress, RunningSample
 from rdlm.serve.http_errors import HttpError, answer
-from rdlm.serve.schema import Body, CompletionBody, sampling_of
+from rdlm.serve.schema import MOST_TOKENS, Body, CompletionBody, sampling_of
 from rdlm.serve.service import ServedModel, Service, while_connected
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
@@ -151,7 +151,7 @@ def requests_of(served: ServedModel, body: CompletionBody) -> list[CompletionReq
 
 
 def _request(served: ServedModel, body: CompletionBody, options: SamplingOptions, prompt: str) -> CompletionRequest:
-    tokenizer, room = served.model.tokenizer, served.model.length
+    tokenizer, room = served.model.tokenizer, min(served.model.length, MOST_TOKENS)
     if options.infill is not None:
         return CompletionRequest(options, "", 0, len(infilled(tokenizer, options.infill, served.gap)))
     first = len(encode_prompt(tokenizer, prompt, "prompt"))

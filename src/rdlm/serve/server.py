@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import h11
 import uvicorn
@@ -25,6 +26,8 @@ from rdlm.serve.middleware import is_loopback
 
 TIMEOUT = 20.0
 """Seconds in which the head of a request must arrive, and in which a client must read what is sent."""
+LARGEST_HEAD = 1 << 15
+"""Bytes of the largest head of a request."""
 MOST_CONNECTIONS = min(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """At most half of the file descriptors of the process."""
 GRACE = 4.0
@@ -38,11 +41,32 @@ async def reject(scope: Scope, receive: Receive, send: Send) -> None:
     await too_many_connections().response()(scope, receive, send)
 
 
+class StrictParser(h11.Connection):
+    """h11's parser without its tolerance for two lengths of one body.
+
+    A proxy in front of the service may use the other length, and then takes the end of one request for the beginning
+    of another (request smuggling, RFC 9112, section 6.1).
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event of the connection."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding in one request")
+        return event
+
+
 class Connection(H11Protocol):
     """uvicorn's connection with timeouts for requests and responses, and errors in OpenAI's format."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = StrictParser(h11.SERVER, self.config.h11_max_incomplete_event_size or LARGEST_HEAD)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request; reject requests if there are too many connections."""
@@ -141,7 +165,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 timeout_graceful_shutdown=int(GRACE) + 2,
                 timeout_keep_alive=15,
-                h11_max_incomplete_event_size=1 << 15,
+                h11_max_incomplete_event_size=LARGEST_HEAD,
                 http=Connection,
             )
         )

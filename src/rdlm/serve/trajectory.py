@@ -24,7 +24,7 @@ from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Finished, Job, RunningSample
 from rdlm.serve.openai import HEADERS, data, options_of
-from rdlm.serve.schema import TrajectoryBody
+from rdlm.serve.schema import MOST_TOKENS, TrajectoryBody
 from rdlm.serve.service import ServedModel, Service, while_connected
 
 SHOWN = 3
@@ -178,7 +178,8 @@ def _prepared(served: ServedModel, body: TrajectoryBody) -> PreparedSampling:
     options = options_of(served, body)
     if options.infill is None:
         prompt = body.prompt or ""
-        longest = max(served.model.length, len(encode_prompt(served.model.tokenizer, prompt, "prompt")) + 1)
+        own = min(served.model.length, MOST_TOKENS)
+        longest = max(own, len(encode_prompt(served.model.tokenizer, prompt, "prompt")) + 1)
         options = replace(options, prompt=prompt, length=body.length or longest)
     elif body.prompt:
         raise InputError("an infill is a whole text: leave out prompt")

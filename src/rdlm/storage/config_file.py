@@ -13,7 +13,7 @@ import yaml
 from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
 from rdlm.deprecated import renamed_configuration
 from rdlm.errors import InputError, unknown
-from rdlm.storage.files import write_atomic
+from rdlm.storage.files import open_plain, write_atomic
 
 KINDS: dict[str, type] = {"transformer": TransformerConfig, "convolution": ConvolutionConfig}
 """Value of `model.kind` -> configuration class of the network."""
@@ -22,6 +22,21 @@ LARGEST_FILE = 1 << 20
 """Bytes of the largest configuration file that is read."""
 
 Config = TypeVar("Config")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader; a key that a mapping has twice is an error, as in JSON files."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the node of a mapping; here, merge keys (<<) have not added inherited keys yet."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in keys:
+                    raise yaml.composer.ComposerError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+                keys.add((key.tag, key.value))
+        return node
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -48,7 +63,7 @@ def to_yaml(config: RunConfig) -> str:
 def from_yaml(text: str, source: str = "the configuration") -> RunConfig:
     """Return the configuration that a YAML text describes; `source` names it in errors."""
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     try:
@@ -65,9 +80,11 @@ def write(path: Path, config: RunConfig) -> None:
 def read(path: Path) -> RunConfig:
     """Return the configuration in a YAML file."""
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, too many for a configuration")
-        text = path.read_text("utf-8")
+        with open_plain(path, follow=True) as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise InputError(f"{path} has more than {LARGEST_FILE} bytes, too many for a configuration")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the configuration {path}: {error}") from None
     return from_yaml(text, str(path))

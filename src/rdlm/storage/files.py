@@ -26,8 +26,48 @@ UNWRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errn
 """The same, and those of a folder that cannot be created or written."""
 
 
-def cache_dir() -> Path:
-    """Return the cache folder: `$RDLM_CACHE`, else `$XDG_CACHE_HOME/rdlm`, else `~/.cache/rdlm`."""
+def cache_dir(*parts: str) -> Path:
+    """Return the cache folder, or a folder within it; it need not exist, and InputError is raised if it is not private.
+
+    The contents of the cache are used without asking, compiled code among them, so that nobody else may write there.
+    """
+    folder = _cache_root()
+    _check_private(folder)
+    for part in parts:
+        folder /= part
+        _check_private(folder)
+    return folder
+
+
+def make_cache_dir(*parts: str) -> Path:
+    """Return a folder of the cache, made where it does not exist, for its owner alone; OSError if that fails."""
+    folder = _cache_root()
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    for part in ("", *parts):
+        folder /= part
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _check_private(folder)
+    return folder
+
+
+def _check_private(folder: Path) -> None:
+    """Raise InputError for a folder of the cache that is a symbolic link or that other users can write to."""
+    try:
+        found = folder.lstat()
+    except OSError:  # it does not exist, or will fail when it is used
+        return
+    advice = "set RDLM_CACHE to a folder of your own"
+    if stat.S_ISLNK(found.st_mode):
+        raise InputError(f"the cache folder {folder} is a symbolic link; {advice}")
+    if stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid():
+        raise InputError(f"the cache folder {folder} belongs to another user; {advice}")
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(f"other users can write to the cache folder {folder}: run chmod go-w {folder}, or {advice}")
+
+
+def _cache_root() -> Path:
+    """Return `$RDLM_CACHE`, else `$XDG_CACHE_HOME/rdlm`, else `~/.cache/rdlm`."""
     if given := os.environ.get("RDLM_CACHE"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -94,9 +134,24 @@ def sha256_of(path: Path, on_bytes: Callable[[int], object] = lambda count: None
     return digest.hexdigest()
 
 
-def open_plain(path: Path) -> IO[bytes]:
-    """Open a regular file for reading without blocking; OSError for a symbolic link, a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def memory_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def most_bytes() -> int:
+    """Return the bytes of the largest content that is read: preparing a corpus takes several times its size."""
+    return memory_bytes() // 4
+
+
+def too_large(path: Path, size: str) -> InputError:
+    """Return the error for a file, or the files of a folder, with more bytes than are read."""
+    return InputError(f"{path} has {size} bytes; at most a quarter of this machine's memory is read, {most_bytes():,}")
+
+
+def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:
+    """Open a regular file for reading without blocking; OSError for a pipe, a device or, unless `follow`, a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("it is not a regular file")
@@ -129,9 +184,11 @@ def parse_json(content: bytes) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a duplicate key")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"an object has a duplicate key {key[:80]!r}")
+        found[key] = value
     return found
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rdlm.errors import InputError
-from rdlm.storage.files import damaged, sha256_of
+from rdlm.storage.files import damaged, memory_bytes, sha256_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Manifest:
 
     def check_memory(self) -> None:
         """Raise InputError for a file that is larger than the memory of this machine."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = memory_bytes()
         for name, entry in self.files.items():
             if entry["bytes"] > memory:  # a sparse file can have any size, and hashing it could take days
                 sizes = f"it has {entry['bytes']:,} bytes, this machine has {memory:,} bytes of memory"

@@ -17,10 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from rdlm.errors import DamagedFileError
-from rdlm.storage.files import cache_dir, write_atomic
+from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import cache_dir, make_cache_dir, write_atomic
 
 _log = logging.getLogger(__name__)
+
+FOLDER = "tables"
+"""The folder of the cache that holds the tables."""
 
 Parameters = Mapping[str, object]
 Tables = dict[str, Tensor]
@@ -29,9 +32,13 @@ Tables = dict[str, Tensor]
 def cached(parameters: Parameters, make: Callable[[], Tables]) -> Tables:
     """Return the tables with these parameters: read from the cache if the file is intact, else computed by `make`.
 
-    A damaged file or an unwritable cache only logs a warning.
+    A damaged file or an unusable cache only logs a warning.
     """
-    path = table_path(parameters)
+    try:
+        path = table_path(parameters)
+    except InputError as error:
+        _log.warning("%s; a table is built without it", error)
+        return make()
     if path.exists():
         try:
             return read(path, parameters)
@@ -39,6 +46,7 @@ def cached(parameters: Parameters, make: Callable[[], Tables]) -> Tables:
             _log.warning("%s; building it again", error)
     tables = make()
     try:
+        make_cache_dir(FOLDER)
         write(path, parameters, tables)
     except OSError as error:
         _log.warning("cannot keep a table in %s (%s); it will be built again next time", path.parent, error)
@@ -47,7 +55,7 @@ def cached(parameters: Parameters, make: Callable[[], Tables]) -> Tables:
 
 def table_path(parameters: Parameters) -> Path:
     """Return the file of the tables with these parameters, named by the SHA-256 of their canonical JSON."""
-    return cache_dir() / "tables" / f"{hashlib.sha256(_canonical(parameters).encode()).hexdigest()}.safetensors"
+    return cache_dir(FOLDER) / f"{hashlib.sha256(_canonical(parameters).encode()).hexdigest()}.safetensors"
 
 
 def write(path: Path, parameters: Parameters, tables: Tables) -> None:
