@@ -28,7 +28,7 @@ from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
 from rdlm.process.schedule import Grid, equal_information, uniform_in_log_remaining
-from rdlm.random import RandomStreams, check_numbers, generator_of
+from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, shortened, token_codes
 from rdlm.sampling.batching import Batcher, drive
 from rdlm.sampling.constraints import Classifier, Constraints
@@ -245,8 +245,6 @@ class PreparedSampling:
             sampler = self._sampler(chain, window, token, watch)
             output = yield from sampler.sample(layout.symbols(known.clamp_min(0)).masked_fill(is_open, OPEN), noise)
             token[:, window.begin : window.end] = layout.ids(output.token.cpu())
-            if output.total is not None:
-                check_numbers(output.total)
             nfe, invalid = nfe + output.nfe, invalid + output.invalid
         return Output(token, invalid, nfe)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rdlm.model.denoiser import BlockMask, Denoiser
 from rdlm.model.transformer import Cache
+from rdlm.random import check_numbers
 
 
 class CachedPrefix(NamedTuple):
@@ -82,8 +83,13 @@ class Query(NamedTuple):
     def evaluate(self, denoiser: Denoiser, network: nn.Module) -> Float[Tensor, "rows positions v"]:
         """Return the log-probabilities of all rows from one forward pass."""
         if self.prefix is not None:
-            return self._evaluate_behind(self.prefix, denoiser, network)
-        return denoiser(network, self.state, self.remaining, self.condition, self.previous, self.block_mask)
+            log_probs = self._evaluate_behind(self.prefix, denoiser, network)
+        else:
+            inputs = (self.state, self.remaining, self.condition, self.previous, self.block_mask)
+            log_probs = denoiser(network, *inputs)
+        if log_probs.device.type == "cpu":  # elsewhere, reading a result would wait for the device
+            check_numbers(log_probs)
+        return log_probs
 
     def _evaluate_behind(self, prefix: CachedPrefix, denoiser: Denoiser, network: nn.Module) -> Tensor:
         """Return log-probabilities of the positions behind the cache, uniform elsewhere; the cache grows."""

@@ -34,7 +34,7 @@ from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain, indices, per_sphere, to_device
 from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Linear, Schedule
-from rdlm.random import RandomStreams, check_numbers
+from rdlm.random import RandomStreams
 from rdlm.sampling.automaton import Automaton, Choice
 from rdlm.sampling.constraints import Constraints, most_likely, valid_digits
 from rdlm.sampling.denoisers import CachedPrefix, Denoising, Query
@@ -61,19 +61,6 @@ class State:
     """Keys and values of finished blocks, if the network caches them."""
     invalid: int = 0
     """Codes that were drawn again because their digits are the code of no token."""
-    total: Float[Tensor, ""] | None = None
-    """Sum of all log-probabilities so far: NaN if one of them was."""
-
-    def counting(self, log_probs: Float[Tensor, "batch positions v"]) -> State:
-        """Return the state with further log-probabilities in its total; on the CPU, NaN raises DamagedFileError.
-
-        On other devices, reading the total would wait for the device, and is left to those who read the tokens.
-        """
-        added = log_probs.sum()  # not positive: -inf is the only infinity, so that only NaN makes NaN
-        total = added if self.total is None else self.total + added
-        if total.device.type == "cpu":
-            check_numbers(total)
-        return replace(self, total=total)
 
     def rows(self, chosen: Sequence[int]) -> State:
         """Return some of the rows, each of which has its own generator."""
@@ -82,7 +69,7 @@ class State:
         step, nfe, known, offsets = (one[index] for one in (self.step, self.nfe, self.known, self.offsets))
         cache = self.cache and self.cache.rows(there)
         state, token, random = self.state[there], self.token[there], self.random.subset(chosen)
-        return State(step, nfe, known, offsets, state, token, random, cache, self.invalid, self.total)
+        return State(step, nfe, known, offsets, state, token, random, cache, self.invalid)
 
 
 class Activity(NamedTuple):
@@ -114,8 +101,6 @@ class Output(NamedTuple):
     token: Int[Tensor, "batch positions"]
     invalid: int
     nfe: Int[Tensor, " batch"]
-    total: Float[Tensor, ""] | None = None
-    """Sum of all log-probabilities, NaN if one of them was: whoever reads the tokens has to check it."""
 
 
 Sampling = Generator[Query, Tensor, Output]
@@ -174,7 +159,7 @@ class Sampler:
             token[to_device(rows, token.device)], nfe[rows] = state.token, state.nfe[:, 0]
             if self.callback is not None:
                 self.callback(StepInfo(self, rows, before, log_probs, state))
-        return Output(token, state.invalid, nfe, state.total)
+        return Output(token, state.invalid, nfe)
 
     def start(self, known: Int[Tensor, "batch positions"], random: RandomStreams) -> State:
         """Return the state before the first step: the chain's start, or vertices where known tokens are clamped."""
@@ -199,14 +184,13 @@ class Sampler:
         prefix = None if now.cache is None else self._prefix(now, now.cache)
         log_probs = yield from self.denoise(now.state, self._remaining(activity.local, now.state), prefix)
         log_probs = constraints.apply(log_probs, activity.fixed, now.token)
-        now = now.counting(log_probs)
         marginals = constraints.marginals(log_probs)
         # A switch needs tokens, too.
         wanted = activity.active if self.solver.by_token or self.law is not None else activity.decoding
         drawn, invalid = constraints.draw(log_probs, marginals, random, wanted), 0
         if self.codes is not None and not self.greedy:
             drawn, invalid = self._valid(self.codes, drawn, log_probs, activity, constraints.truncate, random)
-        after, now, second = yield from self._solve(now, activity, marginals, drawn)
+        after, second = yield from self._solve(now, activity, marginals, drawn)
         if self.greedy:
             drawn, invalid = self._most_likely(after, log_probs, marginals, drawn, activity, random)
         state = self._place(now.state, after, drawn, activity, random)
@@ -282,8 +266,8 @@ class Sampler:
 
     def _solve(
         self, now: State, activity: Activity, marginals: Tensor, drawn: Tensor
-    ) -> Generator[Query, Tensor, tuple[Tensor, State, int]]:
-        """Return states after the solver's step, `now` with its total, and the number of further evaluations.
+    ) -> Generator[Query, Tensor, tuple[Tensor, int]]:
+        """Return states after the solver's step and the number of further evaluations it took.
 
         States of positions that are inactive or decode are not used.
         """
@@ -291,18 +275,17 @@ class Sampler:
         # No state has to move where all positions decode at once, or where they do nothing else.
         decode_only = last == 0 or (self.nfe == self.steps and bool((activity.local >= last).all()))
         if decode_only and not self.solver.by_state:
-            return now.state, now, 0
+            return now.state, 0
         local = activity.local.clamp_max(last)
         moved = self.solver.step(Step(chain, self.schedule, now.state, local, marginals, drawn, now.random))
         if isinstance(moved, Tensor):
-            return moved, now, 0
-        after, now = yield from self._second_evaluation(moved, now, activity, drawn)
-        return after, now, 1
+            return moved, 0
+        return (yield from self._second_evaluation(moved, now, activity, drawn)), 1
 
     def _second_evaluation(
         self, solving: Generator[tuple[Tensor, Tensor], Tensor, Tensor], now: State, activity: Activity, drawn: Tensor
-    ) -> Generator[Query, Tensor, tuple[Tensor, State]]:
-        """Return the result of a solver that evaluates the network at states it has moved, and `now` with its total.
+    ) -> Denoising:
+        """Return the result of a solver that evaluates the network at states it has moved.
 
         Inactive positions are evaluated where they are, and those that decode at the vertex of their drawn token.
         """
@@ -316,12 +299,11 @@ class Sampler:
         prefix = None if now.cache is None else self._prefix(now, now.cache)
         log_probs = yield from self.denoise(at, self._remaining(level, at), prefix)
         log_probs = self.constraints.apply(log_probs, activity.fixed, now.token)
-        now = now.counting(log_probs)
         try:
             solving.send(self.constraints.marginals(log_probs))
         except StopIteration as stop:
             result: Tensor = stop.value
-            return result, now
+            return result
         raise AssertionError("a solver evaluates the network at most twice in a step")
 
     def _place(
@@ -420,8 +402,5 @@ def sample_chain(
     try:
         next(sampling)
     except StopIteration as stop:
-        output: Output = stop.value
-        if output.total is not None:
-            check_numbers(output.total)
-        return output.token
+        return stop.value.token  # type: ignore[no-any-return]
     raise AssertionError("a posterior is called directly: there is nothing to wait for")
