@@ -236,7 +236,9 @@ class PreparedSampling:
         self, path: ProcessPath, noise: RandomStreams, watch: Callable[[WindowStep], object] | None
     ) -> Generator[Query, Tensor, Output]:
         """Sample rows on one path, window after window."""
-        layout, chain = self.model.rdlm.layout, self._chain(path)
+        method, length = self.model.rdlm, min(self.prompt.length, self.model.length)
+        kernel, order = self.solver.bound or "mixture", schedule_of(self.options)
+        layout, chain = method.layout, method.chain(path, self.steps, kernel, order, self.grid, length)
         token = self.prompt.known.repeat(noise.batch, 1)
         nfe, invalid = torch.zeros(noise.batch, dtype=torch.long), 0
         for window in self.windows:
@@ -247,12 +249,6 @@ class PreparedSampling:
             token[:, window.begin : window.end] = layout.ids(output.token.cpu())
             nfe, invalid = nfe + output.nfe, invalid + output.invalid
         return Output(token, invalid, nfe)
-
-    def _chain(self, path: ProcessPath) -> Chain:
-        method, length = self.model.rdlm, min(self.prompt.length, self.model.length)
-        return method.chain(
-            path, self.steps, self.solver.bound or "mixture", schedule_of(self.options), self.grid, length
-        )
 
     def _sampler(
         self, chain: Chain, window: Window, token: Tensor, watch: Callable[[WindowStep], object] | None
