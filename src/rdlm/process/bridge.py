@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal, get_args
 
 import torch
@@ -44,22 +45,22 @@ class Start:
         if not 0 <= self.token_weight <= 1:
             raise InputError(f"the token weight of a start must lie in [0, 1], got {self.token_weight}")
 
-    @property
+    @cached_property
     def dimension(self) -> int:
         """`d`, the number of coordinates, the mask's included."""
         return self.vocabulary + 1
 
-    @property
+    @cached_property
     def token_coordinate(self) -> float:
         """The start's coordinate on each token, the cosine of its angle to the token."""
         return math.sqrt(self.token_weight / self.vocabulary)
 
-    @property
+    @cached_property
     def mask_coordinate(self) -> float:
         """The start's coordinate on the mask."""
         return math.sqrt(1 - self.token_weight)
 
-    @property
+    @cached_property
     def angle(self) -> float:
         """`r_0`, the start's angle to every token."""
         return math.acos(self.token_coordinate)
@@ -103,21 +104,21 @@ class Bridge:
         if self.kind == "brownian":
             self.check_evidence()
 
-    @property
+    @cached_property
     def dimension(self) -> int:
         """`d`, the number of coordinates."""
         return self.start.dimension
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """`V`, the number of tokens."""
         return self.start.vocabulary
 
-    @property
+    @cached_property
     def _half(self) -> float:
         return (self.dimension - 2) / 2
 
-    @property
+    @cached_property
     def _second(self) -> float:
         return self._half * (self._half - 1) / 2
 

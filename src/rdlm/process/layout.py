@@ -14,6 +14,7 @@ all, where a 0/1 matrix from tokens to digits would cost O(V m b).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ class Layout:
         if self.placement not in PLACEMENTS:
             raise unknown("layout", self.placement, PLACEMENTS)
 
-    @property
+    @cached_property
     def digits(self) -> int:
         """Return m = ceil(log_b V), Eq. (39), by integers: a floating logarithm fails at exact powers."""
         digits = 1
@@ -69,22 +70,22 @@ class Layout:
             digits += 1
         return digits
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Return the number of positions that one token takes."""
         return self.digits if self.placement == "serial" else 1
 
-    @property
+    @cached_property
     def spheres(self) -> int:
         """Return the number of spheres at a position of the network."""
         return 1 if self.placement == "serial" else self.digits
 
-    @property
+    @cached_property
     def joint(self) -> bool:
         """Return whether the digits at a position are resolved together, as one token with several spheres."""
         return self.head == "token" and self.spheres > 1
 
-    @property
+    @cached_property
     def symbols_per_token(self) -> int:
         """Return the number of symbols of a token: its digits, unless they are resolved together."""
         return 1 if self.joint else self.digits

@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,7 +51,7 @@ class Path:
                 f"the noise at the switch must lie in (0, {self.bridge.total:g}), got {self.switch_remaining:g}"
             )
 
-    @property
+    @cached_property
     def bridges(self) -> tuple[Bridge, ...]:
         """The bridges in the order in which a position follows them."""
         return (self.bridge,) if self.second is None else (self.bridge, self.second)

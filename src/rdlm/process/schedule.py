@@ -86,7 +86,7 @@ class Geometric(Schedule):
     def __post_init__(self) -> None:
         _positive(first_rate=self.first, last_rate=self.last)
 
-    @property
+    @cached_property
     def _slope(self) -> float:
         return math.log(self.last / self.first)
 
