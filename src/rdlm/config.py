@@ -39,8 +39,25 @@ class Interface:
             raise InputError("a network is conditioned on classes or on a signal, not on both")
 
 
+@dataclass(frozen=True, kw_only=True)
+class BeliefConfig:
+    """The inference layer below a network: exact beliefs under a small Markov chain."""
+
+    belief: Literal["none", "ngram", "hmm"] = "none"
+    """Inference layer: none, an n-gram model of the training data, or a hidden Markov model, trained jointly."""
+    order: int = 6
+    """Order of the n-gram model: a symbol depends on up to `order - 1` symbols before it."""
+    states: int | None = None
+    """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
+
+    @property
+    def chain_states(self) -> int:
+        """Return the number of states of the chain."""
+        return self.states or {"none": 0, "ngram": 16384, "hmm": 256}[self.belief]
+
+
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(BeliefConfig):
     """The diffusion transformer; the defaults are a small network for two cores."""
 
     width: int = 256
@@ -69,6 +86,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})
         _positive_scale_and_probability(self.time_scale, self.dropout)
+        _check_belief(self)
         if self.width % (2 * self.heads):
             raise InputError(
                 f"width {self.width} is not a multiple of 2 * heads = {2 * self.heads}: "
@@ -77,7 +95,7 @@ class TransformerConfig:
 
 
 @dataclass(frozen=True)
-class ConvolutionConfig:
+class ConvolutionConfig(BeliefConfig):
     """The one-dimensional dilated convolution network of the promoter task; the defaults are the paper's."""
 
     width: int = 256
@@ -98,6 +116,7 @@ class ConvolutionConfig:
     def __post_init__(self) -> None:
         _at_least(self, {"width": 1, "stacks": 1, "kernel": 1})
         _positive_scale_and_probability(self.time_scale, self.dropout)
+        _check_belief(self)
         if self.kernel % 2 == 0:
             raise InputError(f"kernel {self.kernel} must be odd, so that input and output have equal length")
         if not self.dilations or min(self.dilations) < 1:
@@ -120,6 +139,14 @@ def _positive_scale_and_probability(time_scale: float, dropout: float) -> None:
         raise InputError(f"time_scale {time_scale} must be positive")
     if not 0 <= dropout < 1:
         raise InputError(f"dropout {dropout} must lie in [0, 1)")
+
+
+def _check_belief(config: NetworkConfig) -> None:
+    _at_least(config, {"order": 2})
+    if config.states is not None and config.states < 2:
+        raise InputError(f"model.states {config.states} must be at least 2")
+    if config.belief != "none" and config.self_condition:
+        raise InputError("model.belief cannot be combined with model.self_condition: choose one of them")
 
 
 def paper_text8() -> Preset:
@@ -152,6 +179,9 @@ PAPER_TOTAL_NOISE = 0.03755909399773322
 Head = Literal["token", "digit"]
 MethodName = Literal["rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
+
+READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive")
+"""Methods whose network maps independent evidence about tokens to a posterior, so that inference can precede it."""
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -399,6 +429,11 @@ class RunConfig:
     discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.belief != "none" and self.method not in READ_EVIDENCE:
+            readers = ", ".join(READ_EVIDENCE)
+            raise InputError(f"model.belief needs a method that reads evidence ({readers}), got {self.method}")
 
 
 SolverName = Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"]

@@ -23,7 +23,8 @@ from rdlm.api.trace import Trace
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.model.transformer import Cache, Transformer
+from rdlm.model.network import transformer_of
+from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
@@ -286,13 +287,13 @@ class PreparedSampling:
 
     def _make_cache(self, chain: Chain) -> Callable[[], Cache] | None:
         """Return what makes a KV cache; None where more than the current block has to be evaluated."""
-        network = self.model.rdlm.network
+        transformer = transformer_of(self.model.rdlm.network)
         # A classifier and a regex need tokens ahead, guidance two evaluations, and self-conditioning whole predictions.
         ahead = self.classifier is not None or self.options.regex is not None
         twice = self.options.guidance != 1 or self.model.config.model.self_condition
-        if not chain.token_steps.block or ahead or twice or self.is_signal or not isinstance(network, Transformer):
+        if not chain.token_steps.block or ahead or twice or self.is_signal or transformer is None:
             return None
-        return network.cache
+        return transformer.cache
 
     def _constraints(self, window: Window, token: Tensor) -> Constraints:
         """Return the constraints of a window; a regular language is entered after the text before it."""

@@ -144,9 +144,13 @@ def load(run: str | Path | None = None, *, averaged: bool = True) -> LanguageMod
     state = checkpoint.verify(path)
     tokenizer = tokenizers.from_json(read_json(path / "tokenizer.json"))
     config, about, method = _build(path / "state.json", state, tokenizer.size, _bytes(state))
-    _copy_weights(
-        method, checkpoint.read_part(path, "ema" if averaged else "network", dict(method.network.named_parameters()))
-    )
+    parameters, all_tensors = dict(method.network.named_parameters()), method.network.state_dict()
+    weights = {}
+    if not averaged or len(all_tensors) > len(parameters):  # tables that are not learned have no average
+        weights = checkpoint.read_part(path, "network", all_tensors)
+    if averaged:
+        weights |= checkpoint.read_part(path, "ema", parameters)
+    _copy_weights(method, weights)
     method.load_state(checkpoint.read_part(path, "method", method.state()))
     return LanguageModel(path.parent.name, method, tokenizer, config, about, path)
 
@@ -156,7 +160,7 @@ def _load_published(path: Path) -> LanguageModel:
     tokenizer = tokenizers.from_json(read_json(path / "tokenizer.json"))
     widened = 4 // publish.TYPES[state["weights"]["dtype"]].itemsize
     config, about, method = _build(path / publish.CONFIG, state, tokenizer.size, widened * _bytes(state))
-    _copy_weights(method, publish.read_weights(path, state, dict(method.network.named_parameters())))
+    _copy_weights(method, publish.read_weights(path, state, method.network.state_dict()))
     config = replace(config, data=replace(config.data, file=None))  # its author's file; here, it would be another one
     return LanguageModel(state["name"], method, tokenizer, config, about, path)
 
@@ -164,8 +168,8 @@ def _load_published(path: Path) -> LanguageModel:
 def _copy_weights(method: Method, weights: dict[str, Tensor]) -> None:
     """Copy weights into the network, converted to the type of the network."""
     with torch.no_grad():
-        for name, parameter in method.network.named_parameters():
-            parameter.copy_(weights[name])
+        for name, tensor in method.network.state_dict().items():
+            tensor.copy_(weights[name])
     method.network.eval()
 
 

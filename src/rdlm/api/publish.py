@@ -98,8 +98,9 @@ def _move(new: Path, folder: Path) -> None:
 def _rounded(model: LanguageModel, dtype: Dtype) -> dict[str, Tensor]:
     """Return the weights in the type of the file; InputError if a weight is out of its range."""
     found = {}
-    for name, parameter in model.method.network.named_parameters():
-        tensor = parameter.detach().cpu().to(TYPES[dtype]).contiguous()
+    for name, parameter in model.method.network.state_dict().items():
+        kind = TYPES[dtype] if parameter.is_floating_point() else parameter.dtype
+        tensor = parameter.detach().cpu().to(kind).contiguous()
         if not tensor.isfinite().all():
             finite = bool(parameter.isfinite().all())
             reason = f"does not fit into {dtype}: choose another type" if finite else "is not finite"
@@ -109,7 +110,9 @@ def _rounded(model: LanguageModel, dtype: Dtype) -> dict[str, Tensor]:
 
 
 def _write_files(folder: Path, model: LanguageModel, name: str, weights: Mapping[str, Tensor], dtype: Dtype) -> None:
-    fingerprint = measurements.fingerprint({key: tensor.float() for key, tensor in weights.items()})
+    fingerprint = measurements.fingerprint(
+        {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+    )
     found = evaluations(model)
     save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
     _write_json(folder / TOKENIZER, model.tokenizer.to_json())
@@ -214,7 +217,10 @@ def verify(path: Path) -> dict[str, Any]:
 def read_weights(path: Path, state: Mapping[str, Any], template: checkpoint.Tensors) -> dict[str, Tensor]:
     """Return the weights in the type of the file; names and shapes must equal the template's."""
     dtype = TYPES[state["weights"]["dtype"]]
-    stored = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in template.items()}
+    stored = {
+        name: torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="meta")
+        for name, tensor in template.items()
+    }
     return checkpoint.read_part(path, Path(WEIGHTS).stem, stored)
 
 

@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from jaxtyping import Shaped
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rdlm.data.tokenizer import Tokenizer, from_json
 from rdlm.display.progress import bar
@@ -34,6 +37,8 @@ SPLITS = ("train", "validation", "test")
 SUFFIXES = (".bin", ".label.bin", ".signal.bin")
 TOKENIZER = "tokenizer.json"
 FORMAT = 1
+ROW = 4096
+"""Tokens of a row into which `Corpus.rows` divides a stream."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,14 @@ class Corpus:
         if name not in self.tokens:
             raise InputError(f"{self.protocol} has no split {name!r}; it has {', '.join(self.tokens)}")
         return self.tokens[name]
+
+    def rows(self) -> Shaped[Tensor, "n length"]:
+        """Return the training split as rows, those of a stream as long as `ROW`; what is left of it is dropped."""
+        train = self.train
+        if train.ndim == 1:
+            length = min(ROW, len(train))
+            train = train[: len(train) // length * length].reshape(-1, length)
+        return torch.from_numpy(np.array(train))
 
 
 def write(folder: Path, draft: Draft, about: Mapping[str, Any]) -> None:

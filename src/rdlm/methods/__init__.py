@@ -14,6 +14,7 @@ from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD
 from rdlm.methods.udlm import UDLM
+from rdlm.model.belief import BeliefNetwork
 
 METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "rdlm": Rdlm,
@@ -30,4 +31,7 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
     """Return the configured method for the vocabulary, the classes and the per-position signal of a corpus."""
     if config.method not in METHODS:
         raise unknown("method", config.method, METHODS)
-    return METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
+    method = METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
+    if isinstance(method.network, BeliefNetwork):
+        method.network.belief.fit(corpus.rows())
+    return method

@@ -83,7 +83,8 @@ class Rdlm:
         self.config = config
         self.check_blocks(config.process.block or config.objective.blockwise)
         self.process = Process.of(config.process, vocabulary, config.denoiser.head)
-        self.denoiser = Denoiser(config.denoiser, self.layout, self.process.bridge, self.process.schedule)
+        parts = (self.layout, self.process.bridge, self.process.schedule)
+        self.denoiser = Denoiser(config.denoiser, *parts, config.model.belief)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
         self.proposal = Proposal(config.objective)
         self.training_grid = self.process.grid(config.process.levels)

@@ -57,10 +57,14 @@ class Denoiser:
     position of the network are grouped here.
     """
 
-    def __init__(self, config: DenoiserConfig, layout: Layout, bridge: Bridge, schedule: Schedule) -> None:
+    def __init__(
+        self, config: DenoiserConfig, layout: Layout, bridge: Bridge, schedule: Schedule, belief: str = "none"
+    ) -> None:
         self.config, self.layout, self.bridge, self.schedule = config, layout, bridge, schedule
         if config.evidence or config.features == "evidence":
             bridge.check_evidence()
+        if belief != "none" and (config.features != "evidence" or not config.evidence):
+            raise InputError(f"model.belief {belief} needs denoiser.features evidence and denoiser.evidence true")
         if config.features == "top" and not 1 <= config.top <= bridge.dimension:
             raise InputError(f"denoiser.top must lie in [1, {bridge.dimension}], the coordinates, got {config.top}")
 

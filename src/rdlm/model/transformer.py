@@ -25,6 +25,8 @@ class Cache:
     def __init__(self, layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * layers
         self.values: list[Tensor | None] = [None] * layers
+        self.symbols: list[Tensor | None] = [None]
+        """The symbols of these positions, [B, 1, L, 1], for an inference layer below the network."""
 
     @property
     def length(self) -> int:
@@ -47,13 +49,14 @@ class Cache:
     def rows(self, chosen: slice | Int[Tensor, " rows"]) -> Cache:
         """Return the cache of some of the sequences."""
         cache = Cache(len(self.keys))
-        cache.keys, cache.values = list(self.keys), list(self.values)
+        cache.keys, cache.values, cache.symbols = list(self.keys), list(self.values), list(self.symbols)
         cache._each(lambda tensor: tensor[chosen])
         return cache
 
     def take(self, parts: Sequence[Cache]) -> Cache:
         """Replace the contents by those of caches of equal length, concatenated over sequences; return this cache."""
-        pairs = ((self.keys, [part.keys for part in parts]), (self.values, [part.values for part in parts]))
+        names = ("keys", "values", "symbols")
+        pairs = [(getattr(self, name), [getattr(part, name) for part in parts]) for name in names]
         for target, sources in pairs:
             for layer, tensors in enumerate(zip(*sources, strict=True)):
                 present = [tensor for tensor in tensors if tensor is not None]
@@ -61,7 +64,7 @@ class Cache:
         return self
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        for tensors in (self.keys, self.values):
+        for tensors in (self.keys, self.values, self.symbols):
             tensors[:] = [None if tensor is None else change(tensor) for tensor in tensors]
 
 

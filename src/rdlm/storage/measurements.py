@@ -19,7 +19,7 @@ MAIN = ("bits_per_character", "bits_per_dimension", "bits_per_base")
 
 def fingerprint(network: nn.Module | Mapping[str, Tensor]) -> str:
     """Return the SHA-256 over names, types, shapes and values of all weights."""
-    tensors = dict(network.named_parameters()) if isinstance(network, nn.Module) else network
+    tensors = network.state_dict() if isinstance(network, nn.Module) else network
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

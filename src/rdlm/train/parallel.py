@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -111,10 +111,10 @@ class MixedPrecision(nn.Module):
         self.network = network
         self.device_type = device_type
 
-    def forward(self, *inputs: Tensor | float | None) -> Tensor:
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Return the output of the network."""
         with torch.autocast(self.device_type, torch.bfloat16):
-            output: Tensor = self.network(*inputs)
+            output: Tensor = self.network(*inputs, **options)
         return output
 
 

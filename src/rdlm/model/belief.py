@@ -1,0 +1,479 @@
+"""The inference layer: exact beliefs about every symbol under a small Markov chain, below the network, Eq. (54).
+
+Given the evidence `l_j` of all positions and a chain prior, the context
+
+    c_i(k) = log p(k_i = k | evidence of the other positions)
+
+is exact by forward-backward, in time linear in the length. The network takes the posterior `softmax(c_i + l_i)` as a
+second input and adds to the context what the chain does not know: `log p = log_softmax(s + c + l)`. The bound
+holds for any posterior.
+
+| kind | states | learned |
+|---|---|---|
+| `ngram` | kept contexts of up to `order - 1` symbols | counted in the training data |
+| `hmm` | hidden states | with the network, through forward-backward |
+
+Messages are [states, batch]: rows are states. B is the batch, L the length, V the vocabulary, N the states.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.config import Interface, NetworkConfig
+from rdlm.errors import InputError
+from rdlm.model.ngram import Contexts, check_ngram, count_contexts
+from rdlm.model.transformer import Cache
+
+SMALLEST = 1e-9
+"""Added to probabilities of the context, so that no symbol is excluded by rounding."""
+
+MESSAGES = 1 << 27
+"""Numbers in the forward messages of the sequences that are treated at once."""
+
+
+class BeliefNetwork(nn.Module):
+    """A network above an inference layer: logits `s(l, c) + c`, to which the caller adds the evidence `l`, Eq. (54)."""
+
+    def __init__(self, network: nn.Module, belief: Belief, vocabulary: int, causal: bool = False) -> None:
+        super().__init__()
+        self.network, self.belief, self.vocabulary, self.causal = network, belief, vocabulary, causal
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch length *features"],
+        time: Tensor | float,
+        condition: Tensor | None = None,
+        previous: Tensor | None = None,
+        cache: Cache | None = None,
+        block: int | Tensor = 0,
+        doubled: bool = False,
+    ) -> Float[Tensor, "batch length v"]:
+        """Return logits from evidence as features [B, L, V], or from ids [B, L] of which V is no symbol.
+
+        The other arguments are those of `Transformer.forward`.
+        """
+        likelihood = self._likelihood(inputs)
+        with torch.autocast(inputs.device.type, enabled=False):
+            context = self._context(inputs, likelihood, cache, block, doubled)
+        # A clean symbol's posterior is certain, whatever its context: the clean half's input does not depend on it.
+        clean, own = likelihood.split((likelihood.shape[1] - context.shape[1], context.shape[1]), dim=1)
+        posterior = torch.cat((clean, context.exp() if self.causal else _posterior(context, own)), dim=1)
+        features = torch.cat((_features(likelihood), _features(posterior)), dim=-1)
+        if isinstance(block, int) and not block and not doubled:
+            logits = self.network(features, time, condition, previous, **({} if cache is None else {"cache": cache}))
+        else:
+            logits = self.network(features, time, condition, previous, cache=cache, block=block, doubled=doubled)
+        total: Tensor = logits + context
+        return total
+
+    @torch.compiler.disable
+    def _context(
+        self, inputs: Tensor, likelihood: Tensor, cache: Cache | None, block: int | Tensor, doubled: bool
+    ) -> Float[Tensor, "batch length v"]:
+        """Return the context of the positions with an output."""
+        length = inputs.shape[1]
+        symbols = likelihood.argmax(-1) if inputs.is_floating_point() else inputs.clamp_max(self.vocabulary - 1)
+        if cache is not None:
+            symbols = _extended(cache, symbols)
+        if self.causal:  # the input of a position is the symbol before it
+            return self.belief.predicted(symbols.roll(-1, 1))[:, -length:]
+        if doubled:
+            clean, noisy = symbols[:, : length // 2], likelihood[:, length // 2 :]
+            return self.belief.behind(clean, noisy.log(), block)
+        if isinstance(block, int) and not block:
+            return self.belief(likelihood.log())
+        past = symbols.shape[1] - length
+        evidence = functional.pad(likelihood.log(), (0, 0, past, 0))  # of finished blocks, their symbols are used
+        return self.belief.behind(symbols, evidence, block)[:, -length:]
+
+    def _likelihood(self, inputs: Shaped[Tensor, "batch length *features"]) -> Float[Tensor, "batch length v"]:
+        """Return what the evidence of a position says of each symbol, as probabilities."""
+        if inputs.is_floating_point():  # the inverse of `from_evidence`
+            return (inputs.float() * self.vocabulary**-0.5 + 1 / self.vocabulary).clamp_min(0)
+        known = functional.one_hot(inputs, self.vocabulary + 1)[..., :-1].float()
+        return torch.where((inputs == self.vocabulary)[..., None], 1 / self.vocabulary, known)
+
+
+def _features(probability: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    """Return probabilities as features of order one, as `from_evidence` does."""
+    states = probability.shape[-1]
+    return (probability - 1 / states) * states**0.5
+
+
+def _posterior(context: Float[Tensor, "... v"], likelihood: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    joint = context.exp() * likelihood
+    return joint / joint.sum(-1, keepdim=True)
+
+
+def _extended(cache: Cache, symbols: Int[Tensor, "batch length"]) -> Int[Tensor, "batch longer"]:
+    """Append symbols to those of a cache, and return all of them."""
+    past = cache.symbols[0]
+    new = symbols[:, None, :, None]
+    found = new if past is None else torch.cat((past, new), dim=2)
+    cache.symbols[0] = found
+    return found[:, 0, :, 0]
+
+
+def belief_of(config: NetworkConfig, interface: Interface) -> Belief:
+    """Return the inference layer of a configuration, before anything is counted or learned."""
+    if interface.digits > 1 or interface.features not in (interface.outputs, interface.outputs + 1):
+        raise InputError(
+            f"model.belief {config.belief} needs tokens as they are and evidence as the network's input: "
+            "use process.base null and denoiser.features evidence"
+        )
+    if config.belief == "hmm":
+        return HiddenMarkov(interface.outputs, config.chain_states)
+    return Ngram(interface.outputs, config.order, config.chain_states)
+
+
+class Belief(nn.Module, ABC):
+    """A chain prior over symbols, with exact inference from evidence."""
+
+    states: int
+
+    def fit(self, rows: Shaped[Tensor, "n length"]) -> None:
+        """Learn from training data what is not learned with the network; nothing by default."""
+
+    def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
+        rows = max(1, MESSAGES // (self.states * evidence.shape[1]))
+        parts = [self._context(part, self._start(len(part))) for part in evidence.split(rows)]
+        return torch.cat(parts)
+
+    def behind(
+        self,
+        clean: Int[Tensor, "batch length"],
+        evidence: Float[Tensor, "batch length v"],
+        block: int | Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position given its block's evidence and the clean symbols before its block."""
+        if isinstance(block, int):
+            return self._blocks(clean, evidence, block)
+        found = torch.empty_like(evidence)
+        for size in block.unique().tolist():
+            rows = block == size
+            found[rows] = self._blocks(clean[rows], evidence[rows], size)
+        return found
+
+    @abstractmethod
+    def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
+        """Return the log-probabilities of every symbol given the clean symbols before it."""
+
+    # -- what a kind of chain defines ------------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self, batch: int) -> Float[Tensor, "n batch"]:
+        """Return the message before the first position."""
+
+    @abstractmethod
+    def _messages_before(self, clean: Int[Tensor, "batch length"]) -> Shaped[Tensor, "batch length ..."]:
+        """Return the chain's state, or law of states, before every position of clean symbols."""
+
+    @abstractmethod
+    def _message(self, before: Shaped[Tensor, "batch ..."]) -> Float[Tensor, "n batch"]:
+        """Return entries of `_messages_before` as a message."""
+
+    @abstractmethod
+    def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+        """Return the law of the next state."""
+
+    @abstractmethod
+    def _back(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+        """Return the expectation over the next state of a function of it: the transpose of `_ahead`."""
+
+    @abstractmethod
+    def _emitted(self, likelihood: Float[Tensor, "v batch"]) -> Float[Tensor, "n batch"]:
+        """Return the likelihood of each state from that of each symbol."""
+
+    @abstractmethod
+    def _by_symbol(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "v batch"]:
+        """Return the probability of each symbol from that of each state: the transpose of `_emitted`."""
+
+    # -- forward-backward ---------------------------------------------------------------------------------
+
+    def _context(
+        self, evidence: Float[Tensor, "batch length v"], message: Float[Tensor, "n batch"]
+    ) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position after the given forward message."""
+        likelihood = (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0)  # [L, V, B]
+        emitted, ahead = [], []
+        for symbols in likelihood:
+            ahead.append(self._ahead(message))
+            emitted.append(self._emitted(symbols))
+            message = _normalised(ahead[-1] * emitted[-1])
+        found: list[Tensor] = []
+        message = torch.ones_like(message)
+        for before, own in zip(reversed(ahead), reversed(emitted), strict=True):
+            found.append(self._by_symbol(before * message))
+            message = _normalised(self._back(own * message))
+        context = torch.stack(found[::-1]).permute(2, 0, 1)  # [L, V, B] -> [B, L, V]
+        return (context / context.sum(-1, keepdim=True) + SMALLEST).log()
+
+    def _blocks(self, clean: Tensor, evidence: Tensor, block: int) -> Float[Tensor, "batch length v"]:
+        if block == 1:
+            return self.predicted(clean)
+        batch, length, symbols = evidence.shape
+        before = self._messages_before(clean)[:, ::block]  # [B, blocks, ...]
+        blocks = before.shape[1]
+        # No evidence past the end of the sequence; there the context is not used.
+        padded = functional.pad(evidence, (0, 0, 0, blocks * block - length))
+        inside = padded.view(batch * blocks, block, symbols)
+        rows = max(1, MESSAGES // (self.states * block))
+        pairs = zip(inside.split(rows), before.flatten(0, 1).split(rows), strict=True)
+        found = torch.cat([self._context(part, self._message(start)) for part, start in pairs])
+        return found.view(batch, blocks * block, symbols)[:, :length]
+
+
+def _normalised(message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+    return message / message.sum(0, keepdim=True).clamp_min(torch.finfo(message.dtype).tiny)
+
+
+class Ngram(Belief):
+    """A pruned n-gram model as a chain of contexts, Eq. (53); its tables are buffers, saved with the network.
+
+    The products with the transition matrix are sums over its arcs, the weights `w(h, e)` that are not 0, and over the
+    back-off from each context to the next shorter one.
+    """
+
+    length: Tensor
+    suffix: Tensor
+    backoff: Tensor
+    weight: Tensor
+    following: Tensor
+
+    def __init__(self, vocabulary: int, order: int, states: int) -> None:
+        super().__init__()
+        check_ngram(vocabulary, order, states)
+        self.vocabulary, self.order, self.states = vocabulary, order, states
+        symbol = torch.arange(vocabulary, dtype=torch.int32)
+        # Until contexts are counted: a chain without memory, in which all symbols are equally likely.
+        self.register_buffer("length", (torch.arange(states) > 0).int() * (torch.arange(states) <= vocabulary))
+        self.register_buffer("suffix", torch.zeros(states, dtype=torch.int32))
+        self.register_buffer("backoff", torch.ones(states).index_fill(0, torch.tensor(0), 0.0))
+        self.register_buffer("weight", torch.zeros(states, vocabulary).index_fill(0, torch.tensor(0), 1 / vocabulary))
+        self.register_buffer("following", (symbol + 1).repeat(states, 1))
+        self._arcs: tuple[tuple[object, ...], _Arcs] | None = None
+
+    def fit(self, rows: Shaped[Tensor, "n length"]) -> None:
+        """Count the contexts of training data."""
+        contexts = count_contexts(rows, self.vocabulary, self.order, self.states)
+        for name in ("length", "suffix", "backoff", "weight", "following"):
+            getattr(self, name).copy_(getattr(contexts, name))
+
+    @property
+    def arcs(self) -> _Arcs:
+        """The tables in the form that inference needs, computed once after they change."""
+        key = (self.weight._version, self.weight.data_ptr(), self.following._version, self.weight.device)
+        if self._arcs is None or self._arcs[0] != key:
+            tables = (self.length.long(), self.suffix.long(), self.backoff.float(), self.weight.float())
+            self._arcs = (key, _Arcs.of(Contexts(*tables, self.following.long())))
+        return self._arcs[1]
+
+    @torch.no_grad()
+    def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
+        return super().forward(evidence)
+
+    @torch.no_grad()
+    def behind(self, clean: Tensor, evidence: Tensor, block: int | Tensor) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position given its block's evidence and the clean symbols before its block."""
+        return super().behind(clean, evidence, block)
+
+    def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
+        """Return the log-probabilities of every symbol given the clean symbols before it."""
+        return self.arcs.log_probability[self._messages_before(clean)]
+
+    def _messages_before(self, clean: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
+        state = torch.zeros(len(clean), dtype=torch.long, device=clean.device)
+        found = []
+        for symbol in clean.unbind(1):
+            found.append(state)
+            state = self.arcs.following[state, symbol]
+        return torch.stack(found, 1)
+
+    def _message(self, before: Int[Tensor, " batch"]) -> Float[Tensor, "n batch"]:
+        return functional.one_hot(before, self.states).t().float()
+
+    def _start(self, batch: int) -> Float[Tensor, "n batch"]:
+        return self._message(torch.zeros(batch, dtype=torch.long, device=self.weight.device))
+
+    def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+        arcs, message = self.arcs, message.clone()
+        for level, shorter, by_suffix in reversed(arcs.levels):
+            message[shorter] += by_suffix(message[level])
+        return arcs.by_target(message).clamp_min_(0)  # differences can be negative by rounding
+
+    def _back(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+        arcs = self.arcs
+        message = arcs.by_source(message)
+        for level, _, _ in arcs.levels:
+            message[level] += arcs.backoff[level, None] * message[arcs.suffix[level]]
+        return message
+
+    def _emitted(self, likelihood: Float[Tensor, "v batch"]) -> Float[Tensor, "n batch"]:
+        return likelihood[self.arcs.symbol]
+
+    def _by_symbol(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "v batch"]:
+        return self.arcs.by_symbol(message)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Weighted sums of rows: a sparse matrix, whose product with [rows, batch] is one `embedding_bag`."""
+
+    index: Int[Tensor, " entries"]
+    offsets: Int[Tensor, " sums+1"]
+    weight: Float[Tensor, " entries"]
+
+    @staticmethod
+    def of(target: Int[Tensor, " entries"], source: Int[Tensor, " entries"], weight: Tensor, sums: int) -> _Sums:
+        """Return the sums of `weight * row[source]` for each target in 0 .. sums - 1."""
+        order = target.argsort(stable=True)
+        offsets = functional.pad(torch.bincount(target, minlength=sums).cumsum(0), (1, 0))
+        return _Sums(source[order], offsets, weight[order])
+
+    def __call__(self, rows: Float[Tensor, "rows batch"]) -> Float[Tensor, "sums batch"]:
+        return functional.embedding_bag(
+            self.index, rows, self.offsets, mode="sum", per_sample_weights=self.weight, include_last_offset=True
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Arcs:
+    """The tables of an n-gram model as sparse matrices."""
+
+    suffix: Int[Tensor, " n"]
+    backoff: Float[Tensor, " n"]
+    following: Int[Tensor, "n v"]
+    log_probability: Float[Tensor, "n v"]
+    symbol: Int[Tensor, " n"]
+    """The last symbol of each state."""
+    levels: tuple[tuple[slice, slice, _Sums], ...]
+    """Rows of each length from 1 on, rows of one symbol less, and the sums over the former that go to the latter."""
+    by_target: _Sums
+    by_source: _Sums
+    by_symbol: _Sums
+
+    @staticmethod
+    def of(contexts: Contexts) -> _Arcs:
+        """Return the matrices of counted contexts, whose rows are sorted by length behind the root."""
+        length, suffix, weight, following = contexts.length, contexts.suffix, contexts.weight, contexts.following
+        states, vocabulary = weight.shape
+        used = 1 + int((length > 0).sum())
+        bounds = [0, *(1 + int(((length > 0) & (length <= level)).sum()) for level in range(int(length.max()) + 1))]
+        slices = [slice(low, high) for low, high in itertools.pairwise(bounds)]  # root, length 1, 2, ...
+        symbol = torch.zeros(states, dtype=torch.long, device=weight.device)
+        symbol[following[0]] = torch.arange(vocabulary, device=weight.device)
+        levels = []
+        for shorter, level in itertools.pairwise(slices):
+            if shorter.start > 0:
+                symbol[level] = symbol[suffix[level]]
+            rows = torch.arange(level.stop - level.start, device=weight.device)
+            target = suffix[level] - shorter.start
+            sums = _Sums.of(target, rows, contexts.backoff[level], shorter.stop - shorter.start)
+            levels.append((level, shorter, sums))
+        source, target, value = _entries(contexts, used)
+        everyone = torch.arange(1, used, device=weight.device)
+        return _Arcs(
+            suffix,
+            contexts.backoff,
+            following,
+            contexts.probability.log(),
+            symbol,
+            tuple(levels),
+            _Sums.of(target, source, value, states),
+            _Sums.of(source, target, value, states),
+            _Sums.of(symbol[1:used], everyone, torch.ones(used - 1, device=weight.device), vocabulary),
+        )
+
+
+def _entries(contexts: Contexts, used: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return source, target and weight of all arcs.
+
+    The back-off of `h` goes to the states that `h'` leads to. Where `h` leads to a longer one, that share of the
+    probability is moved there: an arc has it as well, and another one takes it away.
+    """
+    weight, following, suffix = contexts.weight, contexts.following, contexts.suffix
+    longer = (following != following[suffix]) & (contexts.length > 0)[:, None]
+    moved = torch.where(longer, contexts.backoff[:, None] * contexts.probability[suffix], 0.0)[:used]
+    source, symbol = (weight[:used] + moved).nonzero(as_tuple=True)
+    away, removed = moved.nonzero(as_tuple=True)
+    return (
+        torch.cat([source, away]),
+        torch.cat([following[source, symbol], following[suffix[away], removed]]),
+        torch.cat([(weight[:used] + moved)[source, symbol], -moved[away, removed]]),
+    )
+
+
+class HiddenMarkov(Belief):
+    """A hidden Markov model whose transitions and emissions are parameters."""
+
+    def __init__(self, vocabulary: int, states: int) -> None:
+        super().__init__()
+        if states < 2:
+            raise InputError(f"a hidden Markov model needs at least 2 states, got {states}")
+        self.states = states
+        self.start = nn.Parameter(torch.zeros(states))
+        self.transition = nn.Parameter(torch.randn(states, states))
+        self.emission = nn.Parameter(torch.randn(states, vocabulary))
+
+    def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
+        with self._normalised():
+            return super().forward(evidence)
+
+    def behind(self, clean: Tensor, evidence: Tensor, block: int | Tensor) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position given its block's evidence and the clean symbols before its block."""
+        with self._normalised():
+            return super().behind(clean, evidence, block)
+
+    def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
+        """Return the log-probabilities of every symbol given the clean symbols before it."""
+        with self._normalised():
+            before = self._messages_before(clean).flatten(0, 1)  # [B L, N]
+            found = self._by_symbol(self._ahead(before.t()))
+            return (found.t().unflatten(0, clean.shape) + SMALLEST).log()
+
+    @contextmanager
+    def _normalised(self) -> Iterator[None]:
+        """Context manager: the probabilities of this call, in float32 also under autocast."""
+        with torch.autocast(self.transition.device.type, enabled=False):
+            self._next = self.transition.softmax(-1)  # [N, N]: rows are the law of the next state
+            self._symbol = self.emission.softmax(-1)  # [N, V]
+            yield
+
+    def _start(self, batch: int) -> Float[Tensor, "n batch"]:
+        return self.start.softmax(0)[:, None].expand(-1, batch)
+
+    def _messages_before(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length n"]:
+        message = self._start(len(clean))
+        found = []
+        for symbol in clean.unbind(1):
+            found.append(message.t())
+            message = _normalised(self._ahead(message) * self._symbol[:, symbol])
+        return torch.stack(found, 1)
+
+    def _message(self, before: Float[Tensor, "batch n"]) -> Float[Tensor, "n batch"]:
+        return before.t()
+
+    def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+        return self._next.t() @ message
+
+    def _back(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+        return self._next @ message
+
+    def _emitted(self, likelihood: Float[Tensor, "v batch"]) -> Float[Tensor, "n batch"]:
+        return self._symbol @ likelihood
+
+    def _by_symbol(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "v batch"]:
+        return self._symbol.t() @ message

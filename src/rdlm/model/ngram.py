@@ -1,0 +1,213 @@
+"""Counts of contexts, and the variable-order Markov chain that they define: a pruned n-gram model with back-off.
+
+A context is a string of up to `order - 1` symbols. A state of the chain is a kept context, the longest one with which
+the past ends. With `c(h, e)` the count of symbol `e` after context `h`, `h'` the context without its oldest symbol and
+`D` a constant discount, Eq. (53),
+
+    p(e | h) = w(h, e) + b(h) p(e | h'),      w = max(c(h, e) - D, 0) / c(h),      b(h) = 1 - sum_e w(h, e).
+
+Contexts are kept by what they gain in likelihood over `h'`, and so are the weights `w` of a context; what is dropped
+takes the way through `h'`. The model without any context, the root, is the frequency of symbols, mixed with uniform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from rdlm.errors import InputError
+
+DISCOUNT = 0.75
+"""Absolute discount of counts."""
+
+FEWEST = 8
+"""Occurrences below which a context is not considered."""
+
+ARCS = 10
+"""Weights that are kept per state, on average."""
+
+PART = 1 << 22
+"""Symbols that are counted at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contexts:
+    """The states of an n-gram model; row 0 is the root, rows are sorted by length, unused rows at the end are empty."""
+
+    length: Int[Tensor, " states"]
+    """Symbols of each context."""
+    suffix: Int[Tensor, " states"]
+    """The state of the context without its oldest symbol; 0 for the root."""
+    backoff: Float[Tensor, " states"]
+    """`b(h)`; 0 for the root."""
+    weight: Float[Tensor, "states v"]
+    """`w(h, e)`; 0 where a symbol is reached through the shorter context alone."""
+    following: Int[Tensor, "states v"]
+    """The state after each symbol."""
+
+    @property
+    def probability(self) -> Float[Tensor, "states v"]:
+        """Return `p(e | h)` of every state, Eq. (53)."""
+        probability = self.weight.clone()
+        for level in range(1, int(self.length.max()) + 1):
+            rows = self.length == level
+            probability[rows] += self.backoff[rows, None] * probability[self.suffix[rows]]
+        return probability
+
+
+def count_contexts(rows: Shaped[Tensor, "n length"], vocabulary: int, order: int, states: int) -> Contexts:
+    """Return the chain of `states` contexts with the largest gain among those of up to `order - 1` symbols."""
+    check_ngram(vocabulary, order, states)
+    levels = _candidates(rows, vocabulary, order - 1, 4 * states)
+    probability = _interpolated(levels)
+    kept = _kept(levels, probability, states)
+    return _chain([level.only(mask) for level, mask in zip(levels, kept, strict=True)], kept, states)
+
+
+def check_ngram(vocabulary: int, order: int, states: int) -> None:
+    """Raise InputError unless an n-gram model of so many states is possible."""
+    if order < 2:
+        raise InputError(f"an n-gram model needs an order of at least 2, got {order}")
+    if states <= vocabulary:
+        raise InputError(f"an n-gram model of {vocabulary} symbols needs more than {vocabulary} states, got {states}")
+    if states * vocabulary > 1 << 26:
+        raise InputError(
+            f"an n-gram model with {states} states of {vocabulary} symbols is too large: "
+            "lower model.states, or use model.belief hmm"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Contexts of one length."""
+
+    suffix: Int[Tensor, " contexts"]
+    """Row of the shorter context in the level before."""
+    oldest: Int[Tensor, " contexts"]
+    """The oldest symbol."""
+    count: Float[Tensor, "contexts v"]
+    """Occurrences of each symbol after the context."""
+
+    def only(self, mask: Tensor) -> _Level:
+        return _Level(self.suffix[mask], self.oldest[mask], self.count[mask])
+
+
+def _candidates(rows: Tensor, vocabulary: int, longest: int, most: int) -> list[_Level]:
+    """Return the frequent contexts of every length, each an extension of a frequent shorter one by an older symbol."""
+    parts = rows.split(max(1, PART // rows.shape[1]))
+    none = torch.zeros(1, dtype=torch.long)
+    found = [
+        _Level(none, none, _counted([torch.zeros_like(p, dtype=torch.int32) for p in parts], parts, 1, vocabulary))
+    ]
+    ids = [torch.zeros_like(part, dtype=torch.int32) for part in parts]
+    for length in range(1, min(longest, rows.shape[1] - 1) + 1):
+        size = len(found[-1].suffix) * vocabulary
+        pairs = [_pairs(part, own, length, vocabulary) for part, own in zip(parts, ids, strict=True)]
+        total = torch.zeros(size, dtype=torch.long)
+        for pair in pairs:
+            total += torch.bincount(pair[pair >= 0], minlength=size)
+        kept = total >= (0 if length == 1 else FEWEST)  # all symbols are contexts of length 1
+        if length > 1 and int(kept.sum()) > most:
+            kept = total >= total.sort(descending=True).values[most]
+        number = torch.where(kept, kept.cumsum(0) - 1, -1).to(torch.int32)
+        chosen = kept.nonzero()[:, 0]
+        ids = [torch.where(pair >= 0, number[pair.clamp_min(0)], -1) for pair in pairs]
+        found.append(_Level(chosen // vocabulary, chosen % vocabulary, _counted(ids, parts, len(chosen), vocabulary)))
+    return found
+
+
+def _pairs(part: Tensor, ids: Tensor, length: int, vocabulary: int) -> Int[Tensor, "n length"]:
+    """Return, at every position, the shorter context before it and the symbol before that; -1 where there is none."""
+    older = torch.full(part.shape, -1, dtype=torch.long)
+    older[:, length:] = part[:, :-length].long()
+    return torch.where((ids >= 0) & (older >= 0), ids.long() * vocabulary + older, -1)
+
+
+def _counted(ids: list[Tensor], parts: tuple[Tensor, ...], contexts: int, vocabulary: int) -> Float[Tensor, "c v"]:
+    """Return how often each symbol follows each context."""
+    total = torch.zeros(contexts * vocabulary, dtype=torch.long)
+    for own, part in zip(ids, parts, strict=True):
+        inside = own >= 0
+        total += torch.bincount((own.long() * vocabulary + part)[inside], minlength=len(total))
+    return total.view(contexts, vocabulary).double()
+
+
+def _weights(count: Float[Tensor, "contexts v"]) -> Float[Tensor, "contexts v"]:
+    return (count - DISCOUNT).clamp_min(0) / count.sum(1, keepdim=True).clamp_min(1)
+
+
+def _root(count: Float[Tensor, "1 v"]) -> Float[Tensor, "1 v"]:
+    """Return the frequencies, with half an occurrence of every symbol."""
+    smooth = count + 0.5
+    return smooth / smooth.sum(1, keepdim=True)
+
+
+def _interpolated(levels: list[_Level]) -> list[Float[Tensor, "contexts v"]]:
+    """Return `p(e | h)` of all contexts, Eq. (53)."""
+    found = [_root(levels[0].count)]
+    for level in levels[1:]:
+        weight = _weights(level.count)
+        found.append(weight + (1 - weight.sum(1, keepdim=True)) * found[-1][level.suffix])
+    return found
+
+
+def _kept(levels: list[_Level], probability: list[Tensor], states: int) -> list[Tensor]:
+    """Return which contexts are kept: those with the largest gain of likelihood, and all of their suffixes."""
+    value = [torch.full((1,), float("inf"), dtype=torch.float64)]
+    for index, level in enumerate(levels[1:], 1):
+        lower = probability[index - 1][level.suffix]
+        gain = (level.count * (probability[index] / lower).log()).sum(1)
+        value.append(torch.full_like(gain, float("inf")) if index == 1 else gain)
+    for index in range(len(levels) - 1, 0, -1):  # a context is worth at least as much as its longest extension
+        value[index - 1].scatter_reduce_(0, levels[index].suffix, value[index], "amax")
+    ranked = torch.cat(value).sort(descending=True, stable=True).indices[:states]
+    kept = torch.zeros(sum(len(one) for one in value), dtype=torch.bool)
+    kept[ranked] = True
+    return list(kept.split([len(one) for one in value]))
+
+
+def _chain(levels: list[_Level], kept: list[Tensor], states: int) -> Contexts:
+    """Return the chain on the kept contexts, whose suffixes are still rows of all candidates."""
+    vocabulary = levels[0].count.shape[1]
+    length = torch.zeros(states, dtype=torch.long)
+    suffix, following = torch.zeros(states, dtype=torch.long), torch.zeros(states, vocabulary, dtype=torch.long)
+    weight, excess = torch.zeros(states, vocabulary, dtype=torch.float64), torch.zeros(states, vocabulary)
+    probability = torch.zeros(states, vocabulary, dtype=torch.float64)
+    extension = torch.full((states, vocabulary), -1)
+    weight[0] = probability[0] = _root(levels[0].count)[0]
+    first, before = 1, 0
+    for index, level in enumerate(levels[1:], 1):
+        row = (kept[index - 1].cumsum(0) - 1)[level.suffix] + before
+        own = slice(first, first + len(row))
+        extension[row, level.oldest] = torch.arange(first, first + len(row))
+        length[own], suffix[own], weight[own] = index, row, _weights(level.count)
+        lower = (1 - weight[own].sum(1, keepdim=True)) * probability[row]
+        probability[own] = weight[own] + lower
+        excess[own] = (level.count * (probability[own] / lower.clamp_min(1e-300)).log()).float()
+        first, before = first + len(row), first
+    used = first
+    following[0] = extension[0]
+    oldest = torch.cat([torch.zeros(1, dtype=torch.long), *(level.oldest for level in levels[1:])])
+    for index in range(1, len(levels)):
+        rows = (length[:used] == index).nonzero()[:, 0]
+        shorter = following[suffix[rows]]  # the longest kept suffix of h'e
+        longer = extension[shorter, oldest[rows, None]]  # h e, if it is kept and h' e is
+        following[rows] = torch.where((length[shorter] == index) & (longer >= 0), longer, shorter)
+    weight = _pruned(weight, excess, length, suffix, following)
+    backoff = 1 - weight.sum(1)
+    backoff[length == 0] = 0
+    return Contexts(length, suffix, backoff.float(), weight.float(), following)
+
+
+def _pruned(weight: Tensor, excess: Tensor, length: Tensor, suffix: Tensor, following: Tensor) -> Tensor:
+    """Return the weights with the largest excess likelihood, and those to states that `h'` does not lead to."""
+    needed = (following != following[suffix]) | (length == 0)[:, None]
+    candidates = excess.masked_fill(needed, float("-inf")).flatten()
+    most = max(0, ARCS * len(length) - int(needed.sum()))
+    chosen = torch.zeros(weight.numel(), dtype=torch.bool)
+    chosen[candidates.topk(min(most, len(candidates))).indices] = True
+    chosen &= candidates > 0
+    return weight.where(chosen.view_as(weight) | needed, 0.0)

@@ -1,0 +1,267 @@
+"""The inference layer against enumeration, and inside networks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rdlm.config import Interface, TransformerConfig
+from rdlm.errors import InputError
+from rdlm.model.belief import SMALLEST, Belief, BeliefNetwork, HiddenMarkov, Ngram
+from rdlm.model.network import build
+from rdlm.model.ngram import count_contexts
+
+VOCABULARY, LENGTH = 3, 5
+
+
+def source(rows: int = 400, length: int = 50, seed: int = 0) -> Tensor:
+    """Rows of a Markov source of order 3: a symbol is likely if it continues a pattern of the last three."""
+    generator = torch.Generator().manual_seed(seed)
+    law = torch.rand(VOCABULARY**3, VOCABULARY, generator=generator).pow(4) + 0.02
+    found = torch.randint(VOCABULARY, (rows, length), generator=generator)
+    for i in range(3, length):
+        code = (found[:, i - 3] * VOCABULARY + found[:, i - 2]) * VOCABULARY + found[:, i - 1]
+        found[:, i] = torch.multinomial(law[code], 1, generator=generator)[:, 0]
+    return found
+
+
+def ngram(order: int = 4, states: int = 25) -> Ngram:
+    belief = Ngram(VOCABULARY, order, states)
+    belief.fit(source())
+    return belief
+
+
+def hidden_markov(seed: int = 0) -> HiddenMarkov:
+    torch.manual_seed(seed)
+    belief = HiddenMarkov(VOCABULARY, 7)
+    torch.nn.init.normal_(belief.start)
+    return belief
+
+
+def log_joint(belief: Belief, length: int = LENGTH, prefix: tuple[int, ...] = ()) -> Tensor:
+    """The log-probability of every sequence after a prefix, [V, ..., V], from the chain's own predictions."""
+    sequences = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=length)))
+    whole = torch.cat([torch.tensor(prefix, dtype=torch.long).expand(len(sequences), -1), sequences], 1)
+    with torch.no_grad():
+        predicted = belief.predicted(whole).gather(-1, whole[..., None])[..., 0]
+    return predicted[:, len(prefix) :].double().sum(1).view([VOCABULARY] * length)
+
+
+def enumerated(joint: Tensor, evidence: Tensor) -> Tensor:
+    """The context of every position of one sequence, by summing over all sequences."""
+    length = joint.ndim
+    found = []
+    for position in range(length):
+        total = joint
+        for other in range(length):
+            if other != position:
+                shape = [VOCABULARY if axis == other else 1 for axis in range(length)]
+                total = total + evidence[other].double().view(shape)
+        found.append(total.movedim(position, 0).reshape(VOCABULARY, -1).logsumexp(1))
+    return torch.stack(found).log_softmax(-1)
+
+
+BELIEFS = [ngram, hidden_markov, lambda: ngram(order=2, states=4), lambda: ngram(order=6, states=200)]
+
+
+@pytest.mark.parametrize("make", BELIEFS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), strength=st.sampled_from([0.0, 0.3, 3.0, 30.0]))
+def test_context_equals_enumeration(make, seed: int, strength: float) -> None:
+    belief = make()
+    evidence = strength * torch.randn(2, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        context = belief(evidence)
+    for row in range(2):
+        expected = (enumerated(log_joint(belief), evidence[row]).exp() + SMALLEST).log()
+        assert torch.allclose(context[row].double(), expected, atol=2e-4), (context[row] - expected).abs().max()
+
+
+@pytest.mark.parametrize("make", BELIEFS)
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 7])
+def test_context_behind_clean_blocks_equals_enumeration(make, block: int) -> None:
+    belief = make()
+    generator = torch.Generator().manual_seed(block)
+    clean = torch.randint(VOCABULARY, (2, 7), generator=generator)
+    evidence = torch.randn(2, 7, VOCABULARY, generator=generator)
+    with torch.no_grad():
+        context = belief.behind(clean, evidence, block)
+        assert torch.equal(context, belief.behind(clean, evidence, torch.tensor([block, block])))
+    for row, first in itertools.product(range(2), range(0, 7, block)):
+        end = min(first + block, 7)
+        joint = log_joint(belief, end - first, tuple(clean[row, :first].tolist()))
+        expected = enumerated(joint, evidence[row, first:end])
+        assert torch.allclose(context[row, first:end].double(), expected, atol=2e-4)
+
+
+def test_predictions_are_probabilities_and_approach_the_source() -> None:
+    rows = source(2000, 50)
+    belief = Ngram(VOCABULARY, 4, 41)
+    belief.fit(rows)
+    held_out = source(200, 50, seed=0)[:, 3:]
+    predicted = belief.predicted(held_out)
+    assert torch.allclose(predicted.exp().sum(-1), torch.ones(()), atol=1e-5)
+    nats = -predicted.gather(-1, held_out[..., None])[:, 3:].mean()
+    table = torch.zeros(VOCABULARY**3, VOCABULARY, dtype=torch.double) + 0.01
+    codes = (rows[:, :-3] * VOCABULARY + rows[:, 1:-2]) * VOCABULARY + rows[:, 2:-1]
+    table.view(-1).index_add_(0, (codes * VOCABULARY + rows[:, 3:]).flatten(), torch.ones(codes.numel()).double())
+    law = table / table.sum(1, keepdim=True)
+    entropy = -(table * law.log()).sum() / table.sum()
+    assert abs(float(nats) - float(entropy)) < 0.02
+    memoryless = Ngram(VOCABULARY, 4, 41).predicted(held_out)  # nothing counted: uniform
+    assert torch.allclose(memoryless, torch.tensor(-math.log(VOCABULARY)))
+
+
+def test_fewer_states_keep_the_contexts_that_gain_most() -> None:
+    rows, held_out = source(), source(seed=0)[:50]
+    nats = []
+    for states in (4, 8, 13, 25, 41):
+        belief = Ngram(VOCABULARY, 4, states)
+        belief.fit(rows)
+        nats.append(float(-belief.predicted(held_out).gather(-1, held_out[..., None]).mean()))
+    assert nats == sorted(nats, reverse=True) and nats[0] > nats[-1] + 0.1
+
+
+def test_a_symbol_that_was_never_seen_is_possible() -> None:
+    belief = Ngram(VOCABULARY + 1, 3, 12)
+    belief.fit(source(20, 20))
+    context = belief(torch.tensor([[[0.0, 0, 0, 50.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))
+    assert context.isfinite().all()
+    assert (belief.predicted(torch.tensor([[3, 3, 1]])).exp() > 0).all()
+
+
+def test_rows_are_not_joined() -> None:
+    """The last symbols of a row are no context of the next row's first."""
+    rows = torch.tensor([[0, 0, 0, 1]] * 50)  # 1 is never followed by anything
+    found = count_contexts(rows, 2, 3, 7)
+    state = int(found.following[0, 1])
+    assert torch.equal(found.weight[state], torch.zeros(2))
+    assert float(found.backoff[state]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((3, 1, 10), "order of at least 2"), ((3, 4, 3), "needs more than 3 states"), ((30522, 2, 40000), "too large")],
+)
+def test_impossible_chains_are_refused(arguments: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Ngram(*arguments)
+
+
+# -- inside a network ------------------------------------------------------------------------------
+
+
+def network(belief: str = "ngram", causal: bool = False, features: int = VOCABULARY) -> BeliefNetwork:
+    torch.manual_seed(0)
+    config = TransformerConfig(width=16, layers=2, heads=2, belief=belief, order=4, states=25, causal=causal)
+    found = build(config, Interface(features, VOCABULARY))
+    assert isinstance(found, BeliefNetwork)
+    found.belief.fit(source())
+    for parameter in found.network.parameters():  # logits are 0 at initialisation
+        torch.nn.init.normal_(parameter, std=0.3)
+    return found.eval()
+
+
+def features_of(evidence: Tensor) -> Tensor:
+    return (evidence.softmax(-1) - 1 / VOCABULARY) * VOCABULARY**0.5
+
+
+def test_an_untrained_network_predicts_what_the_chain_does() -> None:
+    torch.manual_seed(0)
+    config = TransformerConfig(width=16, layers=2, heads=2, belief="ngram", order=4, states=25)
+    fresh = build(config, Interface(VOCABULARY, VOCABULARY))
+    fresh.belief.fit(source())
+    evidence = torch.randn(2, LENGTH, VOCABULARY)
+    logits = fresh(features_of(evidence), 0.5)
+    assert torch.allclose(logits, fresh.belief(evidence), atol=1e-5)
+
+
+@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+def test_ids_and_certain_evidence_give_the_same_logits(belief: str) -> None:
+    net = network(belief, features=VOCABULARY + 1)
+    ids = torch.tensor([[0, 3, 2, 3, 1]])  # 3 is the mask
+    evidence = torch.where(ids[..., None] == 3, 0.0, 200.0 * torch.nn.functional.one_hot(ids % 3, 3))
+    with torch.no_grad():
+        assert torch.allclose(net(ids, 0.0), net(features_of(evidence), 0.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+def test_no_block_sees_a_later_block_or_its_own_clean_symbols(belief: str) -> None:
+    net, block = network(belief), 2
+    generator = torch.Generator().manual_seed(1)
+    clean = torch.randint(VOCABULARY, (1, 6), generator=generator)
+    noisy = torch.randn(1, 6, VOCABULARY, generator=generator)
+
+    def logits(clean: Tensor, noisy: Tensor) -> Tensor:
+        certain = 200.0 * torch.nn.functional.one_hot(clean, VOCABULARY)
+        both = features_of(torch.cat([certain, noisy], 1))
+        return net(both, torch.zeros(1, 12), block=block, doubled=True)[0]
+
+    with torch.no_grad():
+        before = logits(clean, noisy)
+        for position in range(6):
+            changed = clean.clone()
+            changed[0, position] = (changed[0, position] + 1) % VOCABULARY
+            first_allowed = (position // block + 1) * block
+            assert torch.equal(before[:first_allowed], logits(changed, noisy)[:first_allowed])
+            stirred = noisy.clone()
+            stirred[0, position] += torch.tensor([1.0, 0.0, -1.0])
+            after = logits(clean, stirred)
+            others = [i for i in range(6) if i // block != position // block]
+            assert torch.equal(before[others], after[others])
+            assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+def test_a_cache_gives_the_logits_of_whole_sequences(belief: str) -> None:
+    net, block = network(belief), 2
+    ids = torch.randint(VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(2))
+    certain = features_of(200.0 * torch.nn.functional.one_hot(ids, VOCABULARY))
+    noisy = features_of(torch.randn(2, 6, VOCABULARY, generator=torch.Generator().manual_seed(3)))
+    cache = net.network.cache()
+    with torch.no_grad():
+        for first in range(0, 6, block):
+            end = first + block
+            found = net(noisy[:, first:end], torch.zeros(2, block), cache=cache, block=block)
+            cache.keep(first)
+            whole = torch.cat([certain[:, :first], noisy[:, first:end]], 1)
+            expected = net(whole, torch.zeros(2, end), block=block)[:, first:]
+            assert torch.allclose(found, expected, atol=1e-5)
+            net(certain[:, first:end], torch.zeros(2, block), cache=cache, block=block)
+            cache = cache.rows(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+def test_causal_networks_see_the_past_only_and_cache_it(belief: str) -> None:
+    net = network(belief, causal=True, features=VOCABULARY + 1)
+    ids = torch.cat([torch.full((2, 1), VOCABULARY), torch.randint(VOCABULARY, (2, 5))], 1)
+    with torch.no_grad():
+        whole = net(ids, 0.0)
+        cache = net.network.cache()
+        steps = torch.cat([net(ids[:, i : i + 1], 0.0, cache=cache) for i in range(6)], 1)
+        assert torch.allclose(whole, steps, atol=1e-5)
+        changed = ids.clone()
+        changed[:, 3] = (changed[:, 3] + 1) % VOCABULARY
+        assert torch.equal(net(changed, 0.0)[:, :3], whole[:, :3])
+        assert not torch.equal(net(changed, 0.0)[:, 3:], whole[:, 3:])
+
+
+def test_a_hidden_markov_model_learns_through_forward_backward() -> None:
+    net = network("hmm")
+    evidence = torch.randn(4, LENGTH, VOCABULARY)
+    net(features_of(evidence), 0.0).logsumexp(-1).sum().backward()
+    for name in ("start", "transition", "emission"):
+        gradient = getattr(net.belief, name).grad
+        assert gradient is not None and gradient.isfinite().all() and gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("interface", [Interface(4, 3, digits=2), Interface(9, 3)])
+def test_split_tokens_are_refused(interface: Interface) -> None:
+    with pytest.raises(InputError, match=r"process\.base null"):
+        build(TransformerConfig(width=16, layers=1, heads=2, belief="ngram", states=25), interface)
