@@ -32,6 +32,8 @@ class Interface:
     """Width of the per-position conditioning signal; 0: none."""
     scale: float = 1.0
     """Norm of the feature vector of a known token; 1 for ids and one-hot vectors."""
+    timed: bool = True
+    """Whether times are an input; without them the modulation of the layers is a learned constant per class."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})
@@ -263,6 +265,13 @@ class DenoiserConfig:
     """Add the exact log-likelihood of the state at each position to its logits."""
     head: Head = "token"
     """Softmax over whole tokens, or over each digit separately."""
+    time: bool | None = None
+    """Give the network the time as well; None: only where its features are not evidence."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether the network has a time input; given the evidence, the posterior does not depend on the time."""
+        return self.features != "evidence" if self.time is None else self.time
 
 
 @dataclass(frozen=True)

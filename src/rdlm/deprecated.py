@@ -31,6 +31,9 @@ METHODS: Final[Mapping[str, str]] = {
 ORDERS: Final[Mapping[str, str]] = {"spread": "strided"}
 """Old name of a token order -> new name."""
 
+OLD_DENOISER: Final = {"features", "top", "evidence", "head"}
+"""Keys of the denoiser in configurations stored before `denoiser.time` existed; those networks have a time input."""
+
 FIGURES: Final[Mapping[str, str]] = {"chunks": "blocks", "recall": "kv-cache"}
 """Old name of a benchmark figure -> new name."""
 
@@ -73,6 +76,8 @@ def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         key = KEYS.get(f"{section}.{name}", f"{section}.{name}")
         found[key.removeprefix(f"{section}.")] = _value(key, value)
+    if section == "denoiser" and set(found) == OLD_DENOISER:
+        found["time"] = True
     return found
 
 

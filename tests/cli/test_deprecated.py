@@ -13,6 +13,7 @@ from rdlm.cli.main import main
 from rdlm.config import RunConfig
 from rdlm.deprecated import renamed_configuration, renamed_flags
 from rdlm.methods import METHODS
+from rdlm.storage import config_file
 
 OLD: dict[str, dict[str, list[str] | None]] = json.loads((Path(__file__).parent / "flags-0.1.0.json").read_text())
 """Flags of every command of version 0.1.0 -> their values, where those are names."""
@@ -73,3 +74,11 @@ def test_an_old_configuration_is_read() -> None:
     for section, values in new.items():
         assert isinstance(values, str) or set(values) <= set(getattr(RunConfig(), section).__dataclass_fields__)
     assert renamed_configuration(new) == new
+
+
+def test_a_denoiser_stored_before_it_had_the_key_time_has_a_time_input() -> None:
+    old = {"features": "evidence", "top": 8, "evidence": True, "head": "token"}
+    assert config_file.from_dict({"denoiser": old}).denoiser.timed
+    assert not config_file.from_dict({"denoiser": {"features": "evidence"}}).denoiser.timed
+    assert not config_file.from_dict({"denoiser": old | {"time": None}}).denoiser.timed
+    assert not config_file.from_dict(config_file.to_dict(RunConfig())).denoiser.timed

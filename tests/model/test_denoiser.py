@@ -193,6 +193,20 @@ def test_every_position_of_the_network_gets_its_own_time(layout: str) -> None:
     torch.testing.assert_close(network.time, wanted, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("features", "time", "timed"),
+    [
+        ("evidence", None, False),
+        ("evidence", True, True),
+        ("coordinates", None, True),
+        ("tokens", None, True),
+        ("top", False, False),
+    ],
+)
+def test_time_is_an_input_where_the_features_are_not_evidence(features: str, time: bool | None, timed: bool) -> None:
+    assert denoiser(features=features, time=time).interface().timed is timed
+
+
 def test_features_are_as_documented() -> None:
     remaining = torch.full((4, L), 0.02)
     network = Zero(V)

@@ -54,6 +54,29 @@ def test_a_time_per_position_equals_a_shared_one(config: Any, awake: Any) -> Non
 
 
 @both
+@pytest.mark.parametrize("classes", [0, 3])
+def test_without_time_input_nothing_depends_on_the_time(config: Any, classes: int, awake: Any) -> None:
+    network = awake(config, Interface(5, 4, classes=classes, timed=False)).train()
+    x, labels = normal(2, 6, 5), torch.tensor([2, -1]) if classes else None
+    expected = network(x, 0.5, labels)
+    for time in (0.1, torch.tensor([0.2, 0.9]), torch.rand(2, 6, generator=torch.Generator().manual_seed(0))):
+        assert torch.equal(network(x, time, labels), expected)
+    expected.square().sum().backward()
+    assert not any("inner" in name or "outer" in name for name, _ in network.time.named_parameters())
+    for name, parameter in network.named_parameters():
+        if name != "input.previous":  # multiplied by zeros: no previous prediction was given
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@both
+def test_without_time_input_class_labels_still_modulate(config: Any, awake: Any) -> None:
+    network = awake(config, Interface(5, 4, classes=3, timed=False))
+    x = normal(1, 6, 5).expand(3, 6, 5)
+    found = network(x, 0.5, torch.tensor([0, 1, -1]))
+    assert min((found[0] - found[1]).abs().max(), (found[1] - found[2]).abs().max()) > 1e-3
+
+
+@both
 def test_a_position_depends_on_its_own_time(config: Any, awake: Any) -> None:
     network = awake(config, Interface(5, 4))
     x, time = normal(2, 6, 5), torch.full((2, 6), 0.5, dtype=torch.float64)

@@ -39,7 +39,7 @@ class Convolution(nn.Module):
         super().__init__()
         self.interface = interface
         self.input = Input(interface, config.width, config.self_condition)
-        self.time = TimeEmbedding(config.width, config.time_scale, SINUSOIDS, interface.classes)
+        self.time = TimeEmbedding(config.width, config.time_scale, SINUSOIDS, interface.classes, interface.timed)
         self.layers = nn.ModuleList(Layer(config, d) for _ in range(config.stacks) for d in config.dilations)
         self.inner = scaled_linear(config.width, config.width)
         self.outer = zero_linear(config.width, interface.outputs)

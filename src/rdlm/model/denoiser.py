@@ -81,7 +81,9 @@ class Denoiser:
         outputs = self.layout.vocabulary if self.layout.joint else self.layout.base * self.layout.spheres
         features = self.sphere_width * self.layout.spheres
         squared_norm = features if self.config.features == "evidence" else self.layout.spheres  # of a clean token
-        return Interface(features, outputs, self.layout.positions, classes, signal, squared_norm**0.5)
+        return Interface(
+            features, outputs, self.layout.positions, classes, signal, squared_norm**0.5, self.config.timed
+        )
 
     def __call__(
         self,

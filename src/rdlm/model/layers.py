@@ -74,10 +74,14 @@ class ClassCondition(nn.Module):
 
     def forward(self, labels: Int[Tensor, " batch"] | None) -> Float[Tensor, "batch 1 width"]:
         """Return the embedding of each label; -1 or None gives the null embedding."""
+        embedding: Tensor = self.table(self.row(labels))
+        return embedding[:, None]
+
+    def row(self, labels: Int[Tensor, " batch"] | None) -> Int[Tensor, " batch"]:
+        """Return the row of each label in the table; -1 or None is the last one."""
         if labels is None:
             labels = torch.full((1,), -1, device=self.table.weight.device)
-        embedding: Tensor = self.table(labels.masked_fill(labels == -1, self.classes))
-        return embedding[:, None]
+        return labels.masked_fill(labels == -1, self.classes)
 
 
 class SignalCondition(nn.Module):
@@ -119,13 +123,13 @@ class EmbeddedTimes(NamedTuple):
     embedding: Float[Tensor, "*rows width"]
     """[batch, length or 1, width]; with `row`, [distinct, width]."""
     row: Int[Tensor, "batch length"] | None = None
-    """Index of each position's time among the distinct ones."""
+    """Index of each position's time among the distinct ones; [batch, 1] where a sequence has one."""
 
     def last(self, length: int) -> EmbeddedTimes:
         """Return the times of the last `length` positions."""
         if self.row is None:
             return EmbeddedTimes(self.embedding if self.embedding.shape[1] == 1 else self.embedding[:, -length:])
-        return EmbeddedTimes(self.embedding, self.row[:, -length:])
+        return EmbeddedTimes(self.embedding, self.row if self.row.shape[1] == 1 else self.row[:, -length:])
 
     def modulation(self, layer: nn.Linear, offsets: Sequence[float]) -> list[Float[Tensor, "batch length part"]]:
         """Return a linear layer's output at every position in `len(offsets)` equal parts, each plus its offset."""
@@ -141,17 +145,29 @@ class EmbeddedTimes(NamedTuple):
 
 
 class TimeEmbedding(nn.Module):
-    """The embedding of times, [B] or one per position, plus the embedding of the class label."""
+    """The embedding of times, [B] or one per position, or a learned constant, plus that of the class label."""
 
-    def __init__(self, width: int, scale: float, features: int, classes: int = 0) -> None:
+    def __init__(self, width: int, scale: float, features: int, classes: int = 0, timed: bool = True) -> None:
         super().__init__()
         self.scale = scale
-        self.inner = scaled_linear(features, features)
-        self.outer = scaled_linear(features, width)
+        self.constant = None if timed else nn.Parameter(torch.randn(width))  # of the size of a time's embedding
+        if timed:
+            self.inner = scaled_linear(features, features)
+            self.outer = scaled_linear(features, width)
         self.condition = ClassCondition(classes, width) if classes else None
 
     def forward(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "batch length width"]:
         """Return the embedding of `time`, a number, [B] or [B, L]; an axis over which it is constant has length 1."""
+        if self.constant is not None:
+            embedded, row = self._constants(labels)
+            return embedded if row is None else functional.embedding(row, embedded)
+        embedding = self._of(time)
+        if self.condition is not None:
+            embedding = embedding + self.condition(labels)
+        return functional.silu(embedding)
+
+    def _of(self, time: Tensor | float) -> Float[Tensor, "batch length width"]:
+        """Return the embedding of `time` before the class label and the last activation, Eq. (44)."""
         weight = self.inner.weight
         if not isinstance(time, Tensor):
             time = torch.tensor(time, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
@@ -159,9 +175,18 @@ class TimeEmbedding(nn.Module):
             time = time.reshape(-1, 1)
         features = sinusoids(time, self.scale, self.inner.in_features).to(weight.dtype)
         embedding: Tensor = self.outer(functional.silu(self.inner(features)))
-        if self.condition is not None:
-            embedding = embedding + self.condition(labels)
-        return functional.silu(embedding)
+        return embedding
+
+    def _constants(self, labels: Tensor | None) -> EmbeddedTimes:
+        """Return the learned constant; with classes, that of each class and the row of each sequence's label.
+
+        One table for all classes, so that a sequence's modulation does not depend on its batch, not even by rounding.
+        """
+        assert self.constant is not None
+        if self.condition is None:
+            return EmbeddedTimes(functional.silu(self.constant)[None, None])  # [1, 1, width]
+        table = functional.silu(self.constant + self.condition.table.weight)  # [classes + 1, width]
+        return EmbeddedTimes(table, self.condition.row(labels)[:, None])
 
     def embed(self, time: Tensor | float, labels: Tensor | None) -> EmbeddedTimes:
         """Return the embedding of `time`; in training on a CPU, of its distinct values only.
@@ -170,6 +195,8 @@ class TimeEmbedding(nn.Module):
         distinct; embedding every position's time would dominate the cost of the modulation. Not in sampling, where a
         sample must not depend on its batch, not even by rounding; nor on other devices, where `unique` synchronises.
         """
+        if self.constant is not None:
+            return self._constants(labels)
         if self.training and self.condition is None and isinstance(time, Tensor) and _worth_deduplicating(time):
             distinct, row = torch.unique(time, return_inverse=True)
             return EmbeddedTimes(self(distinct, labels)[:, 0], row)  # [distinct, 1, width] -> [distinct, width]

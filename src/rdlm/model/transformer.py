@@ -246,7 +246,9 @@ class Transformer(nn.Module):
         self.input = Input(interface, config.width, config.self_condition)
         # Learned absolute positions. Rotary ones are relative: at time 0 all positions would have the same output.
         self.place = nn.Parameter(torch.randn(config.places, config.width)) if config.places else None
-        self.time = TimeEmbedding(config.time_width, config.time_scale, 2 * config.time_width, interface.classes)
+        self.time = TimeEmbedding(
+            config.time_width, config.time_scale, 2 * config.time_width, interface.classes, interface.timed
+        )
         # If the logits are wider than all MLPs together, they determine peak memory, and the GELUs take so little
         # time that `backward` can recompute them.
         recompute_mlp = interface.outputs > config.layers * config.mlp_ratio * config.width

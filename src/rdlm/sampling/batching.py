@@ -69,7 +69,7 @@ class Batcher:
         self.nfe = 0
         """Forward passes so far."""
         self._exact: dict[tuple[object, ...], bool] = {}
-        embeddings = [module for module in network.modules() if isinstance(module, TimeEmbedding)]
+        embeddings = [one for one in network.modules() if isinstance(one, TimeEmbedding) and one.constant is None]
         self._widths = {layer.out_features for one in embeddings for layer in (one.inner, one.outer)}
         self._pool = ThreadPoolExecutor(self.threads, "rdlm-batcher", partial(torch.set_num_threads, 1))
 
@@ -145,7 +145,7 @@ class Batcher:
 
     def _is_exact(self, query: Query) -> bool:
         """Return whether so many rows of this shape can share a pass without a change of bits, tested once."""
-        key = *query.batching_key, len(query.state)
+        key = *query.batching_key, len(query.state), query.condition is None
         if any(self._length(query) * width % REGISTERS for width in self._widths):
             return False
         if key not in self._exact:
@@ -153,7 +153,7 @@ class Batcher:
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
             remaining = torch.rand(query.remaining.shape, generator=generator) * self.denoiser.schedule.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
-            trial = Query(state, remaining, previous, None, query.block_mask)
+            trial = Query(state, remaining, previous, query.condition, query.block_mask)
             self._exact[key] = torch.equal(trial.evaluate(self.denoiser, self.network), self._one_by_one(trial))
         return self._exact[key]
 
