@@ -76,7 +76,7 @@ class BeliefNetwork(nn.Module):
         total: Tensor = logits + context
         return total
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _context(
         self, inputs: Tensor, likelihood: Tensor, cache: Cache | None, block: int | Tensor, doubled: bool
     ) -> Float[Tensor, "batch length v"]:
@@ -86,20 +86,23 @@ class BeliefNetwork(nn.Module):
         if cache is not None:
             symbols = _extended(cache, symbols)
         if self.causal:  # the input of a position is the symbol before it
-            return self.belief.predicted(symbols.roll(-1, 1))[:, -length:]
+            past: Tensor = self.belief.predicted(symbols.roll(-1, 1))
+            return past[:, -length:]
         if doubled:
             clean, noisy = symbols[:, : length // 2], likelihood[:, length // 2 :]
             return self.belief.behind(clean, noisy.log(), block)
         if isinstance(block, int) and not block:
-            return self.belief(likelihood.log())
-        past = symbols.shape[1] - length
-        evidence = functional.pad(likelihood.log(), (0, 0, past, 0))  # of finished blocks, their symbols are used
+            context: Tensor = self.belief(likelihood.log())
+            return context
+        # The evidence of finished blocks is not used: their symbols are.
+        evidence = functional.pad(likelihood.log(), (0, 0, symbols.shape[1] - length, 0))
         return self.belief.behind(symbols, evidence, block)[:, -length:]
 
     def _likelihood(self, inputs: Shaped[Tensor, "batch length *features"]) -> Float[Tensor, "batch length v"]:
         """Return what the evidence of a position says of each symbol, as probabilities."""
         if inputs.is_floating_point():  # the inverse of `from_evidence`
-            return (inputs.float() * self.vocabulary**-0.5 + 1 / self.vocabulary).clamp_min(0)
+            scaled: Tensor = inputs.float() * self.vocabulary**-0.5
+            return (scaled + 1 / self.vocabulary).clamp_min(0)
         known = functional.one_hot(inputs, self.vocabulary + 1)[..., :-1].float()
         return torch.where((inputs == self.vocabulary)[..., None], 1 / self.vocabulary, known)
 
@@ -107,7 +110,8 @@ class BeliefNetwork(nn.Module):
 def _features(probability: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
     """Return probabilities as features of order one, as `from_evidence` does."""
     states = probability.shape[-1]
-    return (probability - 1 / states) * states**0.5
+    features: Tensor = (probability - 1 / states) * states**0.5
+    return features
 
 
 def _posterior(context: Float[Tensor, "... v"], likelihood: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
@@ -442,7 +446,8 @@ class HiddenMarkov(Belief):
         with self._normalised():
             before = self._messages_before(clean).flatten(0, 1)  # [B L, N]
             found = self._by_symbol(self._ahead(before.t()))
-            return (found.t().unflatten(0, clean.shape) + SMALLEST).log()
+            probability: Tensor = found.t().unflatten(0, clean.shape)
+            return (probability + SMALLEST).log()
 
     @contextmanager
     def _normalised(self) -> Iterator[None]:
