@@ -250,12 +250,13 @@ class ObjectiveConfig:
 
     loss: Literal["cross_entropy", "drift_error"] = "cross_entropy"
     """Cross-entropy, or the drift error of the likelihood bound."""
-    proposal: Literal["uniform", "interval", "adaptive"] = "uniform"
-    """Training times: uniform, mostly from an interval as in the paper, or adapted to the variance of the loss."""
+    proposal: Literal["information", "uniform", "interval", "adaptive"] = "information"
+    """Training times: by the information gained at each noise level, measured on held-out sequences, with weight 1; or
+    weighted ones: uniform, mostly from an interval as in the paper, or adapted to the variance of the loss."""
     interval: tuple[float, float] = (0.3, 0.6)
     """Interval of the interval proposal."""
     floor: float = 0.05
-    """Share of uniform times in the interval and adaptive proposals."""
+    """Share of uniform times in the interval and adaptive proposals; of log-uniform strengths with information."""
     low_discrepancy: bool = True
     """Stratify the times of a batch (low-discrepancy sampling)."""
     asynchronous: float = 0.0

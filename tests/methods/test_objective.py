@@ -11,8 +11,10 @@ from torch import Tensor
 from rdlm.config import ObjectiveConfig
 from rdlm.errors import InputError
 from rdlm.methods.objective import Proposal, cross_entropy, draw_block_times, draw_times, mean_unfinished
+from rdlm.process.schedule import Geometric
 
 LENGTH = 12
+SCHEDULE = Geometric()
 
 
 def quantiles(count: int) -> Tensor:
@@ -21,7 +23,7 @@ def quantiles(count: int) -> Tensor:
 
 def test_synchronous_positions_share_one_time() -> None:
     config = ObjectiveConfig(proposal="interval")
-    proposal, points = Proposal(config), quantiles(64)
+    proposal, points = Proposal(config, SCHEDULE, 27), quantiles(64)
     moment = draw_times(config, proposal, points, LENGTH)
     time, weight = proposal.times(points)
     assert moment.time.shape == (64, 1)
@@ -32,7 +34,9 @@ def test_synchronous_positions_share_one_time() -> None:
 @pytest.mark.parametrize("order", ["random", "left_to_right", "both"])
 def test_windows_have_times_of_their_own(order: Literal["random", "left_to_right", "both"]) -> None:
     config = ObjectiveConfig(asynchronous=1.0, order=order, proposal="interval")
-    moment = draw_times(config, Proposal(config), quantiles(400), LENGTH, torch.Generator().manual_seed(1))
+    moment = draw_times(
+        config, Proposal(config, SCHEDULE, 27), quantiles(400), LENGTH, torch.Generator().manual_seed(1)
+    )
     time = moment.time
     assert time.shape == (400, LENGTH) and bool(((time >= 0) & (time <= 1)).all())
     falling = (torch.diff(time, dim=1) <= 0).all(1)
@@ -52,7 +56,7 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
     """
     config = ObjectiveConfig(asynchronous=1.0, order="left_to_right")
     points, length = quantiles(500), 1000
-    time = draw_times(config, Proposal(config), points, length, torch.Generator().manual_seed(2)).time
+    time = draw_times(config, Proposal(config, SCHEDULE, 27), points, length, torch.Generator().manual_seed(2)).time
     inside = (time > 0) & (time < 1)
     rank = torch.linspace(0, 1, length)
     # Of two running positions the times differ by their ranks: dt = (1/w - 1) dR; that gives w, and w the rest.
@@ -70,9 +74,9 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
 
 
 def test_finished_prefixes_have_time_one() -> None:
-    config = ObjectiveConfig(prefix=0.5)
+    config = ObjectiveConfig(prefix=0.5, proposal="uniform")
     points = quantiles(2000) * 0.99
-    moment = draw_times(config, Proposal(config), points, LENGTH, torch.Generator().manual_seed(4))
+    moment = draw_times(config, Proposal(config, SCHEDULE, 27), points, LENGTH, torch.Generator().manual_seed(4))
     finished = moment.time == 1
     length = finished.sum(1)
     assert torch.equal(finished, torch.arange(LENGTH) < length[:, None])  # a prefix, never all of it
@@ -86,7 +90,7 @@ def test_finished_prefixes_have_time_one() -> None:
 
 def test_shares_mix_within_a_batch() -> None:
     config = ObjectiveConfig(asynchronous=0.3, proposal="interval")
-    proposal, points = Proposal(config), quantiles(4000)
+    proposal, points = Proposal(config, SCHEDULE, 27), quantiles(4000)
     moment = draw_times(config, proposal, points, LENGTH, torch.Generator().manual_seed(5))
     alone = moment.synchronous
     assert alone.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / 4000) ** 0.5)
