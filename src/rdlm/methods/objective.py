@@ -5,8 +5,8 @@
 | `sequence_loss` | cross-entropy, Eq. (36) and (47), or drift error, Eq. (37) | noisy tokens, with full attention |
 | `block_loss` | cross-entropy of every block behind clean ones, Eq. (49) | clean and noisy tokens, with a block mask |
 
-Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as those of random token schedules,
-Eq. (35), or per block. Loss functions take the randomness of a step as `quantile`, stratified over all shards, and a
+Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as mixed ones, Eq. (51), as those of random
+token schedules, Eq. (35), or per block. Loss functions take the randomness of a step as `quantile`, stratified over all shards, and a
 `generator`.
 """
 
@@ -177,21 +177,40 @@ def draw_times(
     length: int,
     generator: torch.Generator | None = None,
 ) -> TrainingTimes:
-    """Return times for a batch: synchronous or asynchronous, some behind a finished prefix, as configured, Eq. (35)."""
+    """Return times for a batch: synchronous, mixed, Eq. (51), or asynchronous, Eq. (35), some behind a clean prefix."""
     common, weight = proposal.times(quantile)
     if config.proposal == "information" and config.loss == "cross_entropy":
         weight = torch.ones_like(weight)  # Eq. (50): the density itself is the weight of each level
-    if config.asynchronous == 0 and config.prefix == 0:
+    if config.mixed == config.asynchronous == config.prefix == 0:
         return TrainingTimes(common[:, None], weight, common, torch.ones(len(common), dtype=torch.bool))
     batch = len(common)
     time = common[:, None].expand(batch, length)
-    asynchronous = torch.rand(batch, generator=generator) < config.asynchronous
+    kind = torch.rand(batch, generator=generator)
+    asynchronous = kind < config.asynchronous
+    mixed = ~asynchronous & (kind < config.asynchronous + config.mixed)
+    if config.mixed:
+        time = torch.where(mixed[:, None], proposal.times(_mixed(quantile, length, generator))[0], time)
     # The common time of a token schedule is uniform, so the quantile is the time.
     time = torch.where(asynchronous[:, None], _asynchronous(config, quantile, length, generator), time)
     prefixed = torch.rand(batch, generator=generator) < config.prefix
     finished = torch.randint(length, (batch, 1), generator=generator) * prefixed[:, None]
     time = torch.where(torch.arange(length) < finished, torch.ones(()), time)
-    return TrainingTimes(time, torch.where(asynchronous, torch.ones(()), weight), common, ~asynchronous)
+    synchronous = ~(asynchronous | mixed)
+    return TrainingTimes(time, torch.where(synchronous, weight, torch.ones(())), common, synchronous)
+
+
+def _mixed(
+    quantile: Float[Tensor, " batch"], length: int, generator: torch.Generator | None
+) -> Float[Tensor, "batch length"]:
+    """Return a quantile for every position, within a random distance of its sequence's, Eq. (51).
+
+    The range is folded at 0 and 1, so that every position's quantile is uniform. A distance of 0 is the synchronous
+    sequence, and with a distance of 1 the positions are independent.
+    """
+    distance = torch.rand(len(quantile), 1, generator=generator)
+    shift = distance * (2 * torch.rand(len(quantile), length, generator=generator) - 1)
+    moved = (quantile[:, None] + shift).abs()
+    return torch.where(moved > 1, 2 - moved, moved)
 
 
 def _asynchronous(
