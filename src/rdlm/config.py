@@ -280,14 +280,17 @@ class ObjectiveConfig:
 
     loss: Literal["cross_entropy", "drift_error"] = "cross_entropy"
     """Cross-entropy, or the drift error of the likelihood bound."""
-    proposal: Literal["uniform", "interval", "adaptive"] = "uniform"
-    """Training times: uniform, mostly from an interval as in the paper, or adapted to the variance of the loss."""
+    proposal: Literal["information", "uniform", "interval", "adaptive"] = "information"
+    """Training times: by the information gained at each noise level, measured on held-out sequences, with weight 1; or
+    weighted ones: uniform, mostly from an interval as in the paper, or adapted to the variance of the loss."""
     interval: tuple[float, float] = (0.3, 0.6)
     """Interval of the interval proposal."""
     floor: float = 0.05
-    """Share of uniform times in the interval and adaptive proposals."""
+    """Share of uniform times in the interval and adaptive proposals; of log-uniform strengths with information."""
     low_discrepancy: bool = True
     """Stratify the times of a batch (low-discrepancy sampling)."""
+    mixed: float = 0.0
+    """Share of sequences in which each token has its own noise level, from a range of random width of the proposal."""
     asynchronous: float = 0.0
     """Share of sequences in which each token has its own time, within a window of random width."""
     narrow: float = 0.5
@@ -309,12 +312,18 @@ class ObjectiveConfig:
         if not 0 <= low < high <= 1:
             raise InputError(f"objective.interval must be two increasing times in [0, 1], got {self.interval}")
         _within("objective.floor", self.floor, 1e-4, 1)
-        for name in ("asynchronous", "narrow", "prefix", "blockwise", "condition_dropout"):
+        for name in ("mixed", "asynchronous", "narrow", "prefix", "blockwise", "condition_dropout"):
             _within(f"objective.{name}", getattr(self, name), 0, 1)
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise InputError(f"objective.block_sizes must be at least 1, got {self.block_sizes}")
-        if self.blockwise and self.loss != "cross_entropy":
-            raise InputError("objective.blockwise needs objective.loss cross_entropy")
+        if self.mixed + self.asynchronous > 1:
+            given = f"{self.mixed:g} + {self.asynchronous:g}"
+            raise InputError(
+                f"objective.mixed and objective.asynchronous are shares and add up to at most 1, got {given}"
+            )
+        if (self.blockwise or self.mixed) and self.loss != "cross_entropy":
+            given = "blockwise" if self.blockwise else "mixed"
+            raise InputError(f"objective.{given} needs objective.loss cross_entropy")
 
 
 @dataclass(frozen=True)

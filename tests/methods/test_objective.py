@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,9 +10,22 @@ from torch import Tensor
 
 from rdlm.config import ObjectiveConfig
 from rdlm.errors import InputError
-from rdlm.methods.objective import Proposal, cross_entropy, draw_block_times, draw_times, mean_unfinished
+from rdlm.methods.objective import (
+    Proposal,
+    TrainingTimes,
+    cross_entropy,
+    draw_block_times,
+    draw_times,
+    mean_unfinished,
+)
+from rdlm.process.schedule import Geometric
+from rdlm.random import Draw
+
+from .small import LAYOUTS as SETTINGS
+from .small import method, tokens
 
 LENGTH = 12
+SCHEDULE = Geometric()
 
 
 def quantiles(count: int) -> Tensor:
@@ -21,7 +34,7 @@ def quantiles(count: int) -> Tensor:
 
 def test_synchronous_positions_share_one_time() -> None:
     config = ObjectiveConfig(proposal="interval")
-    proposal, points = Proposal(config), quantiles(64)
+    proposal, points = Proposal(config, SCHEDULE, 27), quantiles(64)
     moment = draw_times(config, proposal, points, LENGTH)
     time, weight = proposal.times(points)
     assert moment.time.shape == (64, 1)
@@ -32,7 +45,9 @@ def test_synchronous_positions_share_one_time() -> None:
 @pytest.mark.parametrize("order", ["random", "left_to_right", "both"])
 def test_windows_have_times_of_their_own(order: Literal["random", "left_to_right", "both"]) -> None:
     config = ObjectiveConfig(asynchronous=1.0, order=order, proposal="interval")
-    moment = draw_times(config, Proposal(config), quantiles(400), LENGTH, torch.Generator().manual_seed(1))
+    moment = draw_times(
+        config, Proposal(config, SCHEDULE, 27), quantiles(400), LENGTH, torch.Generator().manual_seed(1)
+    )
     time = moment.time
     assert time.shape == (400, LENGTH) and bool(((time >= 0) & (time <= 1)).all())
     falling = (torch.diff(time, dim=1) <= 0).all(1)
@@ -52,7 +67,7 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
     """
     config = ObjectiveConfig(asynchronous=1.0, order="left_to_right")
     points, length = quantiles(500), 1000
-    time = draw_times(config, Proposal(config), points, length, torch.Generator().manual_seed(2)).time
+    time = draw_times(config, Proposal(config, SCHEDULE, 27), points, length, torch.Generator().manual_seed(2)).time
     inside = (time > 0) & (time < 1)
     rank = torch.linspace(0, 1, length)
     # Of two running positions the times differ by their ranks: dt = (1/w - 1) dR; that gives w, and w the rest.
@@ -70,9 +85,9 @@ def test_windows_are_those_of_the_process_and_of_every_width() -> None:
 
 
 def test_finished_prefixes_have_time_one() -> None:
-    config = ObjectiveConfig(prefix=0.5)
+    config = ObjectiveConfig(prefix=0.5, proposal="uniform")
     points = quantiles(2000) * 0.99
-    moment = draw_times(config, Proposal(config), points, LENGTH, torch.Generator().manual_seed(4))
+    moment = draw_times(config, Proposal(config, SCHEDULE, 27), points, LENGTH, torch.Generator().manual_seed(4))
     finished = moment.time == 1
     length = finished.sum(1)
     assert torch.equal(finished, torch.arange(LENGTH) < length[:, None])  # a prefix, never all of it
@@ -86,7 +101,7 @@ def test_finished_prefixes_have_time_one() -> None:
 
 def test_shares_mix_within_a_batch() -> None:
     config = ObjectiveConfig(asynchronous=0.3, proposal="interval")
-    proposal, points = Proposal(config), quantiles(4000)
+    proposal, points = Proposal(config, SCHEDULE, 27), quantiles(4000)
     moment = draw_times(config, proposal, points, LENGTH, torch.Generator().manual_seed(5))
     alone = moment.synchronous
     assert alone.float().mean().item() == pytest.approx(0.7, abs=4 * (0.21 / 4000) ** 0.5)
@@ -170,3 +185,75 @@ def test_meaningless_block_sizes_are_refused() -> None:
         ObjectiveConfig(block_sizes=(0,))
     with pytest.raises(InputError, match=r"objective\.blockwise"):
         ObjectiveConfig(blockwise=0.5, loss="drift_error")
+
+
+# -- mixed levels -------------------------------------------------------------------------------------
+
+
+def mixed_quantiles(count: int, **settings: float) -> tuple[TrainingTimes, Tensor]:
+    """Return drawn times and, because the proposal is uniform, the quantiles that they are."""
+    config = ObjectiveConfig(proposal="uniform", **settings)  # type: ignore[arg-type]
+    comb = (torch.randperm(count, generator=torch.Generator().manual_seed(7)) + 0.5) / count
+    proposal = Proposal(config, SCHEDULE, 27)
+    return draw_times(config, proposal, comb, LENGTH, torch.Generator().manual_seed(8)), comb
+
+
+def test_every_mixed_level_has_the_law_of_the_proposal() -> None:
+    moment, _ = mixed_quantiles(20_000, mixed=1.0)
+    assert bool(((moment.time >= 0) & (moment.time <= 1)).all()) and not bool(moment.synchronous.any())
+    assert torch.equal(moment.weight, torch.ones(20_000))
+    for position in range(LENGTH):
+        counts = torch.histc(moment.time[:, position], 10, 0, 1)
+        # variance 1,800 of each count, at most: five standard deviations
+        assert (counts - 2000).abs().max().item() < 5 * 1800**0.5
+
+
+def test_mixed_sequences_range_from_synchronous_to_independent() -> None:
+    """The spread within a sequence: near 0 in some, that of independent levels (1/sqrt(12)) in others."""
+    moment, comb = mixed_quantiles(20_000, mixed=1.0)
+    spread = moment.time.std(1)
+    assert (spread < 0.03).float().mean() == pytest.approx(0.05, abs=0.02)
+    assert (spread > 0.26).float().mean() > 0.1
+    centre = moment.time.mean(1)
+    together, apart = spread < 0.05, spread > 0.27
+    assert torch.corrcoef(torch.stack([centre, comb])[:, together])[0, 1] > 0.98
+    assert torch.corrcoef(torch.stack([centre, comb])[:, apart])[0, 1] < 0.7
+
+
+def test_mixed_levels_are_those_of_the_measured_density() -> None:
+    config = ObjectiveConfig(mixed=1.0)
+    proposal = Proposal(config, SCHEDULE, 27)
+    comb = (torch.arange(20_000) + 0.5) / 20_000
+    time = draw_times(config, proposal, comb, LENGTH, torch.Generator().manual_seed(9)).time
+    strength = 1 / SCHEDULE.remaining(time.double()) - 1 / SCHEDULE.total
+    counts = torch.histogram(strength.log().flatten().float(), proposal.edges)[0] / time.numel()
+    torch.testing.assert_close(counts, proposal.mass, rtol=0, atol=0.004)
+
+
+def test_shares_of_mixed_and_asynchronous_sequences() -> None:
+    moment, comb = mixed_quantiles(8000, mixed=0.3, asynchronous=0.2)
+    assert moment.synchronous.float().mean().item() == pytest.approx(0.5, abs=0.03)
+    finished = (moment.time == 1).any(1) | (moment.time == 0).any(1)  # windows end, levels of a proposal do not
+    assert finished.float().mean().item() == pytest.approx(0.2, abs=0.04)
+    torch.testing.assert_close(moment.time[moment.synchronous], comb[moment.synchronous, None].expand(-1, LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mixed": 0.6, "asynchronous": 0.5}, "add up to at most 1, got 0.6 \\+ 0.5"),
+        ({"mixed": 1.5}, "objective.mixed must lie in"),
+        ({"mixed": 0.5, "loss": "drift_error"}, "objective.mixed needs objective.loss cross_entropy"),
+    ],
+)
+def test_impossible_shares_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ObjectiveConfig(**settings)
+
+
+@pytest.mark.parametrize("layout", SETTINGS)
+def test_a_method_trains_on_mixed_levels_in_every_layout(layout: str) -> None:
+    one = method(8, **SETTINGS[layout], mixed=0.5, asynchronous=0.25, prefix=0.5)
+    loss = one.loss(tokens(8, 16, 12), Draw(0, 3))
+    loss.backward()
+    assert bool(loss.isfinite()) and all(p.grad is not None for p in one.network.parameters())

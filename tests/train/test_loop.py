@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from toy import LENGTH, Toy, failing, spoiling, toy_config, toy_corpus
+from toy import LENGTH, Toy, blockwise_config, failing, spoiling, toy_config, toy_corpus
 
 from rdlm.data.batch import Batch
 from rdlm.errors import DivergedError, InputError
+from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
 from rdlm.train import record
@@ -62,6 +63,27 @@ def test_a_crash_at_any_step_loses_nothing(step: int, whole: Path, tmp_path: Pat
         run(place, failing(step, tmp_path / "mark", "raise"))
     run(place)
     runs.assert_same(place, whole)
+
+
+@pytest.mark.parametrize("save_every", [25, 13])
+def test_levels_by_information_are_measured_again_or_restored(save_every: int, tmp_path: Path, runs) -> None:
+    """The information is measured before step 25: after a crash at step 27 again from 25, or as saved from 26 on."""
+    config = blockwise_config(save_every=save_every, validate_every=50)
+
+    class Struck(Rdlm):
+        def loss(self, batch: Batch, draw: Draw) -> torch.Tensor:
+            if draw.step == 27:
+                raise RuntimeError("struck")
+            return super().loss(batch, draw)
+
+    train(config, tmp_path / "whole", Rdlm.build, load=toy_corpus)
+    with pytest.raises(RuntimeError, match="struck"):
+        train(config, tmp_path / "run", lambda c, corpus: Struck(c, corpus.tokenizer.size), load=toy_corpus)
+    assert run_folder.newest(tmp_path / "run") == {25: 25, 13: 26}[save_every]
+    train(config, tmp_path / "run", Rdlm.build, load=toy_corpus)
+    runs.assert_same(tmp_path / "run", tmp_path / "whole")
+    unmeasured = Rdlm.build(config, toy_corpus(config)).proposal.mass
+    assert not torch.equal(runs.tensors(tmp_path / "run")["method/proposal.mass"], unmeasured)
 
 
 def test_a_kill_loses_nothing_also_with_accumulation(tmp_path: Path, runs) -> None:

@@ -54,6 +54,9 @@ class Toy:
         self.trouble = trouble
         self.memory = torch.zeros(3)
 
+    def renew(self, held_out: Batch, draw: Draw) -> None:
+        """Measure nothing."""
+
     def loss(self, batch: Batch, draw: Draw) -> Tensor:
         spoil = self.trouble(draw)
         self.memory = torch.maximum(self.memory, torch.full((3,), spoil * draw.step))
@@ -99,13 +102,13 @@ def toy_config(**training: object) -> RunConfig:
 
 
 def blockwise_config(**training: object) -> RunConfig:
-    """RDLM on the toy corpus, half of each shard blockwise: two forward passes per step."""
+    """RDLM on the toy corpus, half of each shard blockwise: two forward passes per step; levels measured at step 25."""
     model = TransformerConfig(width=16, layers=1, heads=2, dropout=0.1)
     process, objective = (
         ProcessConfig(levels=16, pairs=256, block=1),
         ObjectiveConfig(blockwise=0.5, block_sizes=(1, 4)),
     )
-    return replace(toy_config(**training), model=model, process=process, objective=objective)
+    return replace(toy_config(**{"steps": 28, **training}), model=model, process=process, objective=objective)
 
 
 def failing(step: int, once: Path, how: str = "kill") -> Callable[[Draw], float]:

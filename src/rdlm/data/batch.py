@@ -26,7 +26,7 @@ class Batch:
     label: Int[Tensor, " batch"] | None = None
     signal: Float[Tensor, "batch length"] | None = None
 
-    def __getitem__(self, rows: slice) -> Batch:
+    def __getitem__(self, rows: slice | Int[Tensor, " rows"]) -> Batch:
         """Return some rows."""
         return self._map(lambda tensor: tensor[rows])
 

@@ -44,6 +44,9 @@ class Method(Protocol):
         None: the method samples whole sequences in its own order, without prompts, constraints or guidance.
         """
 
+    def renew(self, held_out: Batch, draw: Draw) -> None:
+        """Measure on held-out sequences what the loss needs to know about the network; called before every step."""
+
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, averaged over its tokens."""
 
@@ -74,6 +77,9 @@ class Baseline:
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the steps, 64 by default."""
         return steps or DEFAULT_NFE
+
+    def renew(self, held_out: Batch, draw: Draw) -> None:
+        """Measure nothing: the loss needs no more than the network."""
 
     def state(self) -> dict[str, Tensor]:
         """Return nothing: everything learned is in the network."""

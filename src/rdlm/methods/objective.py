@@ -5,12 +5,14 @@
 | `sequence_loss` | cross-entropy, Eq. (36) and (47), or drift error, Eq. (37) | noisy tokens, with full attention |
 | `block_loss` | cross-entropy of every block behind clean ones, Eq. (49) | clean and noisy tokens, with a block mask |
 
-Times are drawn as synchronous ones from a proposal, Eq. (38) and (46), as those of random token schedules, Eq. (35), or
-per block. Loss functions take the randomness of a step as `quantile`, stratified over all shards, and a `generator`.
+Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as mixed ones, Eq. (51), as those of random
+token schedules, Eq. (35), or per block. Loss functions take the randomness of a step as `quantile`, stratified over all shards, and a
+`generator`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,18 +21,34 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, distributed
 
 from rdlm.config import ObjectiveConfig
-from rdlm.likelihood.terms import position_terms
+from rdlm.data.batch import Batch
+from rdlm.likelihood.continuous import LAST
+from rdlm.likelihood.terms import drift_error, position_terms
 from rdlm.model.denoiser import BlockMask
 from rdlm.model.layers import drop_condition
 from rdlm.model.loss import fused_cross_entropy
 from rdlm.process.order import Order, TokenSchedule
+from rdlm.process.schedule import Schedule
 from rdlm.random import on_device
 
 if TYPE_CHECKING:
     from rdlm.methods.rdlm import Rdlm
 
 BINS = 64
-"""Bins of the adaptive proposal."""
+"""Bins of the adaptive and of the information proposal."""
+
+WEAKEST = 1e-3
+"""Strength `a = 1/B - 1/S` below which no level is drawn: together they are worth about a nats per position."""
+
+DUE_EARLY = (25, 50, 100)
+DUE_EVERY = 250
+"""Steps before which the information is measured: some early ones, when it changes fast, and every so many."""
+
+PER_BIN = 3
+"""Evaluations of single sequences per bin in one measurement of the information."""
+
+ROWS = 32
+"""Sequences evaluated at once in that measurement."""
 
 DECAY = 0.99
 """Decay per step of the adaptive proposal's moving averages."""
@@ -159,19 +177,40 @@ def draw_times(
     length: int,
     generator: torch.Generator | None = None,
 ) -> TrainingTimes:
-    """Return times for a batch: synchronous or asynchronous, some behind a finished prefix, as configured, Eq. (35)."""
+    """Return times for a batch: synchronous, mixed, Eq. (51), or asynchronous, Eq. (35), some behind a clean prefix."""
     common, weight = proposal.times(quantile)
-    if config.asynchronous == 0 and config.prefix == 0:
+    if config.proposal == "information" and config.loss == "cross_entropy":
+        weight = torch.ones_like(weight)  # Eq. (50): the density itself is the weight of each level
+    if config.mixed == config.asynchronous == config.prefix == 0:
         return TrainingTimes(common[:, None], weight, common, torch.ones(len(common), dtype=torch.bool))
     batch = len(common)
     time = common[:, None].expand(batch, length)
-    asynchronous = torch.rand(batch, generator=generator) < config.asynchronous
+    kind = torch.rand(batch, generator=generator)
+    asynchronous = kind < config.asynchronous
+    mixed = ~asynchronous & (kind < config.asynchronous + config.mixed)
+    if config.mixed:
+        time = torch.where(mixed[:, None], proposal.times(_mixed(quantile, length, generator))[0], time)
     # The common time of a token schedule is uniform, so the quantile is the time.
     time = torch.where(asynchronous[:, None], _asynchronous(config, quantile, length, generator), time)
     prefixed = torch.rand(batch, generator=generator) < config.prefix
     finished = torch.randint(length, (batch, 1), generator=generator) * prefixed[:, None]
     time = torch.where(torch.arange(length) < finished, torch.ones(()), time)
-    return TrainingTimes(time, torch.where(asynchronous, torch.ones(()), weight), common, ~asynchronous)
+    synchronous = ~(asynchronous | mixed)
+    return TrainingTimes(time, torch.where(synchronous, weight, torch.ones(())), common, synchronous)
+
+
+def _mixed(
+    quantile: Float[Tensor, " batch"], length: int, generator: torch.Generator | None
+) -> Float[Tensor, "batch length"]:
+    """Return a quantile for every position, within a random distance of its sequence's, Eq. (51).
+
+    The range is folded at 0 and 1, so that every position's quantile is uniform. A distance of 0 is the synchronous
+    sequence, and with a distance of 1 the positions are independent.
+    """
+    distance = torch.rand(len(quantile), 1, generator=generator)
+    shift = distance * (2 * torch.rand(len(quantile), length, generator=generator) - 1)
+    moved = (quantile[:, None] + shift).abs()
+    return torch.where(moved > 1, 2 - moved, moved)
 
 
 def _asynchronous(
@@ -234,12 +273,55 @@ def draw_block_times(
 # -- proposal -------------------------------------------------------------------------------------
 
 
-class Proposal:
-    """A piecewise constant density `q` of training times, fixed, Eq. (38), or adapted to the loss, Eq. (46)."""
+@torch.no_grad()
+def measured_information(method: Rdlm, batch: Batch, generator: torch.Generator) -> Float[Tensor, " bins"]:
+    """Return the nats per position that the network pays in each bin of log-strength, Eq. (50), on some sequences.
 
-    def __init__(self, config: ObjectiveConfig) -> None:
-        self.floor = config.floor
-        self.adaptive = config.proposal == "adaptive"
+    A collective operation, with the same result on all processes.
+    The rate is the integrand of the bound in continuous time, Eq. (28) with `M` to infinity, for every bridge, with
+    evidence and without. The decode term, Eq. (30), is that of the last bin's levels.
+    """
+    proposal, training = method.proposal, method.network.training
+    fraction = (torch.arange(PER_BIN * BINS) + torch.rand(PER_BIN * BINS, generator=generator)) / PER_BIN
+    index, width = fraction.long().clamp_max(BINS - 1), torch.diff(proposal.edges)
+    strength = (proposal.edges[index] + (fraction - index) * width[index]).double().exp()
+    rows = torch.randperm(len(batch.ids), generator=generator).repeat(-(-len(index) // len(batch.ids)))[: len(index)]
+    device_generator = on_device(generator, batch.ids.device)
+    method.network.eval()
+    terms = [
+        _information_terms(method, batch[chosen.to(batch.ids.device)], levels, device_generator)
+        for chosen, levels in zip(rows.split(ROWS), strength.split(ROWS), strict=True)
+    ]
+    method.network.train(training)
+    rate, decode = torch.cat(terms, 1).double().cpu()
+    nats = torch.zeros(BINS, dtype=torch.float64).index_add_(0, index, rate * strength * width[index] / PER_BIN)
+    nats[-1] += decode[index == BINS - 1].mean()
+    if _is_distributed():
+        distributed.broadcast(nats, 0)  # all processes measure the same; this makes the last bits equal
+    return nats
+
+
+def _information_terms(
+    method: Rdlm, batch: Batch, strength: Float[Tensor, " rows"], generator: torch.Generator | None
+) -> Float[Tensor, "2 rows"]:
+    """Return half of the squared drift error and the cross-entropy at one strength per sequence, per position."""
+    token, total = method.layout.symbols(batch.ids), method.process.schedule.total
+    level = (total / (1 + strength * total)).float().to(token.device)[:, None].expand(token.shape)
+    chain = method.on_grid(method.process.mixture.paths[0], method.training_grid, "drift")
+    digit = chain.split(token)
+    state = method.draw(digit, chain.per_sphere(level, digit), generator)
+    log_probs = method.denoiser(method.network, state, level[:, :1], method.condition(batch))
+    error = chain.gather(drift_error(chain, state, digit, chain.per_sphere(level, digit), log_probs))
+    return torch.stack([error.mean(-1) / 2, -log_probs.gather(-1, token[..., None])[..., 0].mean(-1)])
+
+
+class Proposal:
+    """A piecewise constant density `q` of training times, fixed, Eq. (38), or adapted to the loss, Eq. (46); or of
+    log-strengths `log a`, `a = 1/B - 1/S`, in proportion to the information measured there, Eq. (50)."""
+
+    def __init__(self, config: ObjectiveConfig, schedule: Schedule, states: int) -> None:
+        self.floor, self.schedule = config.floor, schedule
+        self.adaptive, self.by_information = (config.proposal == name for name in ("adaptive", "information"))
         low, high = config.interval
         edges = {"uniform": [0.0, 1.0], "interval": [0.0, low, high, 1.0]}.get(config.proposal)
         self.edges = torch.tensor(edges) if edges else torch.linspace(0, 1, BINS + 1)
@@ -249,14 +331,44 @@ class Proposal:
         self.square = torch.ones(len(self.mass))
         self._pending = torch.zeros(2, len(self.mass))
         self._step = -1
+        if self.by_information:
+            strongest = (1 / LAST - 1) / schedule.total
+            self.edges = torch.linspace(math.log(WEAKEST), math.log(strongest), BINS + 1)
+            # Before the first measurement: the information of weak evidence grows in proportion to its strength, up to
+            # about log(states), where the evidence begins to tell the states apart.
+            strength = ((self.edges[1:] + self.edges[:-1]) / 2).exp()
+            self.set_information(strength * torch.exp(-strength / math.log(states + 1)))
 
-    def times(self, quantile: Float[Tensor, " batch"]) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-        """Return the times at these quantiles of `q` and the importance weights `1 / q(t)`, Eq. (38)."""
+    def times(self, quantile: Float[Tensor, "*batch"]) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """Return the times at these quantiles of `q` and the importance weights, 1 over the density of the time."""
         upper = self.mass.cumsum(0)
         index = torch.searchsorted(upper, quantile, right=True).clamp_max(len(self.mass) - 1)
         width = torch.diff(self.edges)[index]
         inside = (quantile - (upper - self.mass)[index]) / self.mass[index].clamp_min(1e-12)
-        return (self.edges[index] + inside * width).clamp(0, 1), width / self.mass[index].clamp_min(1e-12)
+        place, weight = self.edges[index] + inside * width, width / self.mass[index].clamp_min(1e-12)
+        if not self.by_information:
+            return place.clamp(0, 1), weight
+        strength, total = place.double().exp(), self.schedule.total
+        remaining = total / (1 + strength * total)
+        time = self.schedule.time(remaining)
+        slope = strength * remaining.square() / self.schedule.rate(time)  # dt / d log a, because da = rate / B^2 dt
+        return time.to(quantile), (weight * slope).to(quantile)
+
+    def due(self, step: int) -> bool:
+        """Return whether the information is to be measured before this step."""
+        return self.by_information and (step in DUE_EARLY or (step > 0 and step % DUE_EVERY == 0))
+
+    def set_information(self, nats: Float[Tensor, " bins"]) -> None:
+        """Set the density to the information of each bin, smoothed over its neighbours, Eq. (50).
+
+        If a number is not finite, which the loss of the next steps reports, the density stays as it is.
+        """
+        nats = nats.float()
+        padded = torch.cat([nats[:1], nats, nats[-1:]])
+        smooth = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
+        total = smooth.sum()
+        if bool(total.isfinite()) and total > 0:
+            self.mass = (1 - self.floor) * smooth / total + self.floor / BINS
 
     def observe(self, step: int, time: Float[Tensor, " batch"], loss: Float[Tensor, " batch"]) -> None:
         """Accumulate the squared loss of each sequence in the bin of its time, for the next `advance`."""

@@ -20,7 +20,7 @@ from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
-from rdlm.methods.objective import Proposal, block_loss, sequence_loss
+from rdlm.methods.objective import Proposal, block_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
 from rdlm.process.bridge import Bridge
@@ -86,7 +86,7 @@ class Rdlm:
         parts = (self.layout, self.process.bridge, self.process.schedule)
         self.denoiser = Denoiser(config.denoiser, *parts, config.model.belief)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
-        self.proposal = Proposal(config.objective)
+        self.proposal = Proposal(config.objective, self.process.schedule, self.layout.base)
         self.training_grid = self.process.grid(config.process.levels)
         self._laws: dict[Bridge, Law] = {}
         self._chain_laws: dict[tuple[Path, tuple[float, ...]], PathLaw] = {}
@@ -113,11 +113,19 @@ class Rdlm:
 
     # -- training ---------------------------------------------------------------------------------
 
+    def renew(self, held_out: Batch, draw: Draw) -> None:
+        """Set the density of training levels to the information at each level, Eq. (50), where it is due and used."""
+        objective = self.config.objective
+        if self.proposal.due(draw.step) and objective.asynchronous < 1 and objective.blockwise < 1:
+            held_out = held_out.to(next(self.network.parameters()).device)
+            nats = measured_information(self, held_out, generator_of("information", draw.seed, draw.step))
+            self.proposal.set_information(nats)
+
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, Eq. (36), (37) and (49), averaged over its tokens."""
         generator = draw.generator()  # on the CPU, for what is decided there; states are drawn where the tokens are
         objective = self.config.objective
-        token, condition = self.layout.symbols(batch.ids), self._condition(batch)
+        token, condition = self.layout.symbols(batch.ids), self.condition(batch)
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
@@ -191,7 +199,7 @@ class Rdlm:
         comb = (torch.arange(len(token)) + torch.rand((), generator=generator)) / len(token)
         comb = comb[torch.randperm(len(token), generator=generator)]
         step = (comb * chain.nfe).long().clamp_max(chain.nfe - 1).to(token.device)
-        posterior = self.posterior(self._condition(batch), self.block_mask(chain, token))
+        posterior = self.posterior(self.condition(batch), self.block_mask(chain, token))
         law = self.chain_law(chain).to(token.device)
         terms = step_terms(posterior, chain, law, token, step, on_device(generator, token.device))
         return chain.nfe * terms.double().sum(-1)
@@ -203,7 +211,7 @@ class Rdlm:
 
         Blocks that are generated one after the other are measured at once, each behind clean ones, Eq. (49).
         """
-        mixture, condition, token = self.process.mixture, self._condition(batch), self.layout.symbols(batch.ids)
+        mixture, condition, token = self.process.mixture, self.condition(batch), self.layout.symbols(batch.ids)
         length = batch.ids.shape[1]
         chains = tuple(
             self.chain(path, nfe, kernel, token_schedule, length=length).side_by_side() for path in mixture.paths
@@ -305,7 +313,8 @@ class Rdlm:
 
     # -- conditions and checkpoints --------------------------------------------------------------------
 
-    def _condition(self, batch: Batch) -> Tensor | None:
+    def condition(self, batch: Batch) -> Tensor | None:
+        """Return the labels of a batch, or its signal at the network's positions; None without either."""
         return batch.label if batch.signal is None else self.laid_out(batch.signal)
 
     def laid_out(self, condition: Tensor) -> Tensor:

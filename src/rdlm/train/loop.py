@@ -136,6 +136,7 @@ def accumulate(run: Run) -> tuple[float, torch.Tensor]:
     """
     seed, parts = run.config.training.seed, run.config.training.accumulate
     step, losses = run.counters.step, []
+    run.method.renew(run.held_out, Draw(seed, step))
     run.state_before = {name: tensor.clone() for name, tensor in run.method.state().items()}
     run.optimizer.zero_grad()
     for part in range(parts):
