@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
+from rdlm import methods
 from rdlm.api import language_model
 from rdlm.config import RunConfig
 from rdlm.display.figure import canvas
 from rdlm.evaluate.evaluate import held_out_sequences, size_of
 from rdlm.evaluate.metrics import likelihood
 from rdlm.methods.bound import Setting, measure_bound
-from rdlm.methods.rdlm import Rdlm
 from rdlm.random import generator_of
 from rdlm.train.loop import train
 from rdlm.train.run import load_corpus
@@ -31,7 +31,7 @@ class Budget:
 
 def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[str, object]:
     """Return the row of a configuration: its validation bound after training in `folder`, which resumes a run there."""
-    result = train(config, folder, Rdlm.build)
+    result = train(config, folder, methods.build)
     model, corpus = language_model.load(folder), load_corpus(config)
     batch = held_out_sequences(corpus, "validation", model.length, budget.sequences, config.training.seed)
     generator = generator_of("trial", config.training.seed)
