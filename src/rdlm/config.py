@@ -316,11 +316,9 @@ class ObjectiveConfig:
             _within(f"objective.{name}", getattr(self, name), 0, 1)
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise InputError(f"objective.block_sizes must be at least 1, got {self.block_sizes}")
-        if self.mixed + self.asynchronous > 1:
+        if self.mixed + self.asynchronous > 1 + 1e-9:
             given = f"{self.mixed:g} + {self.asynchronous:g}"
-            raise InputError(
-                f"objective.mixed and objective.asynchronous are shares and add up to at most 1, got {given}"
-            )
+            raise InputError(f"objective.mixed and objective.asynchronous must add up to at most 1, got {given}")
         if (self.blockwise or self.mixed) and self.loss != "cross_entropy":
             given = "blockwise" if self.blockwise else "mixed"
             raise InputError(f"objective.{given} needs objective.loss cross_entropy")

@@ -5,9 +5,9 @@
 | `sequence_loss` | cross-entropy, Eq. (36) and (47), or drift error, Eq. (37) | noisy tokens, with full attention |
 | `block_loss` | cross-entropy of every block behind clean ones, Eq. (49) | clean and noisy tokens, with a block mask |
 
-Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as mixed ones, Eq. (51), as those of random
-token schedules, Eq. (35), or per block. Loss functions take the randomness of a step as `quantile`, stratified over all shards, and a
-`generator`.
+Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as mixed ones, Eq. (51), as those of
+random token schedules, Eq. (35), or per block. Loss functions take the randomness of a step as `quantile`, stratified
+over all shards, and a `generator`.
 """
 
 from __future__ import annotations
