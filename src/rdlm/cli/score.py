@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from rdlm.config import OrderChoice
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
@@ -35,6 +36,10 @@ class ScoreText:
     """Score the whole file as one text instead of line by line."""
     nfe: Annotated[int | None, tyro.conf.arg(aliases=["--steps"])] = None
     """Network calls M of the sampler; None: the model's, which is 64, or one per block."""
+    order: OrderChoice = "auto"
+    """Order in which the sampler generates a text, as in rdlm generate."""
+    block: int | None = None
+    """Tokens of a block; blocks are generated left to right."""
     estimator: Literal["auto", "path", "steps"] = "auto"
     """Whole paths, which are precise at M times the cost, or random steps; auto: paths for up to 128 windows."""
     draws: int | None = None
@@ -73,6 +78,7 @@ class ScoreText:
             rows,
             {
                 "steps": effort.nfe,
+                "order": None if effort.order is None else effort.order.schedule.name,
                 "claims_bound": model.method.claims_bound,
                 "unit": "nats",
                 "interval": "95%",
@@ -91,10 +97,13 @@ class ScoreText:
         return self.model, self.file or "-"
 
     def _effort(self, model: LanguageModel, windows: int) -> Effort:
-        from rdlm.api.score import effort_for
+        from rdlm.api.score import effort_for, order_for
 
         estimator = None if self.estimator == "auto" else self.estimator
-        effort = effort_for(model, windows, self.nfe, estimator, self.seed)
+        order = order_for(model, self.order, self.nfe, self.block)
+        for notice in order.notices if order is not None else ():
+            print(f"rdlm: {notice}", file=sys.stderr)
+        effort = effort_for(model, windows, self.nfe, estimator, self.seed, order)
         return effort if self.draws is None else replace(effort, draws=self.draws)
 
     def _report(self, rows: list[dict[str, object]], how: dict[str, object]) -> None:

@@ -26,7 +26,7 @@ from rdlm.evaluate.samples import (
 )
 from rdlm.likelihood import Estimate, Profile
 from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound
-from rdlm.process.order import TokenSchedule
+from rdlm.process.order import ONE_STEP, TokenSchedule
 from rdlm.random import generator_of
 
 Split = Literal["validation", "test"]
@@ -93,7 +93,7 @@ def evaluate(
     check_setting(model, plan)
     generator = generator_of("evaluation", plan.seed)
     settings = [replace(plan.setting, nfe=nfe) for nfe in (plan.setting.nfe, *plan.curve)]
-    bounds = [_bound(model, batch, setting, plan, generator, stage) for setting in settings]
+    bounds = [bound_of(model, batch, setting, plan, generator, stage) for setting in settings]
     rows = [curve_row(one, nats, size, model.kind) for one, (nats, _) in zip(settings, bounds, strict=True)]
     total, profile = bounds[0]
     metrics = likelihood(total, size, model.kind, describe_bound(model, plan.setting))
@@ -108,7 +108,7 @@ def evaluate(
     return Evaluation(metrics, profile, size, ordered, samples, plan, batch)
 
 
-def _bound(
+def bound_of(
     model: LanguageModel, batch: Batch, setting: Setting, plan: EvaluationPlan, generator: torch.Generator, stage: Stage
 ) -> tuple[Estimate, Profile | None]:
     """Return the bound in nats per sequence, and its profile for rdlm."""
@@ -174,11 +174,10 @@ def describe_bound(model: LanguageModel, setting: Setting) -> str:
         return f"{word} at {setting.nfe} network calls, method {model.config.method}"
     if setting.nfe is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
-    tokens = (
-        ""
-        if setting.token_schedule is None
-        else f", {setting.token_schedule.order} windows of width {setting.token_schedule.width:g}"
-    )
+    schedule, tokens = setting.token_schedule, ""
+    if schedule is not None:
+        windows = f", {schedule.order} windows of width {schedule.width:g}"
+        tokens = f", order {schedule.name}" if schedule.width == ONE_STEP else windows
     block = block_of(model, setting)
     tokens += f" in blocks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"

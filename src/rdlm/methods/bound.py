@@ -88,7 +88,7 @@ class Setting:
         if self.nfe is not None:
             check_nfe(self.nfe)
         if self.nfe is None and self.token_schedule is not None:
-            raise InputError("the bound in continuous time needs synchronous positions: use --window 1")
+            raise InputError("the bound in continuous time needs synchronous positions: use --order synchronous")
         if self.nfe is None and self.estimator == "path":
             raise InputError("paths have a finite number of steps: estimate continuous time from single steps")
         if self.states == "simulated" and (self.nfe is None or self.estimator == "path"):
