@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -209,7 +210,7 @@ def _stored(model: LanguageModel) -> tuple[list[OrderBound], tuple[str, ...]]:
         return [], (f"{error}; its bounds are ignored",)
 
 
-def bounds_of(content: dict[str, Any]) -> list[OrderBound]:
+def bounds_of(content: Mapping[str, Any]) -> list[OrderBound]:
     """Return the rows of checked bounds by order."""
     keys = ("order", "block", "calls", "value", "low", "high")
     return [OrderBound(**{key: row[key] for key in keys}, unit=content["unit"]) for row in content["rows"]]

@@ -26,7 +26,7 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.base import DEFAULT_NFE, check_nfe
-from rdlm.methods.bound import Estimator, check_weights
+from rdlm.methods.bound import Estimator, check_weights, uniform_note
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
@@ -242,6 +242,14 @@ def _draws(
         shares = per_window_bound(problem, effort.draws, generator, advance=advance)
     count, length = batch.ids.shape
     return shares.view(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
+
+
+def note_on(model: LanguageModel, texts: Sequence[Encoded], scores: Sequence[Score]) -> str | None:
+    """Return the remark on a bound of all texts together that is worse than the uniform code; None if it is better."""
+    nats, chars = sum(one.nats.value for one in scores), sum(text.chars for text in texts)
+    tokens, unit = sum(len(text.ids) for text in texts), "bits per character"
+    note = uniform_note(nats, tokens, model.tokenizer.size, model.config, unit, chars)
+    return None if note is None else f"{note}, or the text is unlike its training data"
 
 
 def split_windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:

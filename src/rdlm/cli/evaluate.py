@@ -262,6 +262,8 @@ class _Bars:
 def _show(found: Evaluation) -> None:
     rows = [{"metric": name, **value.to_json()} for name, value in found.metrics.items()]
     print(table(rows, ("metric", "value", "low", "high", "unit", "convention")))
+    if found.note is not None:
+        print(f"\nnote: {found.note}")
     if len(found.rows) > 1:
         print()
         print(table(found.rows, ("calls", "value", "low", "high", "unit")))

@@ -60,7 +60,7 @@ class ScoreText:
         run, file = self._places()
         text = read_text(file)
         import rdlm
-        from rdlm.api.score import encode_text, score_encoded, split_windows
+        from rdlm.api.score import encode_text, note_on, score_encoded, split_windows
         from rdlm.display.progress import bar
 
         model = rdlm.load(run)
@@ -86,6 +86,7 @@ class ScoreText:
                 "draws": effort.draws,
                 "network_windows": cost,
                 "seconds": seconds,
+                "note": note_on(model, texts, found),
             },
         )
         return 0
@@ -111,6 +112,8 @@ class ScoreText:
             print_json({"rows": rows, **how})
             return
         print(table(rows, ("text", "nats", "low", "high", "chars", "bits_per_char")))
+        if how["note"] is not None:
+            print(f"note: {how['note']}")
         if not how["claims_bound"]:
             print("not a bound: this method estimates -log p, and the error can have either sign")
         draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} per window"

@@ -25,7 +25,7 @@ from rdlm.evaluate.samples import (
     sample_entropy,
 )
 from rdlm.likelihood import Estimate, Profile
-from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound
+from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound, uniform_note
 from rdlm.process.order import ONE_STEP, TokenSchedule
 from rdlm.random import generator_of
 
@@ -73,6 +73,8 @@ class Evaluation:
     samples: Int[Tensor, "n length"] | None
     plan: EvaluationPlan
     held_out: Batch
+    note: str | None = None
+    """The remark on a bound that is worse than the uniform code."""
 
 
 Stage = Callable[[str, int], Callable[[int], object]]
@@ -105,7 +107,17 @@ def evaluate(
         samples = generate_samples(model, batch, plan, generator, stage("samples", 1))
         metrics |= sample_metrics(model, corpus, samples, batch.ids, scorer)
     ordered = sorted(rows, key=lambda row: math.inf if row["calls"] == "inf" else float(str(row["calls"])))
-    return Evaluation(metrics, profile, size, ordered, samples, plan, batch)
+    return Evaluation(metrics, profile, size, ordered, samples, plan, batch, note_on(model, total, profile, size))
+
+
+def note_on(model: LanguageModel, nats: Estimate, profile: Profile | None, size: Size) -> str | None:
+    """Return the remark on a bound that is worse than the uniform code; None if it is better."""
+    late = True
+    if profile is not None:
+        spent = profile.cumulative()
+        late = bool(spent[-1] - spent[len(spent) // 2] > spent[-1] / 2)
+    unit, per = unit_per_sequence(model.kind, size)
+    return uniform_note(nats.value, size.tokens, model.tokenizer.size, model.config, unit, per, late)
 
 
 def bound_of(
@@ -287,6 +299,7 @@ def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
         "seed": plan.seed,
         "rows": evaluation.rows,
         "interval": "95%",
+        "note": evaluation.note,
     }
 
 

@@ -5,6 +5,8 @@
 | `measure_bound` | RDLM | stratified steps, paths, or continuous time |
 | `paper` | RDLM | the paper's estimator, Eq. (33), which is not a bound |
 | `repeated_bound` | all | `Method.bound`, repeated until its own error is small |
+
+`uniform_note` is the remark on a bound that is worse than the uniform code.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.likelihood import (
@@ -69,6 +72,24 @@ class Bound:
     def margin(self) -> float:
         """Half the width of the 95% confidence interval, in bits per token."""
         return 1.96 * self.stderr / self.tokens / math.log(2)
+
+
+def uniform_note(
+    nats: float, tokens: float, vocabulary: int, config: RunConfig, unit: str, per: float, late: bool = True
+) -> str | None:
+    """Return a remark on a bound that is worse than the uniform code, log2(V) bits per token, and the reason; or None.
+
+    The bound and the uniform code are for `tokens` tokens, which have `per` characters, pixels or bases. `late` is
+    whether the late steps have most of the bound, or are not known: without evidence, the network has to learn from
+    the states alone that they are all but finished, and each late step is charged for what it has not learned.
+    """
+    uniform = tokens * math.log(vocabulary)
+    if nats <= uniform:
+        return None
+    reason = "the network is hardly trained"
+    if config.method == "rdlm" and not config.denoiser.evidence and late:
+        reason = "without evidence, late steps are charged for what the network has not learned"
+    return f"worse than guessing ({uniform / per / math.log(2):.2f} {unit}): {reason}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
-from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, order_for, score_encoded, split_windows
+from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, note_on, order_for, score_encoded, split_windows
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
@@ -69,17 +70,18 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
     order = order_for(served.model, body.order or "auto", body.steps or served.steps, body.block)
     nfe = order.nfe if order is not None else body.steps or served.steps
 
-    def bounds() -> list[dict[str, object]]:
+    def bounds() -> dict[str, object]:
         model = batched(served, job)
-        rows = []
+        rows, encodings, scores = [], [], []
         for index, text in enumerate(texts):
             encoded = encode_text(model, text)
             with served.interruptible(job):
                 (found,) = score_encoded(model, [encoded], effort_of(served, encoded, nfe, order))
+            encodings.append(encoded)
+            scores.append(found)
             rows.append({"index": index, **found.row(positions=True)})
-        return rows
+        return {"note": note_on(model, encodings, scores), "data": rows}
 
     service.work(job, bounds)
-    rows = await while_connected(request, job, anext(job.events()))
-    about = {"object": "score", "model": served.name, "steps": nfe, **order_fields(order)}
-    return answer({**about, "data": rows})
+    found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))
+    return answer({"object": "score", "model": served.name, "steps": nfe, **order_fields(order), **found})
