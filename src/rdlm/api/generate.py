@@ -413,7 +413,7 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
         raise unknown("grid", name, ("time", "log", "information"))
     if model.folder is None or not (model.folder / CURVE).is_file():
         raise InputError(
-            "the information grid needs a measured curve: run rdlm evaluate RUN --window 1 first, "
+            "the information grid needs a measured curve: run rdlm evaluate RUN --order synchronous first, "
             "and publish a model afterwards to have it among its files"
         )
     return partial(equal_information, *read_curve(model.folder / CURVE, process.schedule.total))

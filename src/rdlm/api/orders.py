@@ -62,6 +62,11 @@ class ChosenOrder:
     warnings: tuple[str, ...] = ()
 
     @property
+    def name(self) -> OrderChoice:
+        """The name of the order; with a window, that of its schedule."""
+        return self.order if self.window is None else self.schedule.name
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """The choice and the warnings."""
         return self.warnings if self.choice is None else (self.choice, *self.warnings)
@@ -143,9 +148,8 @@ def _own(
 def _fallback(model: LanguageModel, calls: int, length: int, ahead: bool, trouble: tuple[str, ...]) -> ChosenOrder:
     """Return the model's own order where nothing was measured."""
     own = replace(_own(model, calls, length, None, None, ahead), warnings=trouble)
-    name = own.schedule.name
     blocks = f" in blocks of {own.block}" if own.block > 1 else ""
-    choice = f"order auto: no bounds by order are stored with the model ({HOW}); {name}{blocks}, {own.nfe} calls"
+    choice = f"order auto: no bounds by order are stored with the model ({HOW}); {own.name}{blocks}, {own.nfe} calls"
     return replace(own, choice=choice)
 
 

@@ -244,7 +244,7 @@ def _draws(
     return shares.view(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
 
 
-def note_on(model: LanguageModel, texts: Sequence[Encoded], scores: Sequence[Score]) -> str | None:
+def score_note(model: LanguageModel, texts: Sequence[Encoded], scores: Sequence[Score]) -> str | None:
     """Return the remark on a bound of all texts together that is worse than the uniform code; None if it is better."""
     nats, chars = sum(one.nats.value for one in scores), sum(text.chars for text in texts)
     tokens, unit = sum(len(text.ids) for text in texts), "bits per character"

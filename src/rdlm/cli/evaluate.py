@@ -164,7 +164,7 @@ class Evaluate:
         import torch
 
         import rdlm
-        from rdlm.evaluate.orders import CALLS, measure_orders
+        from rdlm.evaluate.order_bounds import CALLS, measure_orders
         from rdlm.train.run import load_corpus
 
         if self.order is not None or self.block is not None or self.window is not None or self.nfe is not None:

@@ -85,7 +85,7 @@ class Generate(SamplingOptions):
                 "samples": samples,
                 "steps": generation.options.steps,
                 "network_calls": generation.network_calls,
-                "order": None if order is None else order.schedule.name,
+                "order": None if order is None else order.name,
                 "block": None if order is None else order.block,
             }
             result |= {"solver": self.solver, "grid": self.grid, "invalid_codes": generation.invalid_codes}

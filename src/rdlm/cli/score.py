@@ -60,7 +60,7 @@ class ScoreText:
         run, file = self._places()
         text = read_text(file)
         import rdlm
-        from rdlm.api.score import encode_text, note_on, score_encoded, split_windows
+        from rdlm.api.score import encode_text, score_encoded, score_note, split_windows
         from rdlm.display.progress import bar
 
         model = rdlm.load(run)
@@ -78,7 +78,7 @@ class ScoreText:
             rows,
             {
                 "steps": effort.nfe,
-                "order": None if effort.order is None else effort.order.schedule.name,
+                "order": None if effort.order is None else effort.order.name,
                 "claims_bound": model.method.claims_bound,
                 "unit": "nats",
                 "interval": "95%",
@@ -86,7 +86,7 @@ class ScoreText:
                 "draws": effort.draws,
                 "network_windows": cost,
                 "seconds": seconds,
-                "note": note_on(model, texts, found),
+                "note": score_note(model, texts, found),
             },
         )
         return 0

@@ -107,10 +107,10 @@ def evaluate(
         samples = generate_samples(model, batch, plan, generator, stage("samples", 1))
         metrics |= sample_metrics(model, corpus, samples, batch.ids, scorer)
     ordered = sorted(rows, key=lambda row: math.inf if row["calls"] == "inf" else float(str(row["calls"])))
-    return Evaluation(metrics, profile, size, ordered, samples, plan, batch, note_on(model, total, profile, size))
+    return Evaluation(metrics, profile, size, ordered, samples, plan, batch, _note(model, total, profile, size))
 
 
-def note_on(model: LanguageModel, nats: Estimate, profile: Profile | None, size: Size) -> str | None:
+def _note(model: LanguageModel, nats: Estimate, profile: Profile | None, size: Size) -> str | None:
     """Return the remark on a bound that is worse than the uniform code; None if it is better."""
     late = True
     if profile is not None:

@@ -54,6 +54,10 @@ REPEATS = (3, 32)
 """Least and, by default, largest number of estimates in `repeated_bound`."""
 
 
+UNIFORM_MARGIN = 1e-3
+"""Relative distance from the uniform code within which a bound is called no better."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """The mean bound of sequences in nats, with its standard error."""
@@ -84,12 +88,13 @@ def uniform_note(
     the states alone that they are all but finished, and each late step is charged for what it has not learned.
     """
     uniform = tokens * math.log(vocabulary)
-    if nats <= uniform:
+    if nats < uniform * (1 - UNIFORM_MARGIN):
         return None
+    worse = "worse" if nats > uniform * (1 + UNIFORM_MARGIN) else "no better"
     reason = "the network is hardly trained"
     if config.method == "rdlm" and not config.denoiser.evidence and late:
         reason = "without evidence, late steps are charged for what the network has not learned"
-    return f"worse than guessing ({uniform / per / math.log(2):.2f} {unit}): {reason}"
+    return f"{worse} than guessing ({uniform / per / math.log(2):.2f} {unit}): {reason}"
 
 
 @dataclass(frozen=True)

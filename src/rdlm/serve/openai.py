@@ -133,7 +133,7 @@ def order_fields(order: ChosenOrder | None) -> dict[str, object]:
     """Return the fields of an answer that describe the order of generation; None is that of a baseline."""
     if order is None:
         return {"order": None, "block": None, "notices": []}
-    return {"order": order.schedule.name, "block": order.block, "notices": list(order.notices)}
+    return {"order": order.name, "block": order.block, "notices": list(order.notices)}
 
 
 def refuse_unsupported(body: CompletionBody) -> None:

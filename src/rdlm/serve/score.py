@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
-from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, note_on, order_for, score_encoded, split_windows
+from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, order_for, score_encoded, score_note, split_windows
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
@@ -80,7 +80,7 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
             encodings.append(encoded)
             scores.append(found)
             rows.append({"index": index, **found.row(positions=True)})
-        return {"note": note_on(model, encodings, scores), "data": rows}
+        return {"note": score_note(model, encodings, scores), "data": rows}
 
     service.work(job, bounds)
     found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))

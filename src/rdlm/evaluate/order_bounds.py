@@ -46,7 +46,7 @@ def measure_orders(
     for order, schedule, nfe in measured_orders(model, calls):
         if (schedule, nfe) not in known:  # random and strided are the same order with one call per token
             setting = replace(plan.setting, nfe=nfe, token_schedule=schedule)
-            named = partial_stage(stage, order)
+            named = _named_stage(stage, order)
             nats, _ = bound_of(model, batch, setting, plan, generator_of("orders", plan.seed), named)
             known[schedule, nfe] = curve_row(setting, nats, size, model.kind)
         row = {key: known[schedule, nfe][key] for key in ("value", "stderr", "low", "high")}
@@ -76,6 +76,6 @@ def measured_orders(model: LanguageModel, calls: Sequence[int]) -> Iterator[tupl
                 yield order, schedule, nfe
 
 
-def partial_stage(stage: Stage, order: str) -> Stage:
+def _named_stage(stage: Stage, order: str) -> Stage:
     """Return a stage whose name begins with that of an order."""
     return lambda name, total: stage(f"{order}, {name}", total)
