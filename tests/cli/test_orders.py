@@ -241,7 +241,7 @@ LATE = "without evidence, late steps are charged for what the network has not le
             f"worse than guessing (4.75 bits per character): {LATE}",
         ),
         (
-            {"denoiser": DenoiserConfig()},
+            {"process": ProcessConfig(levels=8, pairs=64, window=0.001, block=1)},
             "no better than guessing (4.75 bits per character): the network is hardly trained",
         ),
     ],
