@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from rdlm.errors import InputError
+from rdlm.deprecated import ORDERS
+from rdlm.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,21 @@ PAPER_TOTAL_NOISE = 0.03755909399773322
 """S of the paper's geometric schedule from 1e-3 to 0.2."""
 
 Head = Literal["token", "digit"]
+OrderName = Literal["synchronous", "random", "strided", "left-to-right"]
+"""Names of the orders in which the tokens of a sequence are generated."""
 MethodName = Literal["rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
 READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive")
 """Methods whose network maps independent evidence about tokens to a posterior, so that inference can precede it."""
+
+
+def _check_order(config: ProcessConfig | SamplingOptions, kind: str, choices: Iterable[str]) -> None:
+    """Replace the former name of an order in a configuration; an unknown name raises an error."""
+    order = ORDERS.get(str(config.order), str(config.order))
+    if order not in choices:
+        raise unknown(kind, order, choices)
+    object.__setattr__(config, "order", order)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -233,8 +245,9 @@ class ProcessConfig:
     """The digits of a token share a position (packed), or have one position each as in the paper (serial)."""
     window: float = 1.0
     """Share of the time during which one token moves in sampling and in the bound; 1: all tokens move together."""
-    order: Literal["random", "strided", "left_to_right"] = "strided"
-    """Order in which tokens start to move; strided: random, with tokens that move together far apart."""
+    order: OrderName = "strided"
+    """Order in which tokens start to move; strided: random, with tokens that move together far apart. With a window of
+    1 every order is synchronous."""
     block: int = 0
     """Tokens of a block. Blocks are generated left to right; 0: the whole sequence is one block."""
     law: Literal["exact", "normal", "simulated"] = "exact"
@@ -249,6 +262,9 @@ class ProcessConfig:
         _within("process.window", self.window, 1e-6, 1)
         _within("process.block", self.block, 0, 1 << 24)
         _within("process.switch", self.switch, 1e-3, 1 - 1e-3)
+        _check_order(self, "process.order", get_args(OrderName))
+        if self.order == "synchronous" and self.window != 1:
+            raise InputError(f"process.order synchronous needs process.window 1, got {self.window:g}")
         if not self.total > 0:
             raise InputError(f"process.total must be positive, got {self.total:g}")
 
@@ -454,7 +470,8 @@ class RunConfig:
 
 SolverName = Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"]
 GridName = Literal["time", "log", "information"]
-OrderName = Literal["random", "strided", "left_to_right"]
+OrderChoice = Literal["auto", "synchronous", "random", "strided", "left-to-right"]
+"""An order by its name, or the one with the best measured bound."""
 
 COLDEST = 0.001
 """The lowest temperature: dividing log-probabilities by much less leaves the range of float32."""
@@ -509,14 +526,17 @@ class SamplingOptions:
     greedy: bool = False
     """Decode the most likely token in the last step instead of drawing one."""
     window: float | None = None
-    """Fraction of the sampling time during which one position is active; 1: all positions together. The model's own if
-    not given."""
-    order: OrderName | None = None
-    """Order in which positions become active; the model's own if not given."""
+    """For experts: fraction of the sampling time during which one position is active; 1: all positions together. The
+    order's own if not given."""
+    order: OrderChoice | None = "auto"
+    """Order of generation: synchronous (all tokens move together in every step), random or strided (tokens are decoded
+    once, in random order; strided: those of one step far apart), left-to-right (block by block), or auto: the order
+    with the best measured bound within the steps, or the model's own if none was measured or a window or block is
+    given."""
     block: int | None = None
-    """Tokens of a block; blocks are generated left to right; 0: the whole sequence is one block. If not given, the
-    model's own, unless a window or an order is given or known tokens follow open ones. With fewer steps than blocks,
-    blocks are larger, or there is one."""
+    """Tokens of a block; blocks are generated left to right, each in the given order; 0: the whole sequence is one
+    block. If not given, left-to-right has blocks of 1, larger ones with fewer steps than tokens, and other orders have
+    one block. Of the model's own order, blocks are larger with fewer steps than blocks, or there is one."""
     stride: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool = True
@@ -532,6 +552,9 @@ class SamplingOptions:
         for name in ("num", "steps", "batch", "length", "rows", "top_k"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.order is None:
+            object.__setattr__(self, "order", "auto")
+        _check_order(self, "order", get_args(OrderChoice))
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top-p must lie in (0, 1], got {self.top_p:g}")
         if not self.temperature >= COLDEST:

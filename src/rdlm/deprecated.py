@@ -28,8 +28,8 @@ METHODS: Final[Mapping[str, str]] = {
 }
 """Old name of a method -> new name."""
 
-ORDERS: Final[Mapping[str, str]] = {"spread": "strided"}
-"""Old name of a token order -> new name."""
+ORDERS: Final[Mapping[str, str]] = {"spread": "strided", "left_to_right": "left-to-right"}
+"""Old name of a token order -> new name; in configurations and JSON the old ones stay."""
 
 OLD_DENOISER: Final = {"features", "top", "evidence", "head"}
 """Keys of the denoiser in configurations stored before `denoiser.time` existed; those networks have a time input."""

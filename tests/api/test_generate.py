@@ -16,6 +16,7 @@ from rdlm.config import DenoiserConfig, MethodName, ObjectiveConfig, RunConfig, 
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Levels
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods import METHODS
+from rdlm.process.order import ONE_STEP, TokenSchedule
 from rdlm.sampling.solvers import SOLVERS
 from tests.sampling.untrained import LENGTH, tiny
 
@@ -53,11 +54,12 @@ def test_every_process_keeps_seeds_and_prompts(options: dict[str, Any], window: 
 def test_window_and_order_are_the_models_own_where_they_are_not_given() -> None:
     model = tiny(window=0.25, order="left_to_right")
     own = prepare(model, SamplingOptions()).options
-    assert (own.window, own.order) == (0.25, "left_to_right")
-    other = prepare(model, SamplingOptions(order="random")).options
-    assert (other.window, other.order) == (0.25, "random")
+    assert (own.window, own.order) == (0.25, "left-to-right")
+    other = prepare(model, SamplingOptions(order="random"))
+    assert (other.options.window, other.options.order) == (None, "random")
+    assert other.order.schedule == TokenSchedule(ONE_STEP, "strided") and other.steps == LENGTH
     wider = prepare(model, SamplingOptions(window=0.5)).options
-    assert (wider.window, wider.order) == (0.5, "left_to_right")
+    assert (wider.window, wider.order) == (0.5, "left-to-right")
 
 
 def test_a_thousand_infills_keep_every_known_token(model: LanguageModel) -> None:

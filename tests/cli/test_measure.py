@@ -156,7 +156,7 @@ def test_runs_of_other_methods(method: MethodName, tmp_path: Path, capsys: pytes
         (["--nfe", "0"], "at least one network call"),
         (["--samples", "1"], "2 samples"),
         (["--nfe", "inf", "--estimator", "path"], "continuous time"),
-        (["--nfe", "inf", "--window", "0.5"], "use --window 1"),
+        (["--nfe", "inf", "--window", "0.5"], "use --order synchronous"),
     ],
 )
 def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

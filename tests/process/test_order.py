@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdlm.config import OrderName
 from rdlm.errors import InputError
-from rdlm.process.order import Order, TokenSchedule, TokenSteps
+from rdlm.process.order import ONE_STEP, Order, TokenSchedule, TokenSteps, named_schedule
 
 orders = st.sampled_from(["random", "strided", "left_to_right"])
 
@@ -182,3 +184,65 @@ def test_blocks_run_one_after_the_other(length: int, block: int, nfe: int, width
 def test_a_negative_block_is_refused() -> None:
     with pytest.raises(InputError, match="at least one position"):
         TokenSchedule(0.5, "strided", -1)
+
+
+# -- orders by name --------------------------------------------------------------------------------------------------
+
+names = st.sampled_from(get_args(OrderName))
+
+
+@given(name=names, nfe=st.integers(1, 300), length=st.integers(1, 200))
+def test_a_named_order_takes_no_more_calls_than_it_says(name: OrderName, nfe: int, length: int) -> None:
+    schedule, used = named_schedule(name, nfe, length)
+    steps = schedule.discretize(used, length)
+    assert 1 <= steps.nfe == used <= nfe
+    if name == "synchronous":
+        assert used == nfe == steps.steps and schedule == TokenSchedule(1.0, "strided")
+    else:
+        assert used <= length and steps.steps == 1
+    again, calls = named_schedule(name, used, length, schedule.block)
+    assert (again, calls) == (schedule, used)
+
+
+@given(name=st.sampled_from(["random", "strided", "left-to-right"]), length=st.integers(1, 40), more=st.integers(0, 99))
+def test_one_call_per_token_decodes_them_one_by_one(name: OrderName, length: int, more: int) -> None:
+    schedule, used = named_schedule(name, length + more, length)
+    offsets = schedule.discretize(used, length).offsets(3, length, torch.Generator().manual_seed(more))
+    assert used == length
+    for row in offsets.tolist():
+        assert sorted(row) == list(range(length))
+        assert name != "left-to-right" or row == sorted(row)
+
+
+@given(nfe=st.integers(2, 99), length=st.integers(3, 200))
+def test_left_to_right_has_blocks_at_any_number_of_calls(nfe: int, length: int) -> None:
+    schedule, used = named_schedule("left-to-right", nfe, length)
+    steps = schedule.discretize(used, length)
+    assert 1 <= steps.block == schedule.block < length
+    blocks = steps.offsets(1, length)[0] // steps.turns
+    assert torch.equal(blocks, torch.arange(length) // steps.block)
+
+
+def test_tokens_of_one_call_are_apart_from_left_to_right() -> None:
+    schedule, used = named_schedule("left-to-right", 32, 128)
+    assert (schedule.block, used) == (16, 32)
+    offsets = schedule.discretize(32, 128).offsets(1, 128)[0]
+    for call in range(32):
+        assert set(torch.diff((offsets == call).nonzero()[:, 0]).tolist()) == {4}
+
+
+def test_blocks_and_windows_change_an_order() -> None:
+    assert named_schedule("synchronous", 12, 12, 4) == (TokenSchedule(1.0, "strided", 4), 12)
+    assert named_schedule("synchronous", 13, 12, 4) == (TokenSchedule(1.0, "strided", 4), 12)
+    assert named_schedule("random", 6, 12, 4) == (TokenSchedule(ONE_STEP, "random", 4), 6)
+    assert named_schedule("random", 50, 12, 4) == (TokenSchedule(ONE_STEP, "strided", 4), 12)
+    assert named_schedule("left-to-right", 12, 12, 4) == (TokenSchedule(ONE_STEP, "strided", 4), 12)
+    assert named_schedule("left-to-right", 12, 12, 0) == (TokenSchedule(ONE_STEP, "left_to_right"), 12)
+    assert named_schedule("left-to-right", 6, 12, None, 0.5) == (TokenSchedule(0.5, "left_to_right"), 6)
+
+
+@given(name=names, nfe=st.integers(1, 40), length=st.integers(2, 40))
+def test_a_schedule_knows_its_name(name: OrderName, nfe: int, length: int) -> None:
+    schedule, _ = named_schedule(name, nfe, length)
+    one_by_one = name == "random" and nfe >= length
+    assert schedule.name == ("strided" if one_by_one else name)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rdlm.api import notebook
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.orders import ChosenOrder, choose_order
 from rdlm.api.trace import Trace
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Characters
@@ -26,7 +27,6 @@ from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.model.network import transformer_of
 from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain
-from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path as ProcessPath
 from rdlm.process.schedule import Grid, equal_information, uniform_in_log_remaining
 from rdlm.random import RandomStreams, generator_of
@@ -93,6 +93,8 @@ class Generation:
     model: LanguageModel | None = None
     known: tuple[bool, ...] = ()
     """Which tokens were given, such as a prompt's; empty where none can be."""
+    order: ChosenOrder | None = None
+    """The order in which tokens were generated; None for baselines."""
 
     def __repr__(self) -> str:
         bound = "its bound holds" if self.claims_bound else "no bound holds"
@@ -135,7 +137,7 @@ def generate(
     samples = _samples(model, output.token, options.seed)
     known = tuple((prepared.prompt.known != OPEN).tolist())
     nfe, bound = int(output.nfe.max()), prepared.claims_bound
-    return Generation(samples, prepared.options, nfe, output.invalid, bound, record, model, known)
+    return Generation(samples, prepared.options, nfe, output.invalid, bound, record, model, known, prepared.order)
 
 
 def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: Progress | None) -> Generation:
@@ -164,7 +166,7 @@ class PreparedSampling:
 
     model: LanguageModel
     options: SamplingOptions
-    """The options, with the model's own token schedule and number of steps where none were given."""
+    """The options, with the chosen order and its number of steps."""
     prompt: Prompt
     windows: tuple[Window, ...]
     solver: Solver
@@ -172,8 +174,7 @@ class PreparedSampling:
     codes: Automaton | None
     condition: Tensor | None
     grid: Callable[[int], Grid]
-    steps: int
-    """The sampling steps of each window."""
+    order: ChosenOrder
     device: torch.device
     """The device of the network."""
     is_signal: bool
@@ -186,6 +187,11 @@ class PreparedSampling:
         """Return whether the likelihood bound of the same chain holds for these samples."""
         plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
         return plain and not self.options.changes_distribution and self.solver.bound is not None
+
+    @property
+    def steps(self) -> int:
+        """The sampling steps of each window."""
+        return self.order.nfe
 
     @cached_property
     def batcher(self) -> Batcher:
@@ -238,8 +244,8 @@ class PreparedSampling:
     ) -> Generator[Query, Tensor, Output]:
         """Sample rows on one path, window after window."""
         method, length = self.model.rdlm, min(self.prompt.length, self.model.length)
-        kernel, order = self.solver.bound or "mixture", schedule_of(self.options)
-        layout, chain = method.layout, method.chain(path, self.steps, kernel, order, self.grid, length)
+        kernel, schedule = self.solver.bound or "mixture", self.order.schedule
+        layout, chain = method.layout, method.chain(path, self.order.nfe, kernel, schedule, self.grid, length)
         token = self.prompt.known.repeat(noise.batch, 1)
         nfe, invalid = torch.zeros(noise.batch, dtype=torch.long), 0
         for window in self.windows:
@@ -318,7 +324,8 @@ def prepare(
     """Return the options prepared for a model; every mistake in them is found here."""
     layout, tokenizer = model.rdlm.layout, model.tokenizer
     prompt = _prompt(model, options)
-    options, steps = _scheduled(model, options, prompt)
+    order = _order(model, options, prompt)
+    options = replace(options, order=order.order, block=order.block, window=order.window, steps=order.nfe)
     # A window without open tokens needs no sampling.
     parts = windows(prompt.length, model.length, options.stride)
     kept = tuple(part for part in parts if bool((prompt.known[part.begin : part.end] == OPEN).any()))
@@ -332,27 +339,14 @@ def prepare(
     encoded = (prompt, kept, solver_of(options.solver), automaton, codes, condition, grid)
     device = next(model.method.network.parameters()).device
     is_signal = condition is not None and condition.is_floating_point()
-    return PreparedSampling(model, options, *encoded, steps, device, is_signal, classifier, classifier_scale)
+    return PreparedSampling(model, options, *encoded, order, device, is_signal, classifier, classifier_scale)
 
 
-def schedule_of(options: SamplingOptions) -> TokenSchedule:
-    """Return the token schedule of prepared options."""
-    width = 1.0 if options.window is None else options.window
-    return TokenSchedule(width, options.order or "strided", options.block or 0)
-
-
-def _scheduled(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> tuple[SamplingOptions, int]:
-    """Return the options with the model's own token schedule where none is given, and the steps that it takes."""
-    method, known = model.rdlm, prompt.known != OPEN
-    own, width, block = method.token_schedule, options.window, options.block
-    if block is None:  # blocks do not attend to known tokens after them
-        ahead = bool((known & ~known.cumprod(0).bool()).any())
-        block = 0 if ahead or width is not None or options.order is not None else own.block
-    order = options.order or own.order
-    options = replace(options, window=own.width if width is None else width, order=order, block=block)
-    method.check_blocks(block)
-    steps = schedule_of(options).discretize(options.steps or model.nfe, min(prompt.length, model.length)).nfe
-    return replace(options, steps=steps), steps
+def _order(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> ChosenOrder:
+    """Return the order of the options, for the longest sequences that the network is given."""
+    known, length = prompt.known != OPEN, min(prompt.length, model.length)
+    ahead = bool((known & ~known.cumprod(0).bool()).any())
+    return choose_order(model, options.order or "auto", options.steps, length, options.block, options.window, ahead)
 
 
 def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:
@@ -420,7 +414,7 @@ def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
         raise unknown("grid", name, ("time", "log", "information"))
     if model.folder is None or not (model.folder / CURVE).is_file():
         raise InputError(
-            "the information grid needs a measured curve: run rdlm evaluate RUN --window 1 first, "
+            "the information grid needs a measured curve: run rdlm evaluate RUN --order synchronous first, "
             "and publish a model afterwards to have it among its files"
         )
     return partial(equal_information, *read_curve(model.folder / CURVE, process.schedule.total))

@@ -111,7 +111,10 @@ class LanguageModel:
         """Return samples; the options are the fields of `rdlm.config.SamplingOptions`, such as num, steps, prompt."""
         from rdlm.api.generate import generate
 
-        return generate(self, **options)
+        made = generate(self, **options)
+        if made.order is not None:
+            made.order.log()
+        return made
 
     def score(self, texts: Sequence[str], **options: Any) -> list[Score]:
         """Return the likelihood bound of each text with its interval; options as in `rdlm.api.score.score`."""

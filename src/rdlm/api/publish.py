@@ -7,6 +7,7 @@ NAME/
     tokenizer.json      see `rdlm.data.tokenizer.from_json`
     curve.json          the measured information curve, if there is one
     evaluation.json     the results of `rdlm evaluate` for these weights, if there are any
+    orders.json         the bounds by order of generation of these weights, if they were measured
     README.md           the model card
 
 A model on the Hugging Face hub has the same files. None of them can run code.
@@ -29,6 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rdlm import __version__
+from rdlm.api import orders
 from rdlm.config import RunConfig
 from rdlm.errors import InputError, unknown
 from rdlm.storage import checkpoint, config_file, measurements
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CONFIG, WEIGHTS, TOKENIZER, CARD = "config.json", "model.safetensors", "tokenizer.json", "README.md"
-OPTIONAL = ("curve.json", measurements.NAME)
+OPTIONAL = ("curve.json", measurements.NAME, orders.ORDERS)
 FILES = (CONFIG, WEIGHTS, TOKENIZER, *OPTIONAL, CARD)
 
 ADVICE = "publish or download the model again"
@@ -113,13 +115,15 @@ def _write_files(folder: Path, model: LanguageModel, name: str, weights: Mapping
     fingerprint = measurements.fingerprint(
         {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
     )
-    found = evaluations(model)
+    found, by_order = evaluations(model), order_bounds(model)
     save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
     _write_json(folder / TOKENIZER, model.tokenizer.to_json())
     if model.folder is not None and (model.folder / "curve.json").is_file():
         _write_json(folder / "curve.json", read_json(model.folder / "curve.json"))
     if found:
         _write_json(folder / measurements.NAME, {"evaluations": found})
+    if by_order is not None:
+        _write_json(folder / orders.ORDERS, by_order)
     step = step_of(model)
     content = {
         "library": "rdlm",
@@ -133,7 +137,8 @@ def _write_files(folder: Path, model: LanguageModel, name: str, weights: Mapping
         "files": Manifest.of(folder).files,
     }
     _write_json(folder / CONFIG, with_checksum(content))
-    (folder / CARD).write_text(_card(model, name, dtype, step, found, fingerprint), "utf-8")
+    results = [*_results(found, fingerprint), *_order_table(by_order, fingerprint)]
+    (folder / CARD).write_text(_card(model, name, dtype, step, results), "utf-8")
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors creates files that only their owner can read
         sync(path)
@@ -171,6 +176,17 @@ def evaluations(model: LanguageModel) -> list[dict[str, Any]]:
     files = [folder.parent / f"evaluation-{split}" / measurements.NAME for split in ("validation", "test")]
     found = [measurements.read(file) for file in files if file.is_file()]
     return [one for one in found if one.get("weights") == weights]
+
+
+def order_bounds(model: LanguageModel) -> dict[str, Any] | None:
+    """Return the content of orders.json for exactly these weights; None if they were not measured."""
+    if model.folder is None or not (model.folder / orders.ORDERS).is_file():
+        return None
+    found = orders.read_orders(model.folder / orders.ORDERS)
+    weights = measurements.fingerprint(model.method.network)
+    if is_published(model.folder):  # measured before the weights were rounded for storage
+        return found if describe(model.folder)["weights"]["fingerprint"] == weights else None
+    return found if found["weights"] == weights else None
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -240,10 +256,9 @@ def _card(
     name: str,
     dtype: str,
     step: int | None,
-    evaluations: Sequence[Mapping[str, Any]],
-    fingerprint: str,
+    results: Sequence[str],
 ) -> str:
-    """Return README.md; `fingerprint` is that of the weights in the file."""
+    """Return README.md with the lines of its section of results."""
     lines = [
         "---",
         "library_name: rdlm",
@@ -270,7 +285,7 @@ def _card(
         "",
         "## Evaluation",
         "",
-        *_results(evaluations, fingerprint),
+        *results,
         "",
     ]
     return "\n".join(lines)
@@ -314,6 +329,30 @@ def _results(evaluations: Sequence[Mapping[str, Any]], fingerprint: str) -> Iter
             label = measurements.bound_label(evaluation, metric)
             cells = [_plain(name), measurements.interval(metric), _plain(metric["unit"]), label]
             yield f"| {' | '.join(cells)} | {_plain(metric['convention'])} |"
+
+
+def _order_table(found: Mapping[str, Any] | None, fingerprint: str) -> Iterator[str]:
+    """Yield the bounds by order and number of network calls."""
+    if found is None:
+        return
+    rows = orders.bounds_of(found)
+    calls = sorted({row.calls for row in rows})
+    yield ""
+    yield "## Bounds by order"
+    yield ""
+    yield (
+        f"Upper bounds in {_plain(found['unit'])} with 95% intervals, by order of generation and network calls, on "
+        f"{found['sequences']} sequences of the split {_plain(found['split'])} of {_plain(found['protocol'])}. "
+        "`--order auto` takes the best one."
+    )
+    if found["weights"] != fingerprint:
+        yield "Measured before the weights were rounded for storage."
+    yield ""
+    yield f"| order | {' | '.join(f'{count} calls' for count in calls)} |"
+    yield f"|---{'|---' * len(calls)}|"
+    for order in dict.fromkeys(row.order for row in rows):
+        cells = {row.calls: f"{row.value:.3f} [{row.low:.3f}, {row.high:.3f}]" for row in rows if row.order == order}
+        yield f"| {order} | {' | '.join(cells.get(count, '') for count in calls)} |"
 
 
 def _argument(name: str) -> str:

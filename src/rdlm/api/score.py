@@ -18,13 +18,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.orders import ChosenOrder, choose_order
+from rdlm.config import OrderChoice
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.base import DEFAULT_NFE, check_nfe
-from rdlm.methods.bound import Estimator, check_weights
+from rdlm.methods.bound import Estimator, check_weights, uniform_note
+from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
 MIN_TOKENS = 2
@@ -92,17 +95,24 @@ class Effort:
     draws: int = 4
     """Paths, or random steps, per window."""
     seed: int = 0
+    order: ChosenOrder | None = None
+    """The order of generation; None: the model's own."""
 
     def __post_init__(self) -> None:
         check_nfe(self.nfe)
         if self.draws < MIN_DRAWS:
             raise InputError(f"an interval needs at least {MIN_DRAWS} draws of each text, got {self.draws}")
 
+    @property
+    def schedule(self) -> TokenSchedule | None:
+        """The token schedule of the order; None: the model's own."""
+        return None if self.order is None else self.order.schedule
+
     def passes(self, model: LanguageModel) -> int:
         """Return the network evaluations of one draw for one window; all blocks are evaluated in parallel."""
         if self.estimator == "steps":
             return 1
-        schedule = model.method.token_schedule
+        schedule = self.schedule or model.method.token_schedule
         return self.nfe if schedule is None else schedule.discretize(self.nfe, model.length).side_by_side().nfe
 
     def cost(self, model: LanguageModel, windows: int) -> int:
@@ -112,21 +122,41 @@ class Effort:
 
 
 def effort_for(
-    model: LanguageModel, windows: int, nfe: int | None = None, estimator: Estimator | None = None, seed: int = 0
+    model: LanguageModel,
+    windows: int,
+    nfe: int | None = None,
+    estimator: Estimator | None = None,
+    seed: int = 0,
+    order: ChosenOrder | None = None,
 ) -> Effort:
     """Return an effort of about `BUDGET` evaluations: four paths per window if they fit, else as many steps as fit.
 
-    The estimator of a baseline is given: paths for Fisher-Flow, steps for the others.
+    The estimator of a baseline is given: paths for Fisher-Flow, steps for the others. Of a chosen `order`, `nfe` is its
+    number of calls.
     """
     only = model.method.bound_estimator
     if only is not None and estimator not in (None, only):
         raise InputError(f"the method {model.config.method!r} only has the {only} estimator, got {estimator}")
-    nfe = model.nfe if nfe is None else nfe
-    affordable = Effort(nfe).cost(model, windows) <= BUDGET
+    nfe = order.nfe if order is not None else model.nfe if nfe is None else nfe
+    affordable = Effort(nfe, order=order).cost(model, windows) <= BUDGET
     chosen = only or estimator or ("path" if affordable else "steps")
     if chosen == "path":
-        return Effort(nfe, "path", seed=seed)
-    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed)
+        return Effort(nfe, "path", seed=seed, order=order)
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed, order)
+
+
+def order_for(
+    model: LanguageModel, order: OrderChoice = "auto", nfe: int | None = None, block: int | None = None
+) -> ChosenOrder | None:
+    """Return the order in which a score assumes texts to be generated; None for baselines, which have no choice."""
+    own = model.method.token_schedule
+    if own is None:
+        if order != "auto" or block is not None:
+            raise InputError(f"the method {model.config.method!r} has one order: leave out order and block")
+        return None
+    chosen = choose_order(model, order, nfe, model.length, block)
+    # With the model's own schedule, shorter windows may use more of the calls.
+    return replace(chosen, nfe=nfe or model.nfe) if chosen.schedule == own else chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +174,7 @@ def score(
     unknown: Unknown = "error",
     advance: Advance = lambda count: None,
 ) -> list[Score]:
-    """Return the score of every text; the default effort is that of `effort_for`."""
+    """Return the score of every text; the default effort is that of `effort_for` and `order_for`."""
     return score_encoded(model, [encode_text(model, text, unknown) for text in texts], effort, advance)
 
 
@@ -158,7 +188,7 @@ def score_encoded(
     check_weights(model.method.network)
     parts = [split_windows(text.ids, model.length) for text in texts]
     rows = [row for part in parts for row in part]
-    effort = effort or effort_for(model, len(rows))
+    effort = effort or effort_for(model, len(rows), order=order_for(model))
     effort_for(model, len(rows), effort.nfe, effort.estimator)  # checks the estimator
     values = iter(_values(model, rows, effort, advance))
     return [_score(model, text, [next(values) for _ in part]) for text, part in zip(texts, parts, strict=True)]
@@ -205,13 +235,21 @@ def _draws(
             totals.append(model.method.bound(batch, effort.nfe, generator).double().cpu()[:, None])
             advance(len(batch.ids) * effort.passes(model))
         return torch.stack(totals)
-    problem = model.rdlm.problem(batch, effort.nfe)
+    problem = model.rdlm.problem(batch, effort.nfe, token_schedule=effort.schedule)
     if effort.estimator == "path":
         shares = path_bound(problem, effort.draws, generator, advance=advance).sum(1)
     else:
         shares = per_window_bound(problem, effort.draws, generator, advance=advance)
     count, length = batch.ids.shape
     return shares.view(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
+
+
+def score_note(model: LanguageModel, texts: Sequence[Encoded], scores: Sequence[Score]) -> str | None:
+    """Return the remark on a bound of all texts together that is worse than the uniform code; None if it is better."""
+    nats, chars = sum(one.nats.value for one in scores), sum(text.chars for text in texts)
+    tokens, unit = sum(len(text.ids) for text in texts), "bits per character"
+    note = uniform_note(nats, tokens, model.tokenizer.size, model.config, unit, chars)
+    return None if note is None else f"{note}, or the text is unlike its training data"
 
 
 def split_windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, " window"]]:

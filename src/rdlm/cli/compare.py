@@ -106,6 +106,9 @@ class Compare:
             print_json({"rows": rows, "calls": self.nfe, "out": str(out)})
             return
         print(table([row | _words(row) for row in rows], COLUMNS))
+        for row in rows:
+            if row.get("note") is not None:
+                print(f"note: {row['method']} is {row['note']}")
         floor = rows[0]["quality"]
         print(
             f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.nfe} calls, 95% intervals; "

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rdlm.config import OrderChoice
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
@@ -29,7 +30,8 @@ class Evaluate:
     The bound is that of the sampler with --nfe network calls. It is estimated from single random steps of many
     sequences (`--estimator steps`); from about 20 calls on, this needs fewer network calls for the same interval than
     whole paths do. The baselines have their own estimators; that of fisher_flow is not a bound. Writes evaluation.json
-    and report.html, and writes the measured information curve, curve.json, into the checkpoint for the sampler.
+    and report.html, and writes the measured information curve, curve.json, into the checkpoint for the sampler. With
+    --orders it measures which order of generation has the best bound.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -45,13 +47,17 @@ class Evaluate:
     """Also measure the bound at these numbers of network calls, such as 4,8,16,inf."""
     kernel: Literal["mixture", "drift"] = "mixture"
     """Step of the sampler: along the bridge to a sampled token, or along the mean of all bridges, as in the paper."""
-    window: float | None = None
-    """Share of the time during which one token moves; 1: all tokens move together. None: the run's."""
-    order: Literal["random", "strided", "left_to_right"] | None = None
-    """Order in which tokens start to move. None: the run's."""
+    order: OrderChoice | None = None
+    """Order of generation, as in rdlm generate. None: the run's."""
     block: int | None = None
-    """Tokens of a block; blocks are generated left to right. 0: the whole sequence is one block. None: the run's,
-    or 0 with --window or --order."""
+    """Tokens of a block; blocks are generated left to right. 0: the whole sequence is one block. None: the order's,
+    or the run's, or 0 with --window."""
+    window: float | None = None
+    """For experts: share of the time during which one token moves; 1: all tokens move together. None: the order's, or
+    the run's."""
+    orders: bool = False
+    """Measure every order instead, at 8, 16, 32, 64 and 128 network calls and at one per token, or at those of
+    --curve-nfe; print the table and write it, orders.json, into the checkpoint for --order auto."""
     estimator: Literal["steps", "path"] = "steps"
     """Single steps of many sequences, or whole paths of few sequences."""
     states: Literal["exact", "simulated"] = "exact"
@@ -78,7 +84,10 @@ class Evaluate:
         """Evaluate, write, print, and return 0."""
         from rdlm.process.order import TokenSchedule
 
-        self._plan(TokenSchedule(), 1)  # checks the options before the model is loaded
+        # Checks the options before the model is loaded.
+        self._plan(TokenSchedule(self.window or 1), 1 if self.nfe is None or self.nfe == "inf" else self.nfe)
+        if self.orders:
+            return self._measure_orders()
         import torch
 
         import rdlm
@@ -88,7 +97,7 @@ class Evaluate:
         from rdlm.train.run import load_corpus
 
         model = rdlm.load(self.model)
-        plan = self._plan(model.method.token_schedule or TokenSchedule(), model.nfe)
+        plan = self._plan(*self._order(model))
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(self._config(model))
         with torch.no_grad(), _Bars() as bars:
@@ -107,15 +116,30 @@ class Evaluate:
         config = model.config
         return config if self.file is None else replace(config, data=replace(config.data, file=self.file))
 
-    def _plan(self, own: TokenSchedule, own_nfe: int) -> EvaluationPlan:
+    def _order(self, model: LanguageModel) -> tuple[TokenSchedule, int]:
+        """Return the token schedule and the network calls of the options, and print what the user should know."""
+        from rdlm.api.orders import choose_order
+        from rdlm.process.order import TokenSchedule
+
+        own, asked = model.method.token_schedule, None if self.nfe == "inf" else self.nfe
+        if self.order is None and self.block is None and self.window is None:
+            return own or TokenSchedule(), model.nfe if asked is None else asked
+        if own is None:
+            raise InputError(
+                f"{model.name} is a run of the method {model.config.method!r}, whose bound has no option but --nfe: "
+                "leave out --order, --block and --window"
+            )
+        chosen = choose_order(model, self.order or "auto", asked, model.length, self.block, self.window)
+        for notice in chosen.notices:
+            print(f"rdlm: {notice}", file=sys.stderr)
+        return chosen.schedule, chosen.nfe
+
+    def _plan(self, window: TokenSchedule, own_nfe: int) -> EvaluationPlan:
         from rdlm.evaluate.evaluate import EvaluationPlan
         from rdlm.methods.bound import Setting
         from rdlm.process.order import TokenSchedule
 
-        named = self.window is not None or self.order is not None
-        block = self.block if self.block is not None else 0 if named else own.block
-        window = TokenSchedule(own.width if self.window is None else self.window, self.order or own.order, block)
-        nfe = None if self.nfe == "inf" else own_nfe if self.nfe is None else self.nfe
+        nfe = None if self.nfe == "inf" else own_nfe
         setting = Setting(
             nfe,
             self.kernel,
@@ -135,16 +159,61 @@ class Evaluate:
             self.seed,
         )
 
-    def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
+    def _measure_orders(self) -> int:
+        """Measure the bound of every order, write the table, print it, and return 0."""
+        import torch
+
+        import rdlm
+        from rdlm.evaluate.order_bounds import CALLS, measure_orders
+        from rdlm.train.run import load_corpus
+
+        if self.order is not None or self.block is not None or self.window is not None or self.nfe is not None:
+            raise InputError("--orders measures every order: leave out --order, --block, --window and --nfe")
+        model = rdlm.load(self.model)
+        calls = CALLS if self.curve_nfe is None else parse_nfe(self.curve_nfe)
+        if None in calls:
+            raise InputError("--orders measures finite numbers of network calls: leave out inf in --curve-nfe")
+        plan = self._plan(model.rdlm.token_schedule, 1)
+        corpus = load_corpus(self._config(model))
+        with torch.no_grad(), _Bars() as bars:
+            found = measure_orders(model, corpus, plan, [one for one in calls if one is not None], bars.begin)
+        self._write_orders(model, found)
+        if self.json:
+            print_json(found)
+        else:
+            print(table(found["rows"], ("order", "block", "calls", "value", "low", "high")))
+            print(f"\n{found['unit']}, 95% intervals; {found['evaluations']} evaluations each")
+        return 0
+
+    def _write_orders(self, model: LanguageModel, found: dict[str, Any]) -> None:
+        from rdlm.api.orders import ORDERS
+        from rdlm.storage.files import write_atomic
+
+        home, published = self._home(model)
+        assert model.folder is not None  # always set by `rdlm.load`
+        place = self.out or home / f"evaluation-{self.split}"
+        if self.split == "validation" and not published:  # the sampler must not depend on the test split
+            place = model.folder
+        write_atomic(place / ORDERS, json.dumps(found, indent=1, allow_nan=False) + "\n")
+        unused = "" if place == model.folder else f"; --order auto reads {ORDERS} in the folder of a checkpoint only"
+        print(f"rdlm: wrote {place / ORDERS}{unused}", file=sys.stderr)
+
+    def _home(self, model: LanguageModel) -> tuple[Path, bool]:
+        """Return the folder of a model's evaluations, and whether the model is published: its files do not change."""
         from rdlm.api import publish
+
+        assert model.folder is not None  # always set by `rdlm.load`
+        published = publish.is_published(model.folder)
+        return Path("runs") / f"published-{Path(model.name).name}" if published else model.folder.parent, published
+
+    def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
         from rdlm.evaluate.evaluate import curve_to_json
         from rdlm.evaluate.page import evaluation_page
         from rdlm.storage.files import write_atomic
 
         folder = model.folder
         assert folder is not None  # always set by `rdlm.load`
-        published = publish.is_published(folder)  # the files of a published model do not change, and may be read-only
-        home = Path("runs") / f"published-{Path(model.name).name}" if published else folder.parent
+        home, published = self._home(model)
         out = self.out or home / f"evaluation-{self.split}"
         write_atomic(out / "evaluation.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         write_atomic(out / "report.html", evaluation_page(model, found))
@@ -193,6 +262,8 @@ class _Bars:
 def _show(found: Evaluation) -> None:
     rows = [{"metric": name, **value.to_json()} for name, value in found.metrics.items()]
     print(table(rows, ("metric", "value", "low", "high", "unit", "convention")))
+    if found.note is not None:
+        print(f"\nnote: {found.note}")
     if len(found.rows) > 1:
         print()
         print(table(found.rows, ("calls", "value", "low", "high", "unit")))

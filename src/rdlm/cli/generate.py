@@ -72,6 +72,9 @@ class Generate(SamplingOptions):
     def _report(self, model: LanguageModel, generation: Generation) -> None:
         from rdlm.display.text_table import print_json
 
+        order = generation.order
+        for notice in order.notices if order is not None else ():
+            print(f"rdlm: {notice}", file=sys.stderr)
         if self.json:
             image = model.kind == "image"
             samples = [
@@ -82,6 +85,8 @@ class Generate(SamplingOptions):
                 "samples": samples,
                 "steps": generation.options.steps,
                 "network_calls": generation.network_calls,
+                "order": None if order is None else order.name,
+                "block": None if order is None else order.block,
             }
             result |= {"solver": self.solver, "grid": self.grid, "invalid_codes": generation.invalid_codes}
             print_json(result | {"claims_bound": generation.claims_bound, "model": model.name})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from rdlm.config import OrderChoice
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
@@ -35,6 +36,10 @@ class ScoreText:
     """Score the whole file as one text instead of line by line."""
     nfe: Annotated[int | None, tyro.conf.arg(aliases=["--steps"])] = None
     """Network calls M of the sampler; None: the model's, which is 64, or one per block."""
+    order: OrderChoice = "auto"
+    """Order in which the sampler generates a text, as in rdlm generate."""
+    block: int | None = None
+    """Tokens of a block; blocks are generated left to right."""
     estimator: Literal["auto", "path", "steps"] = "auto"
     """Whole paths, which are precise at M times the cost, or random steps; auto: paths for up to 128 windows."""
     draws: int | None = None
@@ -55,7 +60,7 @@ class ScoreText:
         run, file = self._places()
         text = read_text(file)
         import rdlm
-        from rdlm.api.score import encode_text, score_encoded, split_windows
+        from rdlm.api.score import encode_text, score_encoded, score_note, split_windows
         from rdlm.display.progress import bar
 
         model = rdlm.load(run)
@@ -73,6 +78,7 @@ class ScoreText:
             rows,
             {
                 "steps": effort.nfe,
+                "order": None if effort.order is None else effort.order.name,
                 "claims_bound": model.method.claims_bound,
                 "unit": "nats",
                 "interval": "95%",
@@ -80,6 +86,7 @@ class ScoreText:
                 "draws": effort.draws,
                 "network_windows": cost,
                 "seconds": seconds,
+                "note": score_note(model, texts, found),
             },
         )
         return 0
@@ -91,10 +98,13 @@ class ScoreText:
         return self.model, self.file or "-"
 
     def _effort(self, model: LanguageModel, windows: int) -> Effort:
-        from rdlm.api.score import effort_for
+        from rdlm.api.score import effort_for, order_for
 
         estimator = None if self.estimator == "auto" else self.estimator
-        effort = effort_for(model, windows, self.nfe, estimator, self.seed)
+        order = order_for(model, self.order, self.nfe, self.block)
+        for notice in order.notices if order is not None else ():
+            print(f"rdlm: {notice}", file=sys.stderr)
+        effort = effort_for(model, windows, self.nfe, estimator, self.seed, order)
         return effort if self.draws is None else replace(effort, draws=self.draws)
 
     def _report(self, rows: list[dict[str, object]], how: dict[str, object]) -> None:
@@ -102,6 +112,8 @@ class ScoreText:
             print_json({"rows": rows, **how})
             return
         print(table(rows, ("text", "nats", "low", "high", "chars", "bits_per_char")))
+        if how["note"] is not None:
+            print(f"note: {how['note']}")
         if not how["claims_bound"]:
             print("not a bound: this method estimates -log p, and the error can have either sign")
         draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} per window"

@@ -102,4 +102,6 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
     bound = result["bound"] or {}
     row = {**result, **{key: bound.get(key) for key in ("low", "high")}, "bound": bound.get("value")}
     print(table([row], ["run", "protocol", "parameters", "steps", "seconds", "loss", "bound", "low", "high", "unit"]))
+    if result["note"] is not None:
+        print(f"note: {result['note']}")
     print(f"report: {Path(result['run']) / 'report.html'}", file=sys.stderr)

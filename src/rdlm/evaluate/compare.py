@@ -35,7 +35,7 @@ from rdlm.display.progress import bar
 from rdlm.errors import InputError, unknown
 from rdlm.evaluate.samples import divergences
 from rdlm.methods import METHODS, build
-from rdlm.methods.bound import repeated_bound
+from rdlm.methods.bound import Bound, repeated_bound, uniform_note
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
 from rdlm.train.interruption import Interruption
@@ -337,6 +337,7 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
         "high": bound.bits + bound.margin,
         "unit": unit_of(run.corpus),
         "claims_bound": run.method.claims_bound,
+        "note": _note(run, bound),
         "sampling_calls": run.length if entrant.name == REFERENCE else contest.nfe,
         "parameters": run.parameter_count,
         "rate": run.config.training.lr,
@@ -348,6 +349,12 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
         "quality": {name: asdict(metric) for name, metric in quality.items()},
         "sample": run.corpus.tokenizer.decode([i for i in samples[0].tolist() if i >= 0]),
     }
+
+
+def _note(run: Run, bound: Bound) -> str | None:
+    """Return the remark on a bound that is worse than the uniform code."""
+    size, unit = run.corpus.tokenizer.size, unit_of(run.corpus)
+    return uniform_note(bound.mean, bound.tokens, size, run.config, unit, bound.tokens)
 
 
 def _samples(run: Run, count: int, nfe: int) -> Int[Tensor, "count length"]:

@@ -25,8 +25,8 @@ from rdlm.evaluate.samples import (
     sample_entropy,
 )
 from rdlm.likelihood import Estimate, Profile
-from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound
-from rdlm.process.order import TokenSchedule
+from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound, uniform_note
+from rdlm.process.order import ONE_STEP, TokenSchedule
 from rdlm.random import generator_of
 
 Split = Literal["validation", "test"]
@@ -73,6 +73,8 @@ class Evaluation:
     samples: Int[Tensor, "n length"] | None
     plan: EvaluationPlan
     held_out: Batch
+    note: str | None = None
+    """The remark on a bound that is worse than the uniform code."""
 
 
 Stage = Callable[[str, int], Callable[[int], object]]
@@ -93,7 +95,7 @@ def evaluate(
     check_setting(model, plan)
     generator = generator_of("evaluation", plan.seed)
     settings = [replace(plan.setting, nfe=nfe) for nfe in (plan.setting.nfe, *plan.curve)]
-    bounds = [_bound(model, batch, setting, plan, generator, stage) for setting in settings]
+    bounds = [bound_of(model, batch, setting, plan, generator, stage) for setting in settings]
     rows = [curve_row(one, nats, size, model.kind) for one, (nats, _) in zip(settings, bounds, strict=True)]
     total, profile = bounds[0]
     metrics = likelihood(total, size, model.kind, describe_bound(model, plan.setting))
@@ -105,10 +107,20 @@ def evaluate(
         samples = generate_samples(model, batch, plan, generator, stage("samples", 1))
         metrics |= sample_metrics(model, corpus, samples, batch.ids, scorer)
     ordered = sorted(rows, key=lambda row: math.inf if row["calls"] == "inf" else float(str(row["calls"])))
-    return Evaluation(metrics, profile, size, ordered, samples, plan, batch)
+    return Evaluation(metrics, profile, size, ordered, samples, plan, batch, _note(model, total, profile, size))
 
 
-def _bound(
+def _note(model: LanguageModel, nats: Estimate, profile: Profile | None, size: Size) -> str | None:
+    """Return the remark on a bound that is worse than the uniform code; None if it is better."""
+    late = True
+    if profile is not None:
+        spent = profile.cumulative()
+        late = bool(spent[-1] - spent[len(spent) // 2] > spent[-1] / 2)
+    unit, per = unit_per_sequence(model.kind, size)
+    return uniform_note(nats.value, size.tokens, model.tokenizer.size, model.config, unit, per, late)
+
+
+def bound_of(
     model: LanguageModel, batch: Batch, setting: Setting, plan: EvaluationPlan, generator: torch.Generator, stage: Stage
 ) -> tuple[Estimate, Profile | None]:
     """Return the bound in nats per sequence, and its profile for rdlm."""
@@ -174,11 +186,10 @@ def describe_bound(model: LanguageModel, setting: Setting) -> str:
         return f"{word} at {setting.nfe} network calls, method {model.config.method}"
     if setting.nfe is None:
         return "upper bound in continuous time, with the decode step at a thousandth of the noise"
-    tokens = (
-        ""
-        if setting.token_schedule is None
-        else f", {setting.token_schedule.order} windows of width {setting.token_schedule.width:g}"
-    )
+    schedule, tokens = setting.token_schedule, ""
+    if schedule is not None:
+        windows = f", {schedule.order} windows of width {schedule.width:g}"
+        tokens = f", order {schedule.name}" if schedule.width == ONE_STEP else windows
     block = block_of(model, setting)
     tokens += f" in blocks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"
@@ -288,6 +299,7 @@ def to_json(evaluation: Evaluation) -> Mapping[str, Any]:
         "seed": plan.seed,
         "rows": evaluation.rows,
         "interval": "95%",
+        "note": evaluation.note,
     }
 
 

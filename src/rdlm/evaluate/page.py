@@ -49,7 +49,7 @@ def evaluation_page(model: LanguageModel, evaluation: Evaluation) -> str:
         f"<h1>{title}</h1>",
         _table(facts),
         "<h2>Metrics</h2>",
-        "<p>With 95% intervals.</p>",
+        f"<p>With 95% intervals.{'' if evaluation.note is None else f' Note: {html.escape(evaluation.note)}.'}</p>",
         _table([_cells(name, found) for name, found in evaluation.metrics.items()]),
         "<h2>Plots</h2>",
         *_pictures(model, evaluation),

@@ -5,6 +5,8 @@
 | `measure_bound` | RDLM | stratified steps, paths, or continuous time |
 | `paper` | RDLM | the paper's estimator, Eq. (33), which is not a bound |
 | `repeated_bound` | all | `Method.bound`, repeated until its own error is small |
+
+`uniform_note` is the remark on a bound that is worse than the uniform code.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.likelihood import (
@@ -51,6 +54,10 @@ REPEATS = (3, 32)
 """Least and, by default, largest number of estimates in `repeated_bound`."""
 
 
+UNIFORM_MARGIN = 1e-3
+"""Relative distance from the uniform code within which a bound is called no better."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """The mean bound of sequences in nats, with its standard error."""
@@ -71,6 +78,25 @@ class Bound:
         return 1.96 * self.stderr / self.tokens / math.log(2)
 
 
+def uniform_note(
+    nats: float, tokens: float, vocabulary: int, config: RunConfig, unit: str, per: float, late: bool = True
+) -> str | None:
+    """Return a remark on a bound that is worse than the uniform code, log2(V) bits per token, and the reason; or None.
+
+    The bound and the uniform code are for `tokens` tokens, which have `per` characters, pixels or bases. `late` is
+    whether the late steps have most of the bound, or are not known: without evidence, the network has to learn from
+    the states alone that they are all but finished, and each late step is charged for what it has not learned.
+    """
+    uniform = tokens * math.log(vocabulary)
+    if nats < uniform * (1 - UNIFORM_MARGIN):
+        return None
+    worse = "worse" if nats > uniform * (1 + UNIFORM_MARGIN) else "no better"
+    reason = "the network is hardly trained"
+    if config.method == "rdlm" and not config.denoiser.evidence and late:
+        reason = "without evidence, late steps are charged for what the network has not learned"
+    return f"{worse} than guessing ({uniform / per / math.log(2):.2f} {unit}): {reason}"
+
+
 @dataclass(frozen=True)
 class Setting:
     """The sampler whose likelihood is bounded, and the estimator of its bound."""
@@ -88,7 +114,7 @@ class Setting:
         if self.nfe is not None:
             check_nfe(self.nfe)
         if self.nfe is None and self.token_schedule is not None:
-            raise InputError("the bound in continuous time needs synchronous positions: use --window 1")
+            raise InputError("the bound in continuous time needs synchronous positions: use --order synchronous")
         if self.nfe is None and self.estimator == "path":
             raise InputError("paths have a finite number of steps: estimate continuous time from single steps")
         if self.states == "simulated" and (self.nfe is None or self.estimator == "path"):

@@ -27,7 +27,7 @@ from rdlm.process.bridge import Bridge
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import cached_law
 from rdlm.process.layout import Layout
-from rdlm.process.order import TokenSchedule, TokenSteps
+from rdlm.process.order import STARTS, TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Grid, Schedule, schedule, uniform_in_time
 from rdlm.random import Draw, generator_of, on_device
@@ -104,7 +104,8 @@ class Rdlm:
     @property
     def token_schedule(self) -> TokenSchedule:
         """The token schedule of bounds and samples unless another one is given."""
-        return TokenSchedule(self.config.process.window, self.config.process.order, self.config.process.block)
+        process = self.config.process
+        return TokenSchedule(process.window, STARTS[process.order], process.block)
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the network evaluations of a sample, at most: the steps, by default 64, or one per block."""
@@ -280,9 +281,14 @@ class Rdlm:
         steps = None if synchronous else order.discretize(nfe, length)
         return self.on_grid(path, (grid or self.process.grid)(steps.steps if steps else nfe), kernel, steps)
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether the network's attention can be masked, as blocks need it."""
+        return isinstance(self.config.model, TransformerConfig) and not self.config.model.causal
+
     def check_blocks(self, block: float) -> None:
         """Refuse blocks for a network whose attention cannot be masked."""
-        if block and not (isinstance(self.config.model, TransformerConfig) and not self.config.model.causal):
+        if block and not self.takes_blocks:
             raise InputError("blocks need a transformer that is not causal: other networks have no block mask")
 
     def on_grid(self, path: Path, grid: Grid, kernel: Kernel, token_steps: TokenSteps | None = None) -> Chain:

@@ -6,6 +6,8 @@ on average. The `strided` order is random too, but positions that start in the s
 tokens decoded in one step are sampled independently of each other, and distant ones depend on each other least (as in
 the MAC and Halton schedulers).
 
+A user names an order (`named_schedule`): synchronous, random, strided or left-to-right.
+
 A sequence can also be divided into blocks that are sampled one after the other, each in the same number of steps, as in
 block diffusion (BD3-LM): blocks of one position are autoregression, a single block is the family above. Noise levels
 that differ between positions are those of Diffusion Forcing and Rolling Diffusion.
@@ -20,7 +22,7 @@ that differ between positions are those of Diffusion Forcing and Rolling Diffusi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +30,18 @@ from torch import Tensor
 from rdlm.config import OrderName
 from rdlm.errors import InputError, unknown
 
-Order = OrderName
+Order = Literal["random", "strided", "left_to_right"]
+"""Order in which the positions of a block start."""
+
+STARTS: dict[OrderName, Order] = {
+    "synchronous": "strided",  # all start at once
+    "random": "random",
+    "strided": "strided",
+    "left-to-right": "left_to_right",
+}
+
+ONE_STEP = 1e-6
+"""A width so narrow that each position takes one step, whatever the number of steps."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,15 @@ class TokenSchedule:
         if self.block < 0:
             raise InputError(f"a block has at least one position (0: no blocks), got {self.block}")
         _check_order(self.order)
+
+    @property
+    def name(self) -> OrderName:
+        """The name of the order; decoded block by block it is left to right, whatever the order inside blocks."""
+        if self.width == 1:
+            return "synchronous"
+        if self.block or self.order == "left_to_right":
+            return "left-to-right"
+        return self.order
 
     def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the times [batch, length] at which positions start, Eq. (35); all 0 for width 1.
@@ -76,6 +98,38 @@ class TokenSchedule:
         if steps == 1 and self.order != "random":
             turns = min(turns, block)  # one step per token; more would be idle
         return TokenSteps(turns * blocks, steps, self.order, block, turns)
+
+
+def named_schedule(
+    name: OrderName, nfe: int, length: int, block: int | None = None, window: float | None = None
+) -> tuple[TokenSchedule, int]:
+    """Return the token schedule of a named order for a sequence of `length`, and how many of `nfe` calls it takes.
+
+    Every order but the synchronous one decodes each position in one step, so it takes at most one call per position.
+    Left to right means blocks, unless `block` is 0; inside a block, positions that are decoded together are far apart.
+    A `window` replaces the width of the order, and left to right then is the order of the starts.
+    """
+    if window is not None or name == "synchronous":
+        schedule = TokenSchedule(1.0 if window is None else window, STARTS[name], block or 0)
+        return schedule, schedule.discretize(nfe, length).nfe
+    if name == "left-to-right" and block is None:
+        block = left_to_right_block(nfe, length)
+    most = -(-length // block) * block if block else length
+    starts = STARTS[name]
+    if (starts == "random" and nfe >= most) or (starts == "left_to_right" and block):
+        starts = "strided"  # of as many steps as positions, a random permutation
+    schedule = TokenSchedule(ONE_STEP, starts, block or 0)
+    return schedule, schedule.discretize(min(nfe, most), length).nfe
+
+
+def left_to_right_block(nfe: int, length: int) -> int:
+    """Return the positions of a block if `nfe` calls generate a sequence of `length` from left to right.
+
+    If each call has to decode k positions, blocks of k * k positions leave k positions between those of one call; if
+    the sequence is too short for two such blocks, each call decodes a block.
+    """
+    together = -(-length // nfe)
+    return together**2 if together**2 < length else together
 
 
 @dataclass(frozen=True)

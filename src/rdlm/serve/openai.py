@@ -19,6 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from rdlm.api.generate import generate, prepare
+from rdlm.api.orders import ChosenOrder
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode_prompt, infilled
@@ -126,6 +127,13 @@ def options_of(served: ServedModel, body: Body) -> SamplingOptions:
     if "label" in given:
         given["label"] = str(given["label"])
     return SamplingOptions(**given)
+
+
+def order_fields(order: ChosenOrder | None) -> dict[str, object]:
+    """Return the fields of an answer that describe the order of generation; None is that of a baseline."""
+    if order is None:
+        return {"order": None, "block": None, "notices": []}
+    return {"order": order.name, "block": order.block, "notices": list(order.notices)}
 
 
 def refuse_unsupported(body: CompletionBody) -> None:
@@ -310,9 +318,11 @@ class Completion:
         bound = (
             all(one.claims_bound for one in self.prepared) if self.samples else self.served.model.method.claims_bound
         )
+        order = self.prepared[0].order if self.samples else None
         return {
             "seed": options.seed,
-            "steps": options.steps,
+            "steps": options.steps if order is None else order.nfe,
+            **order_fields(order),
             "solver": options.solver,
             "grid": options.grid,
             "network_calls": nfe,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from rdlm.config import OrderName, SamplingOptions, attribute_docstrings
+from rdlm.config import OrderChoice, SamplingOptions, attribute_docstrings
 from rdlm.deprecated import ORDERS
 from rdlm.serve.http_errors import HttpError
 
@@ -56,16 +56,12 @@ LIMITS: dict[str, dict[str, Any]] = {
 """The sampling options that a request may set, with what bounds them; type and description are the option's own."""
 
 
-def _renamed_order(name: object) -> object:
-    """Return an order by its new name."""
-    return ORDERS.get(name, name) if isinstance(name, str) else name
-
+Order = Annotated[OrderChoice, BeforeValidator(lambda name: ORDERS.get(name, name) if isinstance(name, str) else name)]
+"""An order; its former name is accepted, too."""
 
 TYPES: dict[str, Any] = {
     "label": Label,
-    "order": Annotated[
-        OrderName, BeforeValidator(lambda name: ORDERS.get(name, name) if isinstance(name, str) else name)
-    ],
+    "order": Order,
     "seed": Seed,
 }
 """Options whose values are wider or narrower here than in `SamplingOptions`."""
@@ -130,6 +126,8 @@ class ScoreBody(Body):
 
     input: Text | Texts = Field(description="A text, or several of them.")
     steps: Steps | None = Field(None, description="Steps M of the sampler whose likelihood is bounded.")
+    order: Order | None = Field(None, description="Order in which that sampler generates a text; auto if not given.")
+    block: int | None = Field(None, ge=0, le=MOST_TOKENS, description="Tokens of a block of that order.")
 
 
 @with_sampling

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, score_encoded, split_windows
+from rdlm.api.orders import ChosenOrder
+from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, order_for, score_encoded, score_note, split_windows
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.denoisers import Query
 from rdlm.serve.engine import Engine, Job
 from rdlm.serve.http_errors import answer
+from rdlm.serve.openai import order_fields
 from rdlm.serve.schema import ScoreBody
 from rdlm.serve.service import ServedModel, Service, while_connected
 
@@ -48,15 +51,15 @@ def batched(served: ServedModel, job: Job) -> LanguageModel:
     return replace(served.model, method=BatchedRdlm(served.model.rdlm, served.engine, job))
 
 
-def effort_of(served: ServedModel, text: Encoded, nfe: int) -> Effort:
+def effort_of(served: ServedModel, text: Encoded, nfe: int, order: ChosenOrder | None) -> Effort:
     """Return whole paths if they fit the budget, otherwise as many single steps as fit."""
     own, count = served.model.method.bound_estimator, len(split_windows(text.ids, served.model.length))
     if own is not None:
         return Effort(nfe, "path", MIN_DRAWS) if own == "path" else Effort(nfe, "steps", 16)
-    path = Effort(nfe)
+    path = Effort(nfe, order=order)
     if path.cost(served.model, count) <= BUDGET:
         return path
-    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // count)))
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // count)), order=order)
 
 
 async def score(service: Service, served: ServedModel, body: ScoreBody, request: Request) -> Response:
@@ -64,18 +67,21 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
     service.check_worker()
     job = Job(service.limits.deadline)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    nfe = body.steps or served.steps
+    order = order_for(served.model, body.order or "auto", body.steps or served.steps, body.block)
+    nfe = order.nfe if order is not None else body.steps or served.steps
 
-    def bounds() -> list[dict[str, object]]:
+    def bounds() -> dict[str, object]:
         model = batched(served, job)
-        rows = []
+        rows, encodings, scores = [], [], []
         for index, text in enumerate(texts):
             encoded = encode_text(model, text)
             with served.interruptible(job):
-                (found,) = score_encoded(model, [encoded], effort_of(served, encoded, nfe))
+                (found,) = score_encoded(model, [encoded], effort_of(served, encoded, nfe, order))
+            encodings.append(encoded)
+            scores.append(found)
             rows.append({"index": index, **found.row(positions=True)})
-        return rows
+        return {"note": score_note(model, encodings, scores), "data": rows}
 
     service.work(job, bounds)
-    rows = await while_connected(request, job, anext(job.events()))
-    return answer({"object": "score", "model": served.name, "steps": nfe, "data": rows})
+    found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))
+    return answer({"object": "score", "model": served.name, "steps": nfe, **order_fields(order), **found})

@@ -114,7 +114,7 @@ class ServedModel:
         if schedule is None:
             return dict.fromkeys(names)
         # "chunk" is the former name of "block".
-        values = ("mixture", "time", schedule.width, schedule.order, schedule.block, schedule.block)
+        values = ("mixture", "time", schedule.width, self.model.config.process.order, schedule.block, schedule.block)
         return dict(zip(names, values, strict=True))
 
     @contextmanager

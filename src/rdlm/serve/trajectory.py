@@ -23,7 +23,7 @@ from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Finished, Job, RunningSample
-from rdlm.serve.openai import HEADERS, data, options_of
+from rdlm.serve.openai import HEADERS, data, options_of, order_fields
 from rdlm.serve.schema import MOST_TOKENS, TrajectoryBody
 from rdlm.serve.service import ServedModel, Service, while_connected
 
@@ -232,4 +232,6 @@ async def _start(served: ServedModel, recorder: FrameRecorder) -> dict[str, obje
     path, times = await asyncio.to_thread(mean_path, process)
     about = {"id": f"traj-{secrets.token_hex(12)}", "model": served.name, "length": prepared.prompt.length}
     about |= {"steps": prepared.options.steps, "frames": len(recorder.steps), "seed": prepared.options.seed}
+    schedule = prepared.order.schedule.discretize(prepared.steps, min(prepared.prompt.length, prepared.model.length))
+    about |= {**order_fields(prepared.order), "steps_per_token": schedule.steps}
     return about | {"mask": process.bridge.start.token_weight == 0, "path": path, "times": times}

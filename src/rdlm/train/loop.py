@@ -18,7 +18,7 @@ from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
 from rdlm.display.progress import bar
 from rdlm.errors import DivergedError
-from rdlm.methods.bound import Bound
+from rdlm.methods.bound import Bound, uniform_note
 from rdlm.random import Draw, generator_of
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.train import optimizer
@@ -49,6 +49,8 @@ class Result:
     """The bound of the last validation."""
     leads: bool
     """Whether this process is the leader, which prints."""
+    note: str | None = None
+    """The remark on a bound that is worse than the uniform code."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values; the bound and its interval are in `unit`."""
@@ -66,6 +68,7 @@ class Result:
             "skipped": self.skipped,
             "bound": bound,
             "unit": self.unit,
+            "note": self.note,
         }
 
 
@@ -250,7 +253,10 @@ def draw_samples(run: Run) -> list[list[int]]:
 
 def result_of(run: Run) -> Result:
     """Return the result of the run so far."""
-    counters = run.counters
+    counters, bound, unit = run.counters, last_bound(run), unit_of(run.corpus)
+    note = None
+    if bound is not None:
+        note = uniform_note(bound.mean, bound.tokens, run.corpus.tokenizer.size, run.config, unit, bound.tokens)
     return Result(
         run.folder,
         counters.step,
@@ -259,9 +265,10 @@ def result_of(run: Run) -> Result:
         counters.skipped,
         run.parameter_count,
         run.corpus.protocol,
-        unit_of(run.corpus),
-        last_bound(run),
+        unit,
+        bound,
         run.team.leads,
+        note,
     )
 
 

@@ -97,7 +97,8 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     }
     if bound is not None:
         interval = f"95% interval {bound['low']:.4f} to {bound['high']:.4f}"
-        facts["validation bound"] = f"{bound['value']:.4f} {result['unit']}, {interval}"
+        note = "" if result.get("note") is None else f"; {result['note']}"
+        facts["validation bound"] = f"{bound['value']:.4f} {result['unit']}, {interval}{note}"
     return facts
 
 

@@ -143,7 +143,12 @@ def training_batches(config: RunConfig, corpus: Corpus, world: int) -> Batches:
         )
     length = config.data.length
     held_out(corpus, length, training.validation_sequences, training.seed)
-    return Batches(corpus, "train", batch_size=training.batch, length=length, seed=training.seed)
+    batches = Batches(corpus, "train", batch_size=training.batch, length=length, seed=training.seed)
+    if config.process.block > batches.rows.shape[1]:
+        raise InputError(
+            f"process.block {config.process.block} is longer than the sequences of {batches.rows.shape[1]} tokens"
+        )
+    return batches
 
 
 def check_writable(folder: Path) -> None:

@@ -53,6 +53,7 @@ export class Compare {
         field(side, "Steps", "steps", numeric({ min: 1, max: 1024, value: side === "left" ? "" : 8 })),
         field(side, "Temperature", "temperature", numeric({ min: 0, max: 2, step: 0.05, value: 1 })),
         field(side, "Solver", "solver", make("select")), field(side, "Time grid", "grid", make("select")),
+        field(side, "Order", "order", make("select"), HELP.order),
         field(side, "Active window", "window", numeric({ min: 0, max: 1, step: 0.05 }), HELP.window),
         field(side, "Block size", "block", numeric({ min: 0, max: 4096 }), HELP.block)));
     }
@@ -64,7 +65,7 @@ export class Compare {
     for (const side of SIDES) {
       const fields = this.form.elements;
       setOptions(fields[`${side}_model`], ids, ids[0]);
-      this.app.samplerOptions(fields[`${side}_solver`], fields[`${side}_grid`]);
+      this.app.samplerOptions(fields[`${side}_solver`], fields[`${side}_grid`], fields[`${side}_order`]);
     }
   }
 
@@ -97,7 +98,7 @@ export class Compare {
 
   #body(side, model) {
     const all = values(this.form);
-    const names = ["steps", "temperature", "solver", "grid", "window", "block"];
+    const names = ["steps", "temperature", "solver", "grid", "order", "window", "block"];
     const own = Object.fromEntries(names.map((name) => [name, all[`${side}_${name}`]]));
     return requestBody({ ...own, text: all.text, length: all.length, seed: all.seed }, model);
   }

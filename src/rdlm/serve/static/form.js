@@ -4,6 +4,9 @@ import { make } from "./dom.js";
 
 // Tooltips shared by the forms.
 export const HELP = {
+  order: "Order of generation. synchronous: all tokens move together in every step. random, strided: each token is "
+    + "decoded in one step. left-to-right: block by block. auto: the order with the best measured bound, or the "
+    + "model's own.",
   window: "Token schedule: the fraction of the sampling time in which one position is denoised (its active window). "
     + "1 denoises all positions together; small values denoise them one after another. Empty: the model's default.",
   block: "Tokens per block. Blocks are generated from left to right; 0 generates all tokens in one block. "

@@ -111,10 +111,10 @@ export class Generate extends EventTarget {
   }
 
   #report() {
-    const { done, frames } = this.trajectory;
-    const nfe = `NFE ${done.network_calls}`;
+    const { done, frames, start, warnings } = this.trajectory;
+    const nfe = `NFE ${done.network_calls}, order ${start.order}`;
     const text = this.model.rdlm.kind === "image" ? "Image complete." : `Complete: ${done.text}`;
-    return `${text} (${nfe}, seed ${done.seed}, ${frames.at(-1).information.toFixed(0)} bits of information)`;
+    return `${text} (${nfe}, seed ${done.seed}, ${frames.at(-1).information.toFixed(0)} bits of information) ${warnings}`;
   }
 
   draw() {

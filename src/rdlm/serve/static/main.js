@@ -12,6 +12,7 @@ import { Sphere } from "./sphere.js";
 
 const SOLVERS = ["mixture", "drift", "heun", "corrector", "deterministic", "euler"];
 const GRIDS = ["time", "log", "information"];
+const ORDERS = ["auto", "synchronous", "random", "strided", "left-to-right"];
 const RETRY = 2000; // milliseconds between attempts to reconnect
 
 class App {
@@ -46,17 +47,18 @@ class App {
 
   ready() {
     const { elements } = byId("generate-form");
-    this.samplerOptions(elements.solver, elements.grid);
+    this.samplerOptions(elements.solver, elements.grid, elements.order);
     this.views.find((view) => view.name === "compare").ready();
     this.about();
   }
 
-  // Fills the selects of solver and time grid; the defaults are those of the model.
-  samplerOptions(solver, grid) {
+  // Fills the selects of solver, time grid and order; the defaults are those of the model.
+  samplerOptions(solver, grid, order) {
     const { rdlm } = this.models.find((model) => model.id === byId("model").value) ?? this.models[0];
     const own = (all, value) => (all.includes(value) || !value ? all : [value, ...all]);
     setOptions(solver, own(SOLVERS, rdlm.solver), rdlm.solver ?? SOLVERS[0]);
     setOptions(grid, own(GRIDS, rdlm.grid), rdlm.grid ?? GRIDS[0]);
+    setOptions(order, ORDERS, ORDERS[0]);
   }
 
   about() {

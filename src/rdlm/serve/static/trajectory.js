@@ -15,6 +15,7 @@ export function requestBody(values, model) {
   const body = {
     model: model.id, seed: number(values.seed), steps: number(values.steps), frames: FRAMES,
     solver: values.solver || undefined, grid: values.grid || undefined, window: number(values.window),
+    order: values.order && values.order !== "auto" ? values.order : undefined,
     block: number(values.block),
     temperature: number(values.temperature), top_p: number(values.top_p),
   };
@@ -81,9 +82,10 @@ export class Trajectory {
   }
 
   // Steps in the active window of one position.
-  get stepsPerToken() {
-    return Math.max(1, Math.round((this.body.window ?? this.model.rdlm.window) * this.start.steps));
-  }
+  get stepsPerToken() { return this.start.steps_per_token; }
+
+  // Warnings about an order that was asked for.
+  get warnings() { return this.body.order ? this.start.notices.join(". ") : ""; }
 
   // The position shown in the view "Sphere".
   get position() { return this.frames[0]?.sphere?.position ?? -1; }
