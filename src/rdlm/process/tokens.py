@@ -101,12 +101,13 @@ class Codes(nn.Module):
     Only a copy from `learning` passes gradients to the rows: states, evidence and steps are otherwise constants.
     """
 
-    def __init__(self, vocabulary: int, coordinates: int) -> None:
+    def __init__(self, vocabulary: int, coordinates: int, generator: torch.Generator | None = None) -> None:
+        """Draw random rows, orthonormal ones where there are enough coordinates."""
         super().__init__()
         if coordinates < 3:
             raise InputError(f"codes need at least 3 dimensions, got process.dimension {coordinates}")
         self.vocabulary, self.coordinates = vocabulary, coordinates
-        weight = torch.randn(vocabulary, coordinates)
+        weight = torch.randn(vocabulary, coordinates, generator=generator)
         if coordinates >= vocabulary:
             weight = torch.linalg.qr(weight.T).Q.T  # orthonormal rows
         self.weight = nn.Parameter(functional.normalize(weight, dim=-1))
