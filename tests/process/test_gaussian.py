@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -85,7 +86,10 @@ def ratios(total: float) -> float:
     scaled = StepCoefficients(unit**2 * coefficients.remaining, gain, unit**2 * coefficients.variance)
     pairs = (
         (curved.log_likelihood(state, before), flat.log_likelihood(unit * displacement, unit**2 * before)),
-        (step_log_density(curved, state, tangent, coefficients), step_log_density(flat, unit * displacement, unit * step, scaled)),
+        (
+            step_log_density(curved, state, tangent, coefficients),
+            step_log_density(flat, unit * displacement, unit * step, scaled),
+        ),
     )
     return max(float((a - b - (a - b).mean(-1, keepdim=True)).abs().max()) for a, b in pairs)
 
@@ -94,7 +98,7 @@ def test_the_brownian_bridge_tends_to_it_for_small_noise() -> None:
     """Evidence and step densities agree up to a term linear in S."""
     found = [ratios(total) for total in (1e-2, 1e-3, 1e-4, 1e-5)]
     assert found[-1] < 2e-3
-    for coarse, fine in zip(found, found[1:], strict=False):
+    for coarse, fine in itertools.pairwise(found):
         assert coarse / fine == pytest.approx(10, rel=0.15)
 
 

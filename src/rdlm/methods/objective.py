@@ -107,20 +107,34 @@ def codes_loss(
     The network's weights get no gradient here, and the codes none from the cross-entropy, which would disperse them.
     """
     rows = slice(0, math.ceil(len(token) * CODES_SHARE))
-    token, condition = token[rows], None if condition is None else condition[rows]
-    grid, path, count = method.training_grid, method.process.mixture.paths[0], len(token)
-    level = ((torch.arange(count) + torch.rand((), generator=generator)) / count * grid.steps).long()
-    level = level.clamp_max(grid.steps - 1)[:, None].to(token.device).expand(token.shape)
-    bridge = path.bridge.with_points(codes.learning())
-    state = method.law_to(bridge, token.device).draw_at_level(token, level, on_device(generator, token.device))
-    denoiser = Denoiser(method.config.denoiser, method.layout, bridge, method.process.schedule)
-    log_probs = denoiser(method.network, state, grid.remaining.to(state)[level[:, :1]], condition)
-    chain = method.on_grid(Path(bridge), grid, "drift")
-    bound = grid.steps * position_terms(chain, state, token, level, log_probs).mean()
+    given = None if condition is None else condition[rows]
+    bound = bound_of_codes(method, codes.learning(), token[rows], given, generator)
     # Through states, evidence and the network's input; the network's weights are not differentiated.
     (gradient,) = torch.autograd.grad(bound, codes.weight)
     product = (codes.weight * gradient).sum()
     return product - product.detach()
+
+
+def bound_of_codes(
+    method: Rdlm,
+    codes: Codes,
+    token: Int[Tensor, "batch positions"],
+    condition: Tensor | None,
+    generator: torch.Generator,
+) -> Float[Tensor, ""]:
+    """Return the bound of the training grid's chain in nats per token, Eq. (28) and (30), from a step per sequence.
+
+    All positions are synchronous, and states, pulls and evidence are functions of the codes, Eq. (52).
+    """
+    grid, count = method.training_grid, len(token)
+    level = ((torch.arange(count) + torch.rand((), generator=generator)) / count * grid.steps).long()
+    level = level.clamp_max(grid.steps - 1)[:, None].to(token.device).expand(token.shape)
+    bridge = method.process.bridge.with_points(codes)
+    state = method.law_to(bridge, token.device).draw_at_level(token, level, on_device(generator, token.device))
+    denoiser = Denoiser(method.config.denoiser, method.layout, bridge, method.process.schedule)
+    log_probs = denoiser(method.network, state, grid.remaining.to(state)[level[:, :1]], condition)
+    chain = method.on_grid(Path(bridge), grid, "drift")
+    return grid.steps * position_terms(chain, state, token, level, log_probs).mean()
 
 
 def _length(method: Rdlm, token: Int[Tensor, "batch positions"]) -> int:
