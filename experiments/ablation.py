@@ -18,16 +18,18 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from experiments.changes import Change, changed, chosen
+from experiments.changes import changed, chosen
 from rdlm import methods
 from rdlm.api import language_model
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.data.batch import Batch
 from rdlm.display.text_table import table
 from rdlm.evaluate.evaluate import held_out_sequences
+from rdlm.methods.base import Method
 from rdlm.methods.bound import Setting, measure_bound, repeated_bound
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
@@ -58,15 +60,15 @@ BASE = RunConfig(
 """The continuous process, synchronous: levels by information, no time input, one-hot codes."""
 
 
-def belief(order: int) -> Change:
+def belief(order: int) -> dict[str, Any]:
     """Return the change to an n-gram model below the network."""
     return {"model": {"belief": "ngram", "order": order}}
 
 
-HMM: Change = {"model": {"belief": "hmm", "states": 256}}
-ERASURE: Change = {"objective": {"asynchronous": 1.0, "narrow": 1.0, "order": "random"}}
+HMM: dict[str, Any] = {"model": {"belief": "hmm", "states": 256}}
+ERASURE: dict[str, Any] = {"objective": {"asynchronous": 1.0, "narrow": 1.0, "order": "random"}}
 
-ROWS: dict[str, Change] = {
+ROWS: dict[str, dict[str, Any]] = {
     "before": {"objective": {"proposal": "uniform"}, "denoiser": {"time": True}},
     "levels by information": {"denoiser": {"time": True}},
     "no time input": {},
@@ -105,6 +107,9 @@ ORDERS = {
 }
 """Orders of RDLM, with the number of network calls."""
 
+MASKED_ORDERS: tuple[tuple[Literal["random", "strided"], int], ...] = (("random", 64), ("strided", 64), ("strided", 16))
+"""Orders and network calls of masked diffusion."""
+
 SEQUENCES, EVALUATIONS = 1024, 4096
 
 
@@ -128,17 +133,16 @@ def measure(folder: Path, config: RunConfig) -> dict[str, dict[str, float]]:
     return found
 
 
-def _bounds(method: methods.Method, batch: Any) -> Iterator[tuple[str, float, float]]:
+def _bounds(method: Method, batch: Batch) -> Iterator[tuple[str, float, float]]:
     """Yield orders with bound and standard error in nats per sequence."""
     if isinstance(method, Rdlm):
         for order, setting in ORDERS.items():
             total = measure_bound(method, batch, setting, EVALUATIONS, generator_of("ablation", order)).total
             yield order, total.value, total.stderr
     elif isinstance(method, MDLM):
-        for order, nfe in (("random", 64), ("strided", 64), ("strided", 16)):
-            method.order = order
+        for method.order, nfe in MASKED_ORDERS:
             bound = repeated_bound(method, batch, nfe, 0, most=8)
-            yield f"{order}, {nfe}", bound.mean, bound.stderr
+            yield f"{method.order}, {nfe}", bound.mean, bound.stderr
     else:
         bound = repeated_bound(method, batch, 64, 0, most=3)
         yield "left-to-right, 64", bound.mean, bound.stderr

@@ -227,8 +227,8 @@ class DataConfig:
 class ProcessConfig:
     """The diffusion process: bridge, start, noise schedule, token schedule, and the split of tokens into digits."""
 
-    bridge: Literal["brownian", "logarithm"] = "brownian"
-    """The Brownian bridge of the sphere, or the paper's logarithm bridge."""
+    bridge: Literal["brownian", "logarithm", "gaussian"] = "brownian"
+    """The Brownian bridge of the sphere, the paper's logarithm bridge, or Gaussian observations in flat space."""
     path: Literal["masked", "uniform", "constant", "switch"] = "masked"
     """Start: the mask, the centre, a random one of the two, or the centre with a switch to the masked path."""
     weight: float = 0.5
@@ -241,6 +241,10 @@ class ProcessConfig:
     """Noise schedule."""
     base: int | None = None
     """Split tokens into digits of this base; None: one sphere per token."""
+    codes: Literal["onehot", "learned"] = "onehot"
+    """Points of the tokens: one coordinate per token, or learned unit vectors in fewer coordinates."""
+    dimension: int = 16
+    """Coordinates of learned codes, without the mask's."""
     layout: Literal["packed", "serial"] = "packed"
     """The digits of a token share a position (packed), or have one position each as in the paper (serial)."""
     window: float = 1.0
@@ -267,14 +271,33 @@ class ProcessConfig:
             raise InputError(f"process.order synchronous needs process.window 1, got {self.window:g}")
         if not self.total > 0:
             raise InputError(f"process.total must be positive, got {self.total:g}")
+        self._check_codes()
+
+    def _check_codes(self) -> None:
+        if self.bridge == "gaussian" and (self.path != "masked" or self.law == "normal"):
+            raise InputError("process.bridge gaussian needs process.path masked and an exact or simulated process.law")
+        if self.codes == "onehot":
+            return
+        if self.dimension < 3:
+            raise InputError(f"process.codes learned needs process.dimension of at least 3, got {self.dimension}")
+        if self.path != "masked":
+            raise InputError(
+                f"process.codes learned needs process.path masked, got {self.path}: "
+                "other starts have unequal angles to the tokens"
+            )
+        if self.base is not None:
+            raise InputError("process.codes learned needs one sphere per token: omit process.base")
+        if self.law != "exact":
+            raise InputError(f"process.codes learned needs process.law exact, got {self.law}")
 
 
 @dataclass(frozen=True)
 class DenoiserConfig:
     """The network input for a state, and the probabilities from its logits."""
 
-    features: Literal["evidence", "coordinates", "tokens", "top"] = "evidence"
-    """Network input: evidence as probabilities, all coordinates, those of tokens, or those with the top ones marked."""
+    features: Literal["evidence", "mean", "coordinates", "tokens", "top"] = "evidence"
+    """Network input: evidence as probabilities, the mean of the tokens' vectors under it (few numbers for codes), all
+    coordinates, those of tokens, or those with the top ones marked."""
     top: int = 8
     """Number of coordinates that are marked by features top."""
     evidence: bool = True
@@ -287,7 +310,7 @@ class DenoiserConfig:
     @property
     def timed(self) -> bool:
         """Whether the network has a time input; given the evidence, the posterior does not depend on the time."""
-        return self.features != "evidence" if self.time is None else self.time
+        return self.features not in ("evidence", "mean") if self.time is None else self.time
 
 
 @dataclass(frozen=True)
@@ -387,6 +410,8 @@ class TrainingConfig:
     """AdamW for all parameters, or Muon for the matrices of the blocks and AdamW for the rest."""
     lr: float = 3e-4
     """Learning rate after the warm-up."""
+    codes_lr: float = 1e-2
+    """Learning rate of learned codes after the warm-up."""
     warmup: int = 100
     """Steps of linear warm-up."""
     decay: Literal["constant", "cosine"] = "constant"

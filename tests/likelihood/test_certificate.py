@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from rdlm.data.sources import markov, skewed, uniform
 from rdlm.likelihood import Estimate, certificate
 from rdlm.likelihood.certificate import Case, Verdict, cases, draw_information, measure
 from rdlm.process.kernel import Kernel
 from rdlm.process.order import TokenSchedule
-from rdlm.process.path import Mixture, constant_mixture, masked_path, switching_path, uniform_path
+from rdlm.process.path import ChannelKind, Mixture, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric
+from rdlm.process.tokens import Codes
 
 S = Geometric().total
 
@@ -39,13 +41,77 @@ def test_cases_cover_sources_paths_bridges_kernels_and_token_schedules() -> None
     dependent = {
         (case.mixture.paths[0].bridge.kind, case.kernel, case.token_schedule)
         for case in listed
-        if case.source.length == 2
+        if case.source.length == 2 and case.label == "masked"
     }
     kinds, kernels = ("brownian", "logarithm"), ("mixture", "drift")
     names = ("synchronous", "random 0.5", "strided 0.5", "left_to_right 0.5", "in blocks of 1")
     assert dependent == {(kind, kernel, name) for kind in kinds for kernel in kernels for name in names}
     assert sum(case.spliced for case in listed) == 2
     assert {case.steps for case in listed} == {8, 400}
+
+
+def test_cases_cover_codes_and_every_channel() -> None:
+    listed = [case for case in cases(400) if case.label.endswith("dimensions")]
+    shapes = {(case.source.states, case.label, case.mixture.paths[0].bridge.kind, case.kernel) for case in listed}
+    sizes, kinds = ((3, 8), (27, 8), (27, 40)), ("brownian", "logarithm", "gaussian")
+    every = {
+        (v, f"{d} dimensions", kind, kernel) for v, d in sizes for kind in kinds for kernel in ("mixture", "drift")
+    }
+    assert shapes == every
+    assert {case.token_schedule for case in cases(400) if case.label == "erasure"} == {
+        f"{order} 0.125" for order in ("random", "strided", "left_to_right")
+    }
+
+
+@pytest.mark.parametrize("kind", ["brownian", "logarithm", "gaussian"])
+@pytest.mark.parametrize(("states", "dimension"), [(3, 8), (27, 4)])
+@pytest.mark.parametrize("kernel", ["mixture", "drift"])
+def test_codes_keep_the_floor(kind: ChannelKind, states: int, dimension: int, kernel: Kernel) -> None:
+    """The bound with codes is at the entropy or above it, and within a few percent for a fine grid."""
+    found = measure(coded_case(Codes(states, dimension, generator()), kind, kernel, 64), 600, generator())
+    assert found.holds
+    assert found.bound.value - 4 * found.bound.stderr < found.case.source.entropy * (
+        1.03 if kernel == "mixture" else 1.15
+    )
+
+
+class UnequalLengths(Codes):
+    """A mutation: vectors of lengths 0.7 and 1.3."""
+
+    def vectors(self, like: Tensor) -> Tensor:
+        return super().vectors(like) * (1 + 0.3 * (-1) ** torch.arange(1, self.vocabulary + 1))[:, None].to(like)
+
+
+class OtherEvidence(Codes):
+    """A mutation: the pull leads to the next token's vector, the densities are those of the right one."""
+
+    def add_(self, x: Tensor, token: Tensor, weight: Tensor) -> Tensor:
+        return super().add_(x, (token + 1) % self.vocabulary, weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel", "mutant"),
+    [
+        ("brownian", "mixture", UnequalLengths),
+        ("brownian", "mixture", OtherEvidence),
+        ("brownian", "drift", UnequalLengths),
+        ("gaussian", "drift", UnequalLengths),
+    ],
+)
+def test_wrong_codes_leave_the_entropy(kind: ChannelKind, kernel: Kernel, mutant: type[Codes]) -> None:
+    """Far from the interval in which right codes lie.
+
+    Not with Gaussian observations and the mixture kernel: there, evidence is the sum of the steps' densities, so that
+    the terms of any path whatever add up to `-log p`; what its paths are is tested with its law.
+    """
+    found = measure(coded_case(mutant(3, 8, generator()), kind, kernel, 64), 3000, generator()).bound
+    right = measure(coded_case(Codes(3, 8, generator()), kind, kernel, 64), 3000, generator()).bound
+    assert abs(found.value - right.value) > 6 * (found.stderr + right.stderr)
+
+
+def coded_case(codes: Codes, kind: ChannelKind, kernel: Kernel, steps: int) -> Case:
+    mixture = Mixture((masked_path(codes.vocabulary, S, kind, codes),))
+    return Case(skewed(codes.vocabulary), "codes", mixture, steps, kernel)
 
 
 def test_measured_bound_is_the_sum_of_its_curve() -> None:

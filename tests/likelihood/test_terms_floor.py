@@ -14,7 +14,7 @@ from torch import Tensor
 from rdlm.data.sources import Source, markov, skewed, uniform
 from rdlm.geometry import sphere
 from rdlm.likelihood import Estimate, path_terms
-from rdlm.process.bridge import BridgeKind, mixture_direction
+from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import (
@@ -222,7 +222,7 @@ def exact_likelihood(source: Source, path: Path, kernel: Kernel) -> Tensor:
         laws = [(torch.eye(2, dtype=torch.float64)[k], prior[k]) for k in range(2)]
         if kernel == "drift":
             laws = [(prior, torch.ones((), dtype=torch.float64))]
-        moves = torch.cat([mixture_direction(start, law * slope) + noise for law, _ in laws])
+        moves = torch.cat([bridge.mixture_direction(start, law * slope) + noise for law, _ in laws])
         state = sphere.exponential(start.expand_as(moves), moves)
         evidence.append(bridge.log_likelihood(state, grid.remaining[1]))
         chance.append(torch.cat([mass * weight for _, weight in laws]))

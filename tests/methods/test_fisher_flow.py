@@ -16,7 +16,7 @@ from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.methods.fisher_flow import FisherFlow
-from rdlm.process.bridge import Bridge, masked_start, mean_pull, uniform_start
+from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.schedule import uniform_in_log_remaining
 from rdlm.process.simulated import SimulatedLaw
 
@@ -54,7 +54,7 @@ def test_a_step_is_the_drift_kernel_without_noise():
     point = method.origin(6, 1, torch.Generator().manual_seed(0))
     bridge = Bridge(masked_start(4), 1e-12, "logarithm")  # five coordinates; all of them tokens to the flow
     law = torch.softmax(method._output(point, torch.full((6,), 0.3), None), dim=-1).float()
-    ours = 0.25 * mean_pull(bridge, point, law[..., :4], torch.zeros(6, 1))
+    ours = 0.25 * bridge.mean_pull(point, law[..., :4], torch.zeros(6, 1))
     fifth = 0.25 * law[..., 4:] * sphere.logarithm(point, torch.eye(5)[4].expand_as(point))
     torch.testing.assert_close(0.25 * method.velocity(point, 0.7), ours + fifth, atol=1e-5, rtol=1e-5)
 

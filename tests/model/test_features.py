@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from rdlm.errors import InputError
-from rdlm.model.layers import from_evidence, with_top, without_mask
-
-
-def test_the_mask_is_the_last_coordinate() -> None:
-    assert torch.equal(without_mask(torch.tensor([[0.1, 0.2, 0.9]])), torch.tensor([[0.1, 0.2]]))
+from rdlm.model.layers import from_evidence, with_top
 
 
 def test_top_features_are_values_and_places() -> None:

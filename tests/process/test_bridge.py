@@ -17,9 +17,6 @@ from rdlm.process.bridge import (
     Bridge,
     BridgeKind,
     masked_start,
-    mixture_direction,
-    squared_length,
-    token_direction,
     uniform_start,
 )
 
@@ -101,7 +98,7 @@ def test_logarithm_drift_is_half_the_descent_of_the_squared_distance(vocabulary:
     vertex = torch.nn.functional.one_hot(token, vocabulary + 1).double()
     (slope,) = torch.autograd.grad(sphere.distance(state, vertex).square().sum() / 2, state)
     cosine = state.gather(-1, token[:, None])[:, 0]
-    drift = token_direction(state, token, bridge.slope(cosine, S))
+    drift = bridge.token_direction(state, token, bridge.slope(cosine, S))
     torch.testing.assert_close(drift, -sphere.tangent(state, slope), rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(drift, sphere.logarithm(state, vertex), rtol=1e-9, atol=1e-10)
 
@@ -113,30 +110,30 @@ def test_mixture_drift_is_the_sum_of_token_drifts(kind: BridgeKind, vocabulary: 
     state = points(vocabulary, 30, seed=1)
     slope = bridge.slope(state[..., :vocabulary], 0.01)
     weight = torch.softmax(torch.randn(30, vocabulary, dtype=torch.float64), -1) * slope
-    dense = sum(token_direction(state, torch.full((30,), k), weight[:, k]) for k in range(vocabulary))
+    dense = sum(bridge.token_direction(state, torch.full((30,), k), weight[:, k]) for k in range(vocabulary))
     assert isinstance(dense, Tensor)
-    drift = mixture_direction(state, weight)
+    drift = bridge.mixture_direction(state, weight)
     torch.testing.assert_close(drift, dense, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close((drift * state).sum(-1), torch.zeros(30, dtype=torch.float64), rtol=0, atol=1e-12)
-    torch.testing.assert_close(squared_length(state, weight), drift.square().sum(-1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(bridge.squared_length(state, weight), drift.square().sum(-1), rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=40)
 @given(vocabulary=st.integers(2, 12), seed=st.integers(0, 10_000), scale=st.floats(0, 50))
 def test_any_weights_give_a_tangent_of_the_stated_length(vocabulary: int, seed: int, scale: float) -> None:
-    state = points(vocabulary, 3, seed)
+    bridge, state = Bridge(masked_start(vocabulary), S), points(vocabulary, 3, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     weight = scale * torch.randn(3, vocabulary, generator=generator, dtype=torch.float64)
-    drift = mixture_direction(state, weight)
+    drift = bridge.mixture_direction(state, weight)
     assert float((drift * state).sum(-1).abs().max()) <= 1e-12 * (1 + scale)
-    torch.testing.assert_close(squared_length(state, weight), drift.square().sum(-1), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(bridge.squared_length(state, weight), drift.square().sum(-1), rtol=1e-8, atol=1e-9)
 
 
 def test_inputs_are_left_alone() -> None:
-    state, weight = points(4, 5), torch.ones(5, 4, dtype=torch.float64)
+    bridge, state, weight = Bridge(masked_start(4), S), points(4, 5), torch.ones(5, 4, dtype=torch.float64)
     before = state.clone(), weight.clone()
-    mixture_direction(state, weight)
-    token_direction(state, torch.zeros(5, dtype=torch.long), weight[:, 0])
+    bridge.mixture_direction(state, weight)
+    bridge.token_direction(state, torch.zeros(5, dtype=torch.long), weight[:, 0])
     assert torch.equal(state, before[0]) and torch.equal(weight, before[1])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, BridgeKind, mean_pull, uniform_start
+from rdlm.process.bridge import Bridge, BridgeKind, uniform_start
 from rdlm.process.kernel import (
     Chain,
     draw_token_step,
@@ -66,7 +66,7 @@ def test_mean_pull_is_the_mean_of_the_pulls(kind: BridgeKind) -> None:
     bridge = Bridge(uniform_start(4), S, kind)
     state = states(bridge, 7)
     probability = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    found = mean_pull(bridge, state, probability.expand(7, -1), coefficients(7).remaining)
+    found = bridge.mean_pull(state, probability.expand(7, -1), coefficients(7).remaining)
     wanted = (probability[:, None] * dense_pulls(bridge, state)).sum(1)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 

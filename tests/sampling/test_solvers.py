@@ -15,13 +15,12 @@ from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.likelihood import path_terms
-from rdlm.process.bridge import mean_pull
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path
 from rdlm.process.schedule import Grid, Linear, uniform_in_time
 from rdlm.random import RandomStreams
-from rdlm.sampling.solvers import SOLVERS, Solver, Step, euler, exponential_, solver_of
+from rdlm.sampling.solvers import SOLVERS, Solver, Step, euler, solver_of
 from tests.sampling.exact import SCHEDULE, exact_posterior, output_of, p_value, sampler_of
 
 S = SCHEDULE.total
@@ -124,18 +123,18 @@ def test_exponential_is_that_of_the_tangent_part() -> None:
     state = sphere.uniform((50,), 9, generator, torch.float64)
     ambient = 0.5 * torch.randn(50, 9, generator=generator, dtype=torch.float64)
     expected = sphere.exponential(state, sphere.tangent(state, ambient))
-    torch.testing.assert_close(exponential_(state, ambient.clone()), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(exponential_(state, 3 * state), state, rtol=0, atol=1e-7)
+    torch.testing.assert_close(sphere.exponential_(state, ambient.clone()), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(sphere.exponential_(state, 3 * state), state, rtol=0, atol=1e-7)
 
 
 def test_exponential_scales_the_ambient_vector_and_stays_on_the_sphere() -> None:
     generator = torch.Generator().manual_seed(0)
     state = sphere.uniform((4, 5), 28, generator)
     ambient, scale = torch.randn(4, 5, 28, generator=generator), torch.rand(4, 5, generator=generator)
-    expected = exponential_(state, scale[..., None] * ambient)
-    torch.testing.assert_close(exponential_(state, ambient.clone(), scale), expected, rtol=0, atol=5e-7)
+    expected = sphere.exponential_(state, scale[..., None] * ambient)
+    torch.testing.assert_close(sphere.exponential_(state, ambient.clone(), scale), expected, rtol=0, atol=5e-7)
     for _ in range(2000):  # rounding does not add up
-        state = exponential_(state, torch.randn(4, 5, 28, generator=generator), scale)
+        state = sphere.exponential_(state, torch.randn(4, 5, 28, generator=generator), scale)
     assert float((state.double().norm(dim=-1) - 1).abs().max()) < 1e-6
 
 
@@ -162,7 +161,7 @@ def test_euler_takes_the_rates_of_its_schedule() -> None:
     _, step = one_step("euler", log_probs, level)
     noiseless = replace(step, random=NoNoise([None], 2))
     time = level / 8
-    pull = mean_pull(step.chain.path.bridge, step.state, log_probs.exp(), SCHEDULE.remaining(time).expand(2, 7))
+    pull = step.chain.path.bridge.mean_pull(step.state, log_probs.exp(), SCHEDULE.remaining(time).expand(2, 7))
     expected = sphere.exponential(step.state, SCHEDULE.rate(time) / SCHEDULE.remaining(time) / 8 * pull)
     torch.testing.assert_close(euler(noiseless), expected, rtol=0, atol=1e-9)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, blockwise_config, toy_config, toy_corpus
+from toy import Toy, blockwise_config, coded_config, toy_config, toy_corpus
 
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
@@ -74,6 +74,25 @@ def test_muon_makes_whole_matrices_orthogonal(parallel: str, pair: Path, tmp_pat
     assert "optimizer/blocks.0.0.weight.momentum" in names and "optimizer/blocks.0.0.weight.exp_avg" not in names
     # Rounding errors of directions in which a gradient hardly has a size are blown up, hence the tolerance.
     assert runs.distance(pair / f"{parallel}-muon", tmp_path / "run") < 1e-4
+
+
+def test_codes_are_trained_alike_by_two_processes(tmp_path: Path, runs, pair: Path) -> None:
+    train(coded_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    codes = runs.tensors(pair / "ddp-coded")["network/codes.weight"]
+    torch.testing.assert_close(codes.norm(dim=1), torch.ones(len(codes)))
+    assert runs.distance(pair / "ddp-coded", tmp_path / "run", but="attention.qkv.bias") < 1e-4
+
+
+def test_a_run_with_codes_resumes_bit_for_bit(tmp_path: Path, runs) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(coded_config(), whole, Rdlm.build, load=toy_corpus)
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoint-00000020")
+    train(coded_config(), parts, Rdlm.build, load=toy_corpus)
+    found, again = runs.tensors(whole), runs.tensors(parts)
+    assert all(found[name].equal(again[name]) for name in found) and "optimizer/codes.weight.exp_avg" in found
+    moved = (found["network/codes.weight"] - found["ema/codes.weight"]).abs().max()
+    assert float(moved) > 0
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

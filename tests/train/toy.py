@@ -111,6 +111,13 @@ def blockwise_config(**training: object) -> RunConfig:
     return replace(toy_config(**{"steps": 28, **training}), model=model, process=process, objective=objective)
 
 
+def coded_config(**training: object) -> RunConfig:
+    """RDLM on the toy corpus with learned codes, whose gradient takes a forward pass of its own."""
+    process = ProcessConfig(levels=16, pairs=256, codes="learned", dimension=6)
+    model = TransformerConfig(width=16, layers=1, heads=2, dropout=0.1)
+    return replace(toy_config(**training), model=model, process=process)
+
+
 def failing(step: int, once: Path, how: str = "kill") -> Callable[[Draw], float]:
     """Return a trouble that strikes at a step, the first time only: `once` is its mark."""
 

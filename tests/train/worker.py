@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, blockwise_config, failing, toy_config, toy_corpus
+from toy import Toy, blockwise_config, coded_config, failing, toy_config, toy_corpus
 
+from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.train.loop import train
@@ -42,6 +43,9 @@ with team("cpu"):  # one meeting for all runs
     run("fsdp-muon", "fsdp", optimizer="muon")
     for parallel in ("ddp", "fsdp"):
         train(blockwise_config(parallel=parallel), PLACE / f"{parallel}-blockwise", Rdlm.build, load=toy_corpus)
+    train(coded_config(parallel="ddp"), PLACE / "ddp-coded", Rdlm.build, load=toy_corpus)
+    with pytest.raises(InputError, match="cannot be sharded"):
+        train(coded_config(parallel="fsdp"), PLACE / "fsdp-coded", Rdlm.build, load=toy_corpus)
     run("ddp-joined", "ddp")  # one process began these two
     run("fsdp-joined", "fsdp")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.

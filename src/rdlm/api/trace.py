@@ -70,7 +70,7 @@ class Trace:
         digit = self.model.rdlm.layout.encode(token[None]).flatten()
         final = digit[self._shown(len(digit))]
         for ids, certainty, state in self._steps:
-            on_token = state.gather(-1, final[:, None])[:, 0]
+            on_token = self.model.rdlm.process.bridge.tokens.cosine(state, final)
             on_mask = state[:, -1]
             rest = (1 - on_token.square() - on_mask.square()).clamp_min(0).sqrt()
             points = torch.stack([on_token, on_mask, rest], -1)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path as FilePath
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from rdlm.display.figure import canvas
 from rdlm.likelihood import Estimate, path_terms
 from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.order import TokenSchedule
+from rdlm.process.order import Order, TokenSchedule
 from rdlm.process.path import (
     Mixture,
     Path,
@@ -32,9 +33,13 @@ from rdlm.process.path import (
     uniform_path,
 )
 from rdlm.process.schedule import Geometric, uniform_in_time
+from rdlm.process.tokens import Codes
 
 CERTAINTY = 4.0
 """Standard errors below the entropy at which a bound is refuted: one false alarm in 30,000."""
+
+ERASURE_STEPS = 8
+"""Steps of the cases in which every position takes a single one and is then known."""
 
 PAPER_SWITCH = 0.35
 """The paper's switch time for text8."""
@@ -140,6 +145,26 @@ def cases(steps: int) -> Iterator[Case]:
     for states in (3, 27):
         mixture = _switching(states, PAPER_SWITCH, "logarithm")
         yield Case(sources.uniform(states), "spliced (paper)", mixture, steps, "drift", spliced=True)
+    yield from _channel_cases(steps)
+
+
+def _channel_cases(steps: int) -> Iterator[Case]:
+    """Yield the cases of codes in fewer and in more dimensions than tokens, of Gaussian observations and of erasure."""
+    total, kernels = Geometric().total, get_args(Kernel)
+    for states, dimension in ((3, 8), (27, 8), (27, 40)):
+        codes = Codes(states, dimension, torch.Generator().manual_seed(dimension))
+        for kind in ("brownian", "logarithm", "gaussian"):
+            for kernel in kernels:
+                mixture = Mixture((masked_path(states, total, kind, codes),))
+                yield Case(sources.skewed(states), f"{dimension} dimensions", mixture, steps, kernel)
+    markov = sources.markov()
+    observed = Mixture((masked_path(markov.states, total, "gaussian"),))
+    for kernel in kernels:
+        yield Case(markov, "Gaussian", observed, steps, kernel)
+        yield Case(markov, "Gaussian", observed, steps, kernel, TokenSchedule(0.5, "random"))
+    for order in get_args(Order):
+        masked = Mixture((masked_path(markov.states, total),))
+        yield Case(markov, "erasure", masked, ERASURE_STEPS, window=TokenSchedule(1 / ERASURE_STEPS, order))
 
 
 def _markov_cases(steps: int) -> Iterator[Case]:

@@ -30,7 +30,7 @@ from rdlm.errors import InputError
 from rdlm.likelihood.estimate import FEWEST, Curve, stratified
 from rdlm.likelihood.estimators import BATCH, Advance, Problem, Profile, RowSampler, check_finite
 from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
-from rdlm.process.exact import FreshLaw
+from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain
 from rdlm.process.path import Path
 
@@ -137,7 +137,7 @@ def _terms(
     remaining, width = _remaining(strata, kind, stratum, generator)
     digit, level = chain.split(token), remaining[:, None].to(token.device).expand(token.shape)
     sphere_level = chain.per_sphere(level, digit)
-    state = FreshLaw(Path(bridge), chain.grid).draw(digit, sphere_level, generator)
+    state = fresh_law(Path(bridge), chain.grid).draw(digit, sphere_level, generator)
     log_probs = problem.log_probs(row, batch, lambda count: None, state, level.to(state))
     if kind == SWITCH:
         density = renoise(chain, token, state.dtype, generator)[1]

@@ -6,7 +6,7 @@
 | `per_window_bound` | a few per sequence, for any M | a long document, window by window |
 | `path_bound` | M per path | a single text: the sum along a path has little variance |
 
-All are unbiased estimates of the same number. Single steps use independent states (`FreshLaw`). A path simulates the
+All are unbiased estimates of the same number. Single steps use independent states (`fresh_law`). A path simulates the
 chain to the given tokens and sums log-density ratios step by step: with an exact posterior the sum would be
 `-log p(tokens)` on every path.
 """
@@ -22,10 +22,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.geometry import sphere
 from rdlm.likelihood.estimate import FEWEST, Curve, Estimate, sample_mean, stratified
 from rdlm.likelihood.terms import Posterior, mixture_excess, renoise, step_terms
-from rdlm.process.exact import FreshLaw
+from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
 from rdlm.process.path import Law, Path
 from rdlm.process.schedule import Grid
@@ -75,13 +74,13 @@ def forced_step(
         own = density.gather(-1, digit[..., None])[..., 0]
         probability = chain.marginals(log_probs.exp())
         term = chain.gather(own - mean_step_log_density(bridge, state, move, probability, coefficients))
-    after = sphere.project(sphere.exponential(state, move))
+    after = bridge.move(state, move)
     if chain.switch >= 0 and bool((chosen := local == chain.switch).any()):
         renoised, path_density = renoise(chain, token, state.dtype, generator)
         after = torch.where(chain.per_sphere(chosen, digit)[..., None], renoised, after)
         term = torch.where(chosen, mixture_excess(path_density, log_probs, token), term)
     last = local == chain.grid.steps - 1
-    vertex = torch.zeros_like(state).scatter_(-1, digit[..., None], 1.0)
+    vertex = bridge.tokens.at(digit, state)
     after = torch.where(chain.per_sphere(last, digit)[..., None], vertex, after)
     return after, torch.where(last, -log_probs.gather(-1, token[..., None])[..., 0], term)
 
@@ -171,7 +170,7 @@ def stratified_bound(
     problem: Problem,
     evaluations: int,
     generator: torch.Generator | None = None,
-    law: Callable[[Path, Grid], Law] = FreshLaw,
+    law: Callable[[Path, Grid], Law] = fresh_law,
     batch: int = BATCH,
     advance: Advance = lambda count: None,
 ) -> Profile:
@@ -226,7 +225,7 @@ def per_window_bound(
     Each estimate is a single step; the steps of a sequence are stratified over equal parts of its chain.
     """
     found = torch.zeros(draws, *problem.token.shape, dtype=torch.float64)
-    laws = [FreshLaw(chain.path, chain.grid) for chain in problem.chains]
+    laws = [fresh_law(chain.path, chain.grid) for chain in problem.chains]
     for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.rows_at_once(batch)):
         for draw in range(draws):
             quantile = (draw + torch.rand(len(row), generator=generator)) / draws

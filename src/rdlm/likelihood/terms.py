@@ -24,8 +24,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.geometry import sphere
-from rdlm.process.bridge import squared_length
 from rdlm.process.kernel import Chain, step_log_density, step_log_density_parts, token_step_parts
 from rdlm.process.path import Law
 
@@ -92,8 +90,8 @@ def kernel_terms(
     pull, noise = token_step_parts(bridge, state, digit, coefficients, generator)
     # Antithetic pair: one draw of the noise and its negative. The odd part, most of the variance, cancels exactly.
     weight, shift = step_log_density_parts(bridge, state, coefficients)
-    middle = chain.join(weight * pull[..., : bridge.vocabulary] - shift)
-    odd = chain.join(weight * noise[..., : bridge.vocabulary])
+    middle = chain.join(weight * bridge.products(state, pull) - shift)
+    odd = chain.join(weight * bridge.products(state, noise))
     plus, minus = (mixture_excess(density, log_probs, token) for density in (middle + odd, middle - odd))
     return (plus + minus) / 2
 
@@ -103,10 +101,10 @@ def drift_error(
 ) -> Float[Tensor, ...]:
     """Return `|sum_l p_l v_l - v_k|^2` on every sphere, Eq. (28) without its weight; `remaining` is per sphere."""
     bridge = chain.path.bridge
-    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
+    slope = bridge.slope(bridge.tokens.cosines(state), remaining[..., None])
     weight = chain.marginals(log_probs.exp()) * slope
     weight = weight.scatter_add(-1, digit[..., None], -slope.gather(-1, digit[..., None]))
-    return squared_length(state, weight)
+    return bridge.squared_length(state, weight)
 
 
 def renoise(
@@ -125,7 +123,7 @@ def renoise(
         coefficients = chain.coefficients(torch.full_like(digit, step), state)
         pull, noise = token_step_parts(bridge, state, digit, coefficients, generator)
         density += step_log_density(bridge, state, pull + noise, coefficients)
-        state = sphere.project(sphere.exponential(state, pull + noise))
+        state = bridge.move(state, pull + noise)
     return state, chain.join(density)
 
 

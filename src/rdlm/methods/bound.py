@@ -37,7 +37,9 @@ from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.base import Method, check_nfe
 from rdlm.methods.rdlm import Rdlm
-from rdlm.process.exact import FreshLaw
+from rdlm.process.bridge import Bridge
+from rdlm.process.channel import Channel
+from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import LawName
 from rdlm.process.order import TokenSchedule
@@ -140,7 +142,7 @@ def measure_bound(
         return continuous(problem, evaluations, generator, advance=advance)
     problem = method.problem(batch, setting.nfe, setting.kernel, token_schedule)
     if setting.estimator == "steps":
-        law = FreshLaw if setting.states == "exact" else simulated_law
+        law = fresh_law if setting.states == "exact" else simulated_law
         return stratified_bound(problem, evaluations, generator, law, advance=advance)
     count = min(len(batch.ids), max(2, evaluations // (problem.nfe * len(problem.chains))))
     problem = replace(problem, token=problem.token[:count])
@@ -206,8 +208,14 @@ def _with_logarithm_bridge(problem: Problem) -> Problem:
 
 def _logarithm(chain: Chain) -> Chain:
     path = chain.path
-    second = None if path.second is None else replace(path.second, kind="logarithm")
-    return replace(chain, path=replace(path, bridge=replace(path.bridge, kind="logarithm"), second=second))
+    second = None if path.second is None else _with_pull(path.second)
+    return replace(chain, path=replace(path, bridge=_with_pull(path.bridge), second=second))
+
+
+def _with_pull(channel: Channel) -> Bridge:
+    if not isinstance(channel, Bridge):
+        raise InputError(f"the paper's estimator is for bridges of the sphere, not for the {channel.kind} channel")
+    return replace(channel, kind="logarithm")
 
 
 def check_weights(network: nn.Module) -> None:

@@ -32,7 +32,6 @@ from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, check_nfe
 from rdlm.model.network import build
-from rdlm.process.bridge import mixture_direction
 from rdlm.process.flow import flow
 from rdlm.random import Draw, check_numbers
 
@@ -84,7 +83,7 @@ class FisherFlow(Baseline):
         output = self._output(point, time, condition).to(point.dtype)
         if self.config.fisher_flow.predict == "velocity":
             return kappa * sphere.tangent(point, output)
-        return mixture_direction(point, torch.softmax(output, dim=-1) * special.angle_over_sine(point))
+        return sphere.tangent(point, torch.softmax(output, dim=-1) * special.angle_over_sine(point))
 
     def _output(self, point: Tensor, time: Tensor, condition: Tensor | None) -> Float[Tensor, "batch length v"]:
         """Return the network's logits or velocity; coordinates of size 1/sqrt(V) are rescaled to order one."""

@@ -4,6 +4,7 @@
 |---|---|---|
 | `sequence_loss` | cross-entropy, Eq. (36) and (47), or drift error, Eq. (37) | noisy tokens, with full attention |
 | `block_loss` | cross-entropy of every block behind clean ones, Eq. (49) | clean and noisy tokens, with a block mask |
+| `codes_loss` | the bound, Eq. (28) and (30), for the codes alone, Eq. (52) | noisy tokens of a few sequences |
 
 Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as mixed ones, Eq. (51), as those of
 random token schedules, Eq. (35), or per block. Loss functions take the randomness of a step as `quantile`, stratified
@@ -24,11 +25,13 @@ from rdlm.config import ObjectiveConfig
 from rdlm.data.batch import Batch
 from rdlm.likelihood.continuous import LAST
 from rdlm.likelihood.terms import drift_error, position_terms
-from rdlm.model.denoiser import BlockMask
+from rdlm.model.denoiser import BlockMask, Denoiser
 from rdlm.model.layers import drop_condition
 from rdlm.model.loss import fused_cross_entropy
 from rdlm.process.order import Order, TokenSchedule
+from rdlm.process.path import Path
 from rdlm.process.schedule import Schedule
+from rdlm.process.tokens import Codes
 from rdlm.random import on_device
 
 if TYPE_CHECKING:
@@ -55,6 +58,9 @@ DECAY = 0.99
 
 NARROWEST = 1e-3
 """Width of the narrowest token schedule, in which positions are denoised one by one."""
+
+CODES_SHARE = 1 / 8
+"""Share of the sequences on which the gradient of the codes is computed, at two thirds of their part of a step."""
 
 GOLDEN = 0.6180339887
 """Offset (golden ratio minus 1) between the common times of consecutive blocks, which fill [0, 1) evenly."""
@@ -104,6 +110,48 @@ def block_loss(
     prediction = method.predict(state, remaining, condition, generator, block_mask)
     weight = method.layout.per_symbol(times.weight).to(token.device)
     return (fused_cross_entropy(prediction.logits, token, prediction.evidence) * weight).mean(-1)
+
+
+def codes_loss(
+    method: Rdlm,
+    codes: Codes,
+    token: Int[Tensor, "batch positions"],
+    condition: Tensor | None,
+    generator: torch.Generator,
+) -> Float[Tensor, ""]:
+    """Return 0 with the gradient of the bound in the codes, Eq. (52), on some of the sequences.
+
+    The network's weights get no gradient here, and the codes none from the cross-entropy, which would disperse them.
+    """
+    rows = slice(0, math.ceil(len(token) * CODES_SHARE))
+    given = None if condition is None else condition[rows]
+    bound = bound_of_codes(method, codes.learning(), token[rows], given, generator)
+    # Through states, evidence and the network's input; the network's weights are not differentiated.
+    (gradient,) = torch.autograd.grad(bound, codes.weight)
+    product = (codes.weight * gradient).sum()
+    return product - product.detach()
+
+
+def bound_of_codes(
+    method: Rdlm,
+    codes: Codes,
+    token: Int[Tensor, "batch positions"],
+    condition: Tensor | None,
+    generator: torch.Generator,
+) -> Float[Tensor, ""]:
+    """Return the bound of the training grid's chain in nats per token, Eq. (28) and (30), from a step per sequence.
+
+    All positions are synchronous, and states, pulls and evidence are functions of the codes, Eq. (52).
+    """
+    grid, count = method.training_grid, len(token)
+    level = ((torch.arange(count) + torch.rand((), generator=generator)) / count * grid.steps).long()
+    level = level.clamp_max(grid.steps - 1)[:, None].to(token.device).expand(token.shape)
+    bridge = method.process.bridge.with_points(codes)
+    state = method.law_to(bridge, token.device).draw_at_level(token, level, on_device(generator, token.device))
+    denoiser = Denoiser(method.config.denoiser, method.layout, bridge, method.process.schedule)
+    log_probs = denoiser(method.network, state, grid.remaining.to(state)[level[:, :1]], condition)
+    chain = method.on_grid(Path(bridge), grid, "drift")
+    return grid.steps * position_terms(chain, state, token, level, log_probs).mean()
 
 
 def _length(method: Rdlm, token: Int[Tensor, "batch positions"]) -> int:

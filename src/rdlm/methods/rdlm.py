@@ -1,4 +1,4 @@
-"""RDLM: diffusion on spheres from an uninformative start to the vertices of tokens.
+"""RDLM: diffusion on spheres from an uninformative start to the points of tokens.
 
 `Process` is the diffusion of a configuration; `Rdlm` joins it with a denoiser, a network and an objective.
 """
@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rdlm.config import Head, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
@@ -20,16 +19,18 @@ from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
-from rdlm.methods.objective import Proposal, block_loss, measured_information, sequence_loss
+from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
-from rdlm.process.bridge import Bridge
+from rdlm.process.channel import Channel
+from rdlm.process.exact import ExactLaw, GaussianLaw
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import cached_law
 from rdlm.process.layout import Layout
 from rdlm.process.order import STARTS, TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Grid, Schedule, schedule, uniform_in_time
+from rdlm.process.tokens import Codes
 from rdlm.random import Draw, generator_of, on_device
 from rdlm.sampling.sampler import sample_chain
 
@@ -55,18 +56,27 @@ class Process:
         layout = Layout(vocabulary, config.base or vocabulary, config.layout, head)
         clock = schedule(config.schedule, config.total)
         common = (layout.base, config.total)
-        if config.path == "constant":
+        if config.path == "masked" or config.bridge == "gaussian":
+            codes = Codes(vocabulary, config.dimension) if config.codes == "learned" else None
+            path = masked_path(*common, config.bridge, codes)
+        elif config.path == "constant":
             return Process(config, layout, clock, constant_mixture(*common, config.weight, config.bridge))
-        if config.path == "switch":
+        elif config.path == "switch":
             path = switching_path(*common, float(clock.remaining(config.switch)), config.bridge)
         else:
-            path = (masked_path if config.path == "masked" else uniform_path)(*common, config.bridge)
+            path = uniform_path(*common, config.bridge)
         return Process(config, layout, clock, Mixture((path,)))
 
     @property
-    def bridge(self) -> Bridge:
-        """Return a bridge of the process; pull and evidence are the same for all of them."""
+    def bridge(self) -> Channel:
+        """Return a channel of the process; pull and evidence are the same for all of them."""
         return self.mixture.paths[0].bridge
+
+    @property
+    def codes(self) -> Codes | None:
+        """Return the learned codes of the tokens, if any."""
+        tokens = self.bridge.tokens
+        return tokens if isinstance(tokens, Codes) else None
 
     def grid(self, steps: int) -> Grid:
         """Return the grid of a chain with so many steps, uniform in time."""
@@ -86,9 +96,11 @@ class Rdlm:
         parts = (self.layout, self.process.bridge, self.process.schedule)
         self.denoiser = Denoiser(config.denoiser, *parts, config.model.belief)
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
+        if self.process.codes is not None:
+            self.network.add_module("codes", self.process.codes)  # part of checkpoints, averages and gradients
         self.proposal = Proposal(config.objective, self.process.schedule, self.layout.base)
         self.training_grid = self.process.grid(config.process.levels)
-        self._laws: dict[Bridge, Law] = {}
+        self._laws: dict[Channel, Law] = {}
         self._chain_laws: dict[tuple[Path, tuple[float, ...]], PathLaw] = {}
 
     @staticmethod
@@ -130,6 +142,9 @@ class Rdlm:
         count = len(token)
         quantile = draw.quantiles(count) if objective.low_discrepancy else torch.rand(count, generator=generator)
         self.proposal.advance(draw.step)
+        codes = None
+        if self.process.codes is not None:
+            codes = codes_loss(self, self.process.codes, token, condition, generator)
         blockwise = 0
         if objective.blockwise:
             blockwise = int(objective.blockwise * count + float(torch.rand((), generator=generator)))
@@ -139,7 +154,8 @@ class Rdlm:
             if rows.stop > rows.start:
                 given = None if condition is None else condition[rows]
                 values.append(loss(self, token[rows], given, quantile[rows], draw.step, generator))
-        return torch.cat(values).mean()
+        mean = torch.cat(values).mean()
+        return mean if codes is None else mean + codes
 
     def noisy(
         self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
@@ -152,7 +168,8 @@ class Rdlm:
 
     def finished(self, token: Int[Tensor, "batch positions"]) -> Float[Tensor, "..."]:
         """Return the states of finished symbols, the vertices."""
-        return functional.one_hot(self.layout.split(token), self.process.bridge.dimension).float()
+        digit, bridge = self.layout.split(token), self.process.bridge
+        return bridge.tokens.at(digit, torch.empty(*digit.shape, bridge.dimension, device=digit.device))
 
     def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return states from the law of the sequence's path at each position's remaining noise."""
@@ -311,11 +328,17 @@ class Rdlm:
             return mixture.paths[0]
         return mixture.paths[0 if float(torch.rand((), generator=generator)) < mixture.weights[0] else 1]
 
-    def _law(self, device: torch.device, bridge: Bridge) -> Law:
+    def _law(self, device: torch.device, bridge: Channel) -> Law:
         if bridge not in self._laws:
             config = self.config.process
             self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)
         return self._laws[bridge]
+
+    def law_to(self, bridge: Channel, device: torch.device) -> Law:
+        """Return the law of training states for a bridge with other points of the tokens, from the same table."""
+        law = self._law(device, self.process.bridge)  # equal bridges may have other points
+        assert isinstance(law, ExactLaw | GaussianLaw)
+        return replace(law, bridge=bridge)  # type: ignore[arg-type]
 
     # -- conditions and checkpoints --------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ position's own state. Shapes: B batch, L network positions, m spheres per positi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from torch.nn import functional
 
 from rdlm.config import DenoiserConfig, Interface
 from rdlm.errors import InputError
-from rdlm.model.layers import from_evidence, with_top, without_mask
+from rdlm.model.layers import from_evidence, with_top
 from rdlm.model.transformer import Cache
-from rdlm.process.bridge import Bridge
+from rdlm.process.channel import Channel
 from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
 
@@ -58,10 +59,10 @@ class Denoiser:
     """
 
     def __init__(
-        self, config: DenoiserConfig, layout: Layout, bridge: Bridge, schedule: Schedule, belief: str = "none"
+        self, config: DenoiserConfig, layout: Layout, bridge: Channel, schedule: Schedule, belief: str = "none"
     ) -> None:
         self.config, self.layout, self.bridge, self.schedule = config, layout, bridge, schedule
-        if config.evidence or config.features == "evidence":
+        if config.evidence or config.features in ("evidence", "mean"):
             bridge.check_evidence()
         if belief != "none" and (config.features != "evidence" or not config.evidence):
             raise InputError(f"model.belief {belief} needs denoiser.features evidence and denoiser.evidence true")
@@ -71,16 +72,16 @@ class Denoiser:
     @property
     def sphere_width(self) -> int:
         """The number of features of one sphere."""
-        base = self.layout.base
-        return {"evidence": base, "tokens": base, "coordinates": base + 1, "top": 2 * (base + 1) + self.config.top}[
-            self.config.features
-        ]
+        tokens, dimension = self.bridge.tokens.coordinates, self.bridge.dimension
+        widths = {"evidence": self.layout.base, "mean": tokens, "tokens": tokens, "coordinates": dimension}
+        return {**widths, "top": 2 * dimension + self.config.top}[self.config.features]
 
     def interface(self, classes: int = 0, signal: int = 0) -> Interface:
         """Return the input and output widths of the network."""
         outputs = self.layout.vocabulary if self.layout.joint else self.layout.base * self.layout.spheres
         features = self.sphere_width * self.layout.spheres
-        squared_norm = features if self.config.features == "evidence" else self.layout.spheres  # of a clean token
+        scaled = self.config.features in ("evidence", "mean")
+        squared_norm = features if scaled else self.layout.spheres  # of a clean token
         return Interface(
             features, outputs, self.layout.positions, classes, signal, squared_norm**0.5, self.config.timed
         )
@@ -163,20 +164,31 @@ class Denoiser:
         """Return the network's input [B, L, features] and the evidence [B, L, m, b], or None where it is not used."""
         kind = self.config.features
         evidence = None
-        if self.config.evidence or kind == "evidence":
+        if self.config.evidence or kind in ("evidence", "mean"):
             evidence = self.bridge.log_likelihood(state, level[..., None])
         if kind == "evidence":
             assert evidence is not None
             inputs = from_evidence(evidence)
+        elif kind == "mean":
+            assert evidence is not None
+            inputs = self._mean(evidence.softmax(-1))
         elif kind == "tokens":
-            inputs = without_mask(state)
+            inputs = state[..., : self.bridge.tokens.coordinates]
         else:
             inputs = with_top(state, self.config.top) if kind == "top" else state
         return inputs.flatten(2), evidence if self.config.evidence else None
+
+    def _mean(self, probability: Float[Tensor, "... b"]) -> Float[Tensor, "... c"]:
+        """Return `sqrt(c) sum_k p_k c_k`, of order one."""
+        tokens = self.bridge.tokens
+        mean = probability.new_zeros(*probability.shape[:-1], tokens.coordinates)
+        return tokens.add_mean_(mean, probability) * math.sqrt(tokens.coordinates)
 
     def previous(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
         """Return a prediction as input features for self-conditioning: centred, of order one, padded."""
         probs = log_probs.exp()
         probs = self.layout.marginals(probs) if self.layout.joint else probs.unflatten(1, (-1, self.layout.spheres))
+        if self.config.features == "mean":
+            return self._mean(probs).flatten(2)
         centred = (probs - 1 / self.layout.base) * self.layout.base**0.5
         return functional.pad(centred, (0, self.sphere_width - self.layout.base)).flatten(2)

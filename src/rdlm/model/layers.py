@@ -266,11 +266,6 @@ class Input(nn.Module):
 # -- features of a state on the sphere, whose last coordinate is the mask ---------------------------
 
 
-def without_mask(x: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-    """Return the coordinates of the tokens, without the last coordinate, the mask's."""
-    return x[..., :-1]
-
-
 def with_top(x: Float[Tensor, "... d"], k: int) -> Float[Tensor, "... f"]:
     """Return the coordinates, the k largest in descending order, and the k-hot vector of their indices: 2d + k.
 

@@ -1,4 +1,4 @@
-"""Bridges from a start to the vertices of the tokens: the paper's logarithm bridge and the Brownian bridge.
+"""Bridges of the sphere from a start to the points of the tokens: the paper's logarithm bridge, the Brownian bridge.
 
 A start is a point of the sphere with the same angle to every token. The two kinds of bridge differ in one function:
 `pull`, the length of the drift towards a token before the schedule scales it. The same heat kernel gives the Brownian
@@ -6,18 +6,18 @@ pull and the evidence for a token.
 
 | variable | symbol |
 |---|---|
-| `cosine` | `<x, e_k>`, the state's coordinate on the token |
+| `cosine` | `<x, c_k>`, the product with the token's vector: for one-hot `c_k` a coordinate of the state |
 | `angle` | `theta_k` |
 | `remaining` | `B`, the remaining noise |
 | `token_weight` | `l`, the squared length of the start's part on the tokens, Eq. (34) |
 | `_half`, `_second` | `h = (n - 1) / 2` with `n = d - 1` the sphere's dimension, and `h (h - 1) / 2` |
-| `slope` (per token) | `f_k = pull / sin theta_k`: the drift is `f_k (e_k - x_k x)` |
+| `slope` (per token) | `f_k = pull / sin theta_k`: the drift is `f_k (c_k - <x, c_k> x)` |
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, get_args
 
@@ -26,29 +26,36 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError, unknown
-from rdlm.geometry import special
+from rdlm.geometry import special, sphere
+from rdlm.process.channel import Channel
+from rdlm.process.tokens import Tokens
 
 
 @dataclass(frozen=True)
 class Start:
     """The point `sqrt(1-l) e_mask + sqrt(l/V) sum_k e_k`, Eq. (34), on the sphere of `V + 1` coordinates.
 
-    The tokens are the first `vocabulary` coordinates, the mask is the last one. `token_weight` is `l`.
+    The tokens are the first `vocabulary` coordinates, the mask is the last one. `token_weight` is `l`. Tokens with
+    codes lie in `coordinates` coordinates, whatever their number; their angles to the start are equal for `l = 0` only.
     """
 
     vocabulary: int
     token_weight: float = 0.0
+    coordinates: int | None = None
+    """Coordinates without the mask's; None: one per token."""
 
     def __post_init__(self) -> None:
         if self.vocabulary < 2:
             raise InputError(f"a vocabulary needs at least 2 tokens, got {self.vocabulary}")
         if not 0 <= self.token_weight <= 1:
             raise InputError(f"the token weight of a start must lie in [0, 1], got {self.token_weight}")
+        if self.coordinates is not None and self.token_weight > 0:
+            raise InputError("codes need the masked start: any other start has unequal angles to the tokens")
 
     @cached_property
     def dimension(self) -> int:
         """`d`, the number of coordinates, the mask's included."""
-        return self.vocabulary + 1
+        return (self.coordinates or self.vocabulary) + 1
 
     @cached_property
     def token_coordinate(self) -> float:
@@ -72,9 +79,9 @@ class Start:
         return point
 
 
-def masked_start(vocabulary: int) -> Start:
+def masked_start(vocabulary: int, coordinates: int | None = None) -> Start:
     """Return the mask's vertex, Eq. (34) with `l = 0`: the start that generalises masked diffusion."""
-    return Start(vocabulary, 0.0)
+    return Start(vocabulary, 0.0, coordinates)
 
 
 def uniform_start(vocabulary: int) -> Start:
@@ -89,18 +96,27 @@ EXPANSION_RANGE: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Bridge:
-    """The family of bridges from `start` to each token's vertex with total noise `total`, Eq. (10)."""
+class Bridge(Channel):
+    """The family of bridges from `start` to each token's point with total noise `total`, Eq. (10).
+
+    The law of a bridge does not depend on the vectors of the tokens, Eq. (55), so they are no part of its identity.
+    """
 
     start: Start
     total: float
     kind: BridgeKind = "brownian"
+    points: Tokens | None = field(default=None, compare=False)
+    """The points of the tokens; None: the vertices of the first coordinates."""
 
     def __post_init__(self) -> None:
         if not 0 < self.total < float("inf"):
             raise InputError(f"the total noise S of a bridge must be positive, got {self.total}")
         if self.kind not in get_args(BridgeKind):
             raise unknown("bridge", self.kind, get_args(BridgeKind))
+        if self.tokens.coordinates + 1 != self.start.dimension:
+            raise InputError(
+                f"tokens in {self.tokens.coordinates} coordinates need a sphere of one more, got {self.start.dimension}"
+            )
         if self.kind == "brownian":
             self.check_evidence()
 
@@ -110,17 +126,16 @@ class Bridge:
         return self.start.dimension
 
     @cached_property
-    def vocabulary(self) -> int:
-        """`V`, the number of tokens."""
-        return self.start.vocabulary
-
-    @cached_property
     def _half(self) -> float:
         return (self.dimension - 2) / 2
 
     @cached_property
     def _second(self) -> float:
         return self._half * (self._half - 1) / 2
+
+    def with_points(self, points: Tokens) -> Bridge:
+        """Return the same bridges to tokens at other points."""
+        return replace(self, points=points)
 
     def check_evidence(self) -> None:
         """Raise InputError if the heat-kernel expansion, hence the evidence, is not accurate at the total noise."""
@@ -149,6 +164,8 @@ class Bridge:
         inverse, ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
         level = inverse * remaining  # Eq. (26) as in `_shortening`, in fewer operations
         shortening = torch.addcmul(self._half * curve, level, bend, value=-self._second).mul_(level).add_(1)
+        if cosine.requires_grad:  # the three functions share their memory
+            return ratio * inverse * shortening
         return ratio.mul_(inverse).mul_(shortening)
 
     def log_likelihood(
@@ -158,7 +175,7 @@ class Bridge:
 
         A finished position (`B = 0`) is evaluated at the smallest noise: its evidence is one-hot but finite.
         """
-        cosine = state[..., : self.vocabulary]
+        cosine = self.tokens.cosines(state)
         level = torch.as_tensor(remaining, dtype=state.dtype, device=state.device)
         level = level.clamp_min(special.SMALLEST_NOISE)[..., None]
         return (
@@ -167,38 +184,50 @@ class Bridge:
             + level * self._second * special.cotangent_curve(special.angle(cosine))
         )
 
+    def token_direction(
+        self, state: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
+    ) -> Float[Tensor, "... d"]:
+        """Return the tangent vector `w (c_k - <x, c_k> x)`; with `w = f_k` the pull towards the token, Eq. (10)."""
+        cosine = self.tokens.cosine(state, token)
+        return self.tokens.add_((-weight * cosine)[..., None] * state, token, weight)
 
-def token_direction(
-    state: Float[Tensor, "... d"], token: Int[Tensor, ...], slope: Float[Tensor, ...]
-) -> Float[Tensor, "... d"]:
-    """Return the tangent vector `f_k (e_k - x_k x)`, the pull towards one token per position, Eq. (10)."""
-    index = token[..., None]
-    weight = slope[..., None]
-    cosine = state.gather(-1, index)
-    return (-weight * cosine * state).scatter_add(-1, index, weight)
+    def mixture_direction(
+        self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
+    ) -> Float[Tensor, "... d"]:
+        """Return `sum_k w_k (c_k - <x, c_k> x)` in one pass over the coordinates, Eq. (11).
 
+        With `w_k = p_k f_k` this is the mixture's drift divided by `gamma_t` of the schedule.
+        """
+        along = self.tokens.mean_product(state, weight)
+        return self.tokens.add_mean_(-along[..., None] * state, weight)
 
-def mixture_direction(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
-    """Return `sum_k w_k (e_k - x_k x)` in one pass over the coordinates, Eq. (11).
+    def squared_length(self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return the squared length of `mixture_direction`, Eq. (11): `|sum_k w_k c_k|^2 - <sum_k w_k c_k, x>^2`."""
+        along = self.tokens.mean_product(state, weight)
+        return (self.tokens.squared_mean(weight) - along.square()).clamp_min(0)
 
-    With `w_k = p_k f_k` this is the mixture's drift divided by `gamma_t` of the schedule; no [d, d] tensor is built.
-    """
-    tokens = weight.shape[-1]
-    along = (weight * state[..., :tokens]).sum(-1, keepdim=True)
-    direction = -along * state
-    direction[..., :tokens] += weight
-    return direction
+    def squared_distance(self, state: Float[Tensor, "... d"], cosine: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+        """Return `|c_k - <x, c_k> x|^2 = 1 - <x, c_k>^2`."""
+        return 1 - cosine.square()
 
+    def products(self, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Return `<c_k - <x, c_k> x, u> = <c_k, u>` for a tangent step."""
+        return self.tokens.cosines(step)
 
-def mean_pull(
-    bridge: Bridge, state: Float[Tensor, "... d"], probability: Float[Tensor, "... v"], remaining: Float[Tensor, ...]
-) -> Float[Tensor, "... d"]:
-    """Return `sum_l p_l v_l`, the mean of the pulls towards all tokens, Eq. (11)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None])
-    return mixture_direction(state, probability * slope)
+    def noise(self, state: Float[Tensor, "... d"], generator: torch.Generator | None = None) -> Float[Tensor, "... d"]:
+        """Return a standard normal vector of the tangent space at each state, Eq. (41)."""
+        return sphere.tangent_normal(state, generator)
 
+    def move(self, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return the states after a tangent step, Eq. (4) and (19)."""
+        return sphere.project(sphere.exponential(state, step))
 
-def squared_length(state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-    """Return the squared length of `mixture_direction`, Eq. (11), without building it: `|w|^2 - <w, x>^2`."""
-    along = (weight * state[..., : weight.shape[-1]]).sum(-1)
-    return (weight.square().sum(-1) - along.square()).clamp_min(0)
+    def move_(
+        self,
+        state: Float[Tensor, "... d"],
+        ambient: Float[Tensor, "... d"],
+        scale: Float[Tensor, ...] | None,
+        weight: Float[Tensor, ...],
+    ) -> Float[Tensor, "... d"]:
+        """Return the states after the tangent part of the step `s a`, Eq. (4); `weight` has no part in it."""
+        return sphere.exponential_(state, ambient, scale)

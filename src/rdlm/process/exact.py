@@ -34,9 +34,12 @@ from torch import Tensor
 from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
-from rdlm.process.bridge import Bridge, Start
-from rdlm.process.path import Law, Path
+from rdlm.process.bridge import Bridge
+from rdlm.process.channel import Channel
+from rdlm.process.gaussian import Gaussian
+from rdlm.process.path import Law, Path, PathLaw
 from rdlm.process.schedule import Grid, StepCoefficients, check_total
+from rdlm.process.tokens import Codes
 
 FEW_DIMENSIONS: Final = 8
 """Below this many coordinates `xi` is often a small remainder of a normal vector and is built by Gram-Schmidt."""
@@ -146,7 +149,7 @@ class NormalVector(NamedTuple):
     gathers are needed.
     """
 
-    start: Start
+    bridge: Bridge
     token: Int[Tensor, ...]
     normal: Float[Tensor, "... d"]
     on_token: Float[Tensor, ...]
@@ -156,12 +159,12 @@ class NormalVector(NamedTuple):
 
     @staticmethod
     def draw(
-        start: Start, token: Int[Tensor, ...], dtype: torch.dtype, generator: torch.Generator | None = None
+        bridge: Bridge, token: Int[Tensor, ...], dtype: torch.dtype, generator: torch.Generator | None = None
     ) -> NormalVector:
         """Return one vector per token."""
-        shape = (*token.shape, start.dimension)
+        start, shape = bridge.start, (*token.shape, bridge.dimension)
         normal = numbers.normal(shape, generator, dtype, token.device)
-        on_token, on_start = normal.gather(-1, token[..., None])[..., 0], normal[..., -1]
+        on_token, on_start = bridge.tokens.cosine(normal, token), normal[..., -1]
         cosine, sine = start.token_coordinate, (1 - start.token_coordinate**2) ** 0.5
         if cosine > 0:  # w = (x0 - cos0 e_k) / sin0; for the masked start w is the mask's vertex
             others = normal.sum(-1) - on_start - on_token
@@ -169,11 +172,13 @@ class NormalVector(NamedTuple):
         rest = torch.linalg.vector_norm(normal, dim=-1).square_()  # without a second tensor of this size
         rest.addcmul_(on_token, on_token, value=-1).addcmul_(on_start, on_start, value=-1)
         rest.clamp_min_(ROUNDING)
-        return NormalVector(start, token, normal, on_token, on_start, rest)
+        return NormalVector(bridge, token, normal, on_token, on_start, rest)
 
     def state_at(self, coordinates: Coordinates) -> Float[Tensor, "... d"]:
         """Return the states with these coordinates and direction `xi`, Eq. (20), in the memory of `g`."""
-        start, state = self.start, self.normal
+        start, state = self.bridge.start, self.normal
+        if isinstance(self.bridge.tokens, Codes):
+            return self._state_of_codes(coordinates)
         if start.dimension < FEW_DIMENSIONS:
             return self._state_by_gram_schmidt(coordinates)
         scale = coordinates.across * self.rest.rsqrt()
@@ -187,18 +192,32 @@ class NormalVector(NamedTuple):
             along_token.sub_(along_start, alpha=cosine)
             state.add_((along_start * cosine)[..., None])
         state[..., -1].add_(along_start, alpha=start.mask_coordinate - cosine)
-        return state.scatter_add_(-1, self.token[..., None], along_token[..., None])
+        return self.bridge.tokens.add_(state, self.token, along_token)
 
     def _state_by_gram_schmidt(self, coordinates: Coordinates) -> Float[Tensor, "... d"]:
         """Return the same states with accurate norms where `|g|^2` minus the two components would cancel."""
         index = self.token[..., None]
-        w = self.start.point(self.normal.dtype, self.normal.device).expand_as(self.normal).scatter(-1, index, 0.0)
+        w = (
+            self.bridge.start.point(self.normal.dtype, self.normal.device)
+            .expand_as(self.normal)
+            .scatter(-1, index, 0.0)
+        )
         w = sphere.project(w)
         xi = self.normal.scatter(-1, index, 0.0)
         for _ in range(2):  # the second pass removes the rounding error of the first
             xi = sphere.tangent(w, xi)
         around = coordinates.on_start[..., None] * w + coordinates.across[..., None] * sphere.project(xi)
         return around.scatter(-1, index, coordinates.on_token[..., None])
+
+    def _state_of_codes(self, coordinates: Coordinates) -> Float[Tensor, "... d"]:
+        """Return the same states for tokens at any points orthogonal to the mask, differentiable in the points."""
+        point = self.bridge.tokens.at(self.token, self.normal)
+        mask = self.bridge.start.point(self.normal.dtype, self.normal.device)
+        xi = self.normal
+        for _ in range(2):  # the second pass removes the rounding error of the first
+            xi = sphere.tangent(mask, sphere.tangent(point, xi))
+        state = coordinates.across[..., None] * sphere.project(xi) + coordinates.on_token[..., None] * point
+        return torch.addcmul(state, coordinates.on_start[..., None], mask)
 
 
 def draw_states(
@@ -209,7 +228,7 @@ def draw_states(
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "... d"]:
     """Return states with given pairs `(r, c)` and a uniform direction `xi`, Eq. (20), in one pass over `d`."""
-    vector = NormalVector.draw(bridge.start, token, radius.dtype, generator)
+    vector = NormalVector.draw(bridge, token, radius.dtype, generator)
     sine, around = torch.sin(radius), torch.sqrt((1 - start_cosine.square()).clamp_min(0))
     return vector.state_at(Coordinates(torch.cos(radius), sine * start_cosine, sine * around))
 
@@ -255,7 +274,7 @@ class ExactLaw(Law):
         gain = (1 - inverse[level] * wanted).clamp_min_(0)  # Eq. (18) for a step from that level to `wanted`
         radius, start_cosine, pull, share = self._rows(level.expand(token.shape), generator)
         # The components of g that xi does not use are the noise of the pair's step.
-        vector = NormalVector.draw(self.bridge.start, token, wanted.dtype, generator)
+        vector = NormalVector.draw(self.bridge, token, wanted.dtype, generator)
         noise = StepNoise(vector.on_token, vector.on_start, vector.rest * share)
         return vector.state_at(coordinates_after(radius, start_cosine, gain * pull, wanted * gain, noise))
 
@@ -302,13 +321,17 @@ class FreshLaw(Law):
     path: Path
     grid: Grid
 
+    @property
+    def _bridges(self) -> list[Bridge]:
+        return [bridge for bridge in self.path.bridges if isinstance(bridge, Bridge)]
+
     def draw_at_level(
         self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
     ) -> Float[Tensor, "... d"]:
         """Return states at grid levels (0 to M; M is the vertex), Eq. (20)."""
         level = level.expand(token.shape)
         remaining = self.grid.remaining.to(level.device)[level]
-        on_second, bridges = self.path.on_second(remaining), self.path.bridges
+        on_second, bridges = self.path.on_second(remaining), self._bridges
         # A pair is simulated only on the bridge that its position follows.
         levels = (level.where(~on_second, 0), level.where(on_second, 0))
         pairs = [simulate_pairs(b, self.grid, own, generator) for b, own in zip(bridges, levels, strict=False)]
@@ -325,7 +348,7 @@ class FreshLaw(Law):
         gain = (1 - wanted / levels[level]).clamp(0, 1)
         coefficients = StepCoefficients(levels[level], gain, wanted * gain)
         pairs = []
-        for bridge in self.path.bridges:
+        for bridge in self._bridges:
             radius, start_cosine = simulate_pairs(bridge, self.grid, level, generator)
             pairs.append(pair_step(bridge, radius.double(), start_cosine.double(), coefficients, generator))
         return self._states(token, wanted, pairs, generator)
@@ -335,13 +358,51 @@ class FreshLaw(Law):
     ) -> Tensor:
         states = [
             draw_states(bridge, token, radius.float(), start_cosine.float(), generator)
-            for bridge, (radius, start_cosine) in zip(self.path.bridges, pairs, strict=True)
+            for bridge, (radius, start_cosine) in zip(self._bridges, pairs, strict=True)
         ]
         return self.path.select(remaining, states)
 
     def to(self, device: torch.device | str) -> FreshLaw:
         """Return the law with its grid on `device`."""
         return FreshLaw(self.path, self.grid.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianLaw(Law):
+    """Draws of `x = B u` given its token, Eq. (56), for the Gaussian channel: closed form, no table."""
+
+    bridge: Gaussian
+    grid: Grid
+
+    def draw(
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Return `(1 - B/S) c_k + sqrt(B (1 - B/S)) z`, Eq. (56)."""
+        shape = (*token.shape, self.bridge.dimension)
+        normal = numbers.normal(shape, generator, torch.float32, token.device)
+        level = torch.as_tensor(remaining, device=token.device).to(normal).clamp_min(0).expand(token.shape)
+        share = (1 - level / self.bridge.total).clamp_min(0)
+        return self.bridge.tokens.add_(normal.mul_((level * share).sqrt()[..., None]), token, share)
+
+    def to(self, device: torch.device | str) -> GaussianLaw:
+        """Return the law with its grid on `device`."""
+        return GaussianLaw(self.bridge, self.grid.to(device))
+
+
+def fresh_law(path: Path, grid: Grid) -> Law:
+    """Return the law of a path's states from which every draw is independent, Eq. (20) or (56)."""
+    if isinstance(path.bridge, Gaussian):
+        return PathLaw.of(path, lambda channel: exact_law(channel, grid, 1))
+    return FreshLaw(path, grid)
+
+
+def exact_law(channel: Channel, grid: Grid, pairs: int, generator: torch.Generator | None = None) -> Law:
+    """Return the exact law of a channel's states: from a table of `pairs` draws, Eq. (20), or closed, Eq. (56)."""
+    if isinstance(channel, Gaussian):
+        check_total(grid, channel.total)
+        return GaussianLaw(channel, grid)
+    assert isinstance(channel, Bridge)
+    return tabulate(channel, grid, pairs, generator)
 
 
 def simulate_pairs(

@@ -7,7 +7,7 @@ The likelihood bound and the sampler use the same `Chain`, so the bound holds fo
 | `state` | `x`, [..., d] |
 | `step` | `u`, a tangent vector at the state, [..., d] |
 | `coefficients` | `B_m`, `g_m` and `s2_m`, Eq. (18) |
-| `slope` | `f_k`: the pull towards token `k` is `v_k = f_k (e_k - x_k x)`, Eq. (10) |
+| `slope` | `f_k`: the pull towards token `k` is `v_k = f_k (c_k - <x, c_k> x)`, Eq. (10) |
 | `probability` | `p_l`, the model's posterior |
 """
 
@@ -22,9 +22,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rdlm.errors import InputError, unknown
-from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge, squared_length, token_direction
-from rdlm.process.exact import tabulate
+from rdlm.process.channel import Channel
+from rdlm.process.exact import exact_law
 from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path, PathLaw
@@ -128,24 +127,24 @@ class Chain:
 
     def law(self, pairs: int, generator: torch.Generator | None = None) -> PathLaw:
         """Return the exact law of the chain's states given their tokens, Eq. (20), from new tables of `pairs` draws."""
-        return PathLaw.of(self.path, lambda bridge: tabulate(bridge, self.grid, pairs, generator))
+        return PathLaw.of(self.path, lambda channel: exact_law(channel, self.grid, pairs, generator))
 
 
 def token_step_parts(
-    bridge: Bridge,
+    bridge: Channel,
     state: Float[Tensor, "... d"],
     token: Int[Tensor, ...],
     coefficients: StepCoefficients,
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... d"]]:
     """Return the pull `g v_k` and a draw of the noise `sqrt(s2) z` of one step to `token`, Eq. (19)."""
-    cosine = state.gather(-1, token[..., None])[..., 0]
-    pull = token_direction(state, token, coefficients.gain * bridge.slope(cosine, coefficients.remaining))
-    return pull, coefficients.variance.sqrt()[..., None] * sphere.tangent_normal(state, generator)
+    cosine = bridge.tokens.cosine(state, token)
+    pull = bridge.token_direction(state, token, coefficients.gain * bridge.slope(cosine, coefficients.remaining))
+    return pull, coefficients.variance.sqrt()[..., None] * bridge.noise(state, generator)
 
 
 def draw_token_step(
-    bridge: Bridge,
+    bridge: Channel,
     state: Float[Tensor, "... d"],
     token: Int[Tensor, ...],
     coefficients: StepCoefficients,
@@ -157,38 +156,38 @@ def draw_token_step(
 
 
 def step_log_density(
-    bridge: Bridge,
+    bridge: Channel,
     state: Float[Tensor, "... d"],
     step: Float[Tensor, "... d"],
     coefficients: StepCoefficients,
 ) -> Float[Tensor, "... v"]:
     """Return `log q_l(u | x) = (g <v_l, u> - g^2 |v_l|^2 / 2) / s2` for every token, up to a constant, Eq. (29)."""
     weight, shift = step_log_density_parts(bridge, state, coefficients)
-    return weight * step[..., : bridge.vocabulary] - shift
+    return weight * bridge.products(state, step) - shift
 
 
 def step_log_density_parts(
-    bridge: Bridge, state: Float[Tensor, "... d"], coefficients: StepCoefficients
+    bridge: Channel, state: Float[Tensor, "... d"], coefficients: StepCoefficients
 ) -> tuple[Float[Tensor, "... v"], Float[Tensor, "... v"]]:
-    """Return `a_l = g f_l / s2` and `b_l = g^2 |v_l|^2 / (2 s2)`, with `log q_l(u | x) = a_l u_l - b_l`, Eq. (29)."""
-    cosine = state[..., : bridge.vocabulary]
+    """Return `a_l = g f_l / s2` and `b_l = g^2 |v_l|^2 / (2 s2)`: `log q_l(u) = a_l <v_l, u> / f_l - b_l`, Eq. (29)."""
+    cosine = bridge.tokens.cosines(state)
     pull = coefficients.gain[..., None] * bridge.slope(cosine, coefficients.remaining[..., None])
     weight = pull / coefficients.variance[..., None]
-    return weight, weight * pull * (1 - cosine.square()) / 2
+    return weight, weight * pull * bridge.squared_distance(state, cosine) / 2
 
 
 def mean_step_log_density(
-    bridge: Bridge,
+    bridge: Channel,
     state: Float[Tensor, "... d"],
     step: Float[Tensor, "... d"],
     probability: Float[Tensor, "... v"],
     coefficients: StepCoefficients,
 ) -> Float[Tensor, ...]:
     """Return the drift kernel's `log q(u | x)`, with `g sum_l p_l v_l` as mean, up to the same constant, Eq. (28)."""
-    slope = bridge.slope(state[..., : bridge.vocabulary], coefficients.remaining[..., None])
+    slope = bridge.slope(bridge.tokens.cosines(state), coefficients.remaining[..., None])
     weight = coefficients.gain[..., None] * probability * slope
-    along = (weight * step[..., : bridge.vocabulary]).sum(-1)
-    return (along - squared_length(state, weight) / 2) / coefficients.variance
+    along = (weight * bridge.products(state, step)).sum(-1)
+    return (along - bridge.squared_length(state, weight) / 2) / coefficients.variance
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Final, Literal
 
 import torch
 
-from rdlm.errors import unknown
+from rdlm.errors import InputError, unknown
 from rdlm.process.bridge import Bridge
-from rdlm.process.exact import ExactLaw, tabulate
+from rdlm.process.channel import Channel
+from rdlm.process.exact import ExactLaw, exact_law, tabulate
 from rdlm.process.normal import Coupling, KummerName, NormalLaw, precompute, refined
 from rdlm.process.path import Law
 from rdlm.process.schedule import Grid
@@ -22,23 +23,29 @@ FORMAT: Final = 3
 """Version of the cached tables: raised whenever the same parameters would give another table."""
 
 
-def _normal(bridge: Bridge, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
-    return precompute(bridge, refined(grid), draws, generator=generator)
+def _normal(bridge: Channel, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
+    return precompute(_of_sphere(bridge), refined(grid), draws, generator=generator)
 
 
-def _simulated(bridge: Bridge, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
+def _of_sphere(channel: Channel) -> Bridge:
+    if not isinstance(channel, Bridge):
+        raise InputError(f"the normal law is that of a bridge of the sphere, not of the {channel.kind} channel")
+    return channel
+
+
+def _simulated(bridge: Channel, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
     return SimulatedLaw(bridge, grid)
 
 
-_BUILDERS: Final[dict[str, Callable[[Bridge, Grid, int, torch.Generator | None], Law]]] = {
-    "exact": tabulate,
+_BUILDERS: Final[dict[str, Callable[[Channel, Grid, int, torch.Generator | None], Law]]] = {
+    "exact": exact_law,
     "normal": _normal,
     "simulated": _simulated,
 }
 
 
 def build(
-    name: LawName, bridge: Bridge, grid: Grid, draws: int = 16384, generator: torch.Generator | None = None
+    name: LawName, bridge: Channel, grid: Grid, draws: int = 16384, generator: torch.Generator | None = None
 ) -> Law:
     """Return the law of that name: Eq. (20), Eq. (22) or Eq. (19).
 
@@ -50,11 +57,13 @@ def build(
     return _BUILDERS[name](bridge, grid, draws, generator)
 
 
-def cached_law(name: LawName, bridge: Bridge, grid: Grid, draws: int, seed: int = 0) -> Law:
+def cached_law(name: LawName, bridge: Channel, grid: Grid, draws: int, seed: int = 0) -> Law:
     """Return the same law as `build` with its table cached on disk."""
     if name == "exact":
-        return cached_exact(bridge, grid, draws, seed)
-    return cached_normal(bridge, refined(grid), draws, seed) if name == "normal" else SimulatedLaw(bridge, grid)
+        return cached_exact(bridge, grid, draws, seed) if isinstance(bridge, Bridge) else exact_law(bridge, grid, draws)
+    if name == "normal":
+        return cached_normal(_of_sphere(bridge), refined(grid), draws, seed)
+    return SimulatedLaw(bridge, grid)
 
 
 def cached_exact(bridge: Bridge, grid: Grid, pairs: int, seed: int = 0) -> ExactLaw:
@@ -88,13 +97,16 @@ def cached_normal(
 
 
 def _parameters(law: str, bridge: Bridge, grid: Grid, **more: object) -> Parameters:
-    """Return everything that determines a table; the keys are those of existing files."""
+    """Return everything that determines a table; the keys are those of existing files.
+
+    The tokens' points have no part in it: with codes, the table is that of one token per coordinate, Eq. (55).
+    """
     return {
         "format": FORMAT,
         "torch": torch.__version__.split("+")[0],  # a seed's random numbers depend on it
         "law": law,
         "bridge": {
-            "start": {"vocabulary": bridge.start.vocabulary, "spread": bridge.start.token_weight},
+            "start": {"vocabulary": bridge.dimension - 1, "spread": bridge.start.token_weight},
             "total": bridge.total,
             "kind": bridge.kind,
         },

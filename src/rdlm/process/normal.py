@@ -281,7 +281,7 @@ class NormalLaw(Law):
         on_token = (angle.sin() / math.sin(start.angle)).float()
         on_start = angle.cos().float() - start.token_coordinate * on_token
         point = start.point(device=token.device)
-        return (on_start[..., None] * point).scatter_add_(-1, token[..., None], on_token[..., None])
+        return self.bridge.tokens.add_(on_start[..., None] * point, token, on_token)
 
     def to(self, device: torch.device | str) -> NormalLaw:
         """Return the law with its table on `device`."""

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,15 +27,18 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start, uniform_start
+from rdlm.process.channel import Channel
+from rdlm.process.gaussian import Gaussian
 from rdlm.process.schedule import Grid
+from rdlm.process.tokens import Tokens, Vertices
 
 
 @dataclass(frozen=True)
 class Path:
     """One bridge, or `bridge` above the noise level `switch_remaining` and `second` below it, Eq. (32)."""
 
-    bridge: Bridge
-    second: Bridge | None = None
+    bridge: Channel
+    second: Channel | None = None
     switch_remaining: float = 0.0
 
     def __post_init__(self) -> None:
@@ -52,7 +56,7 @@ class Path:
             )
 
     @cached_property
-    def bridges(self) -> tuple[Bridge, ...]:
+    def bridges(self) -> tuple[Channel, ...]:
         """The bridges in the order in which a position follows them."""
         return (self.bridge,) if self.second is None else (self.bridge, self.second)
 
@@ -95,9 +99,19 @@ class Mixture:
             raise InputError(f"the weights of a mixture must be non-negative and sum to 1, got {self.weights}")
 
 
-def masked_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
-    """Return the path that starts at the vertex of the mask."""
-    return Path(Bridge(masked_start(vocabulary), total, kind))
+ChannelKind = BridgeKind | Literal["gaussian"]
+
+
+def masked_path(vocabulary: int, total: float, kind: ChannelKind = "brownian", tokens: Tokens | None = None) -> Path:
+    """Return the path that starts at the vertex of the mask, or the Gaussian channel, which starts without one.
+
+    The tokens are vertices unless their points are given, Eq. (55).
+    """
+    points = tokens or Vertices(vocabulary)
+    if kind == "gaussian":
+        return Path(Gaussian.of(points, total))
+    coordinates = None if points.coordinates == vocabulary else points.coordinates
+    return Path(Bridge(masked_start(vocabulary, coordinates), total, kind, points))
 
 
 def uniform_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
@@ -150,7 +164,7 @@ class PathLaw(Law):
     """One law per bridge, all on `grid`."""
 
     @staticmethod
-    def of(path: Path, law: Callable[[Bridge], Law]) -> PathLaw:
+    def of(path: Path, law: Callable[[Channel], Law]) -> PathLaw:
         """Return the law of a path from a function that returns the law of each bridge."""
         laws = tuple(law(bridge) for bridge in path.bridges)
         return PathLaw(path, laws[0].grid, laws)

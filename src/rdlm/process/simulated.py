@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.geometry import sphere
-from rdlm.process.bridge import Bridge
+from rdlm.process.channel import Channel
 from rdlm.process.kernel import draw_token_step
 from rdlm.process.path import Law, Path, PathLaw
 from rdlm.process.schedule import Grid, StepCoefficients, check_total
@@ -25,7 +24,7 @@ from rdlm.process.schedule import Grid, StepCoefficients, check_total
 class SimulatedLaw(Law):
     """Draws of the chain of `bridge` on `grid`, simulated step by step, Eq. (19)."""
 
-    bridge: Bridge
+    bridge: Channel
     grid: Grid
 
     def __post_init__(self) -> None:
@@ -48,7 +47,7 @@ class SimulatedLaw(Law):
         for step in range(int((levels > wanted.min()).sum()) if token.numel() else 0):
             before, after = levels[step].maximum(wanted), levels[step + 1].maximum(wanted)
             state = self._step(state, token, before, after, generator)
-        vertex = torch.zeros_like(state).scatter_(-1, token[..., None], 1.0)
+        vertex = self.bridge.tokens.at(token, state)
         return torch.where((wanted > 0)[..., None], state, vertex)
 
     def _step(
@@ -58,7 +57,7 @@ class SimulatedLaw(Law):
         gain = torch.where(before > after, 1 - after / before, 0.0)
         coefficients = StepCoefficients(before.to(state.dtype), gain.to(state.dtype), (after * gain).to(state.dtype))
         step = draw_token_step(self.bridge, state, token, coefficients, generator)
-        return sphere.project(sphere.exponential(state, step))
+        return self.bridge.move(state, step)
 
 
 def simulated_law(path: Path, grid: Grid) -> PathLaw:

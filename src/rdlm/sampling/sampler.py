@@ -170,7 +170,7 @@ class Sampler:
         digit = self.chain.split(token)
         state = self.chain.path.bridge.start.point(device=token.device).repeat(*digit.shape, 1)
         if bool(clamped.any()):
-            state = torch.where(per_sphere(clamped, state)[..., None], vertices(state, digit), state)
+            state = torch.where(per_sphere(clamped, state)[..., None], self._points(digit, state), state)
         cache = self.make_cache and self.make_cache()
         return State(self._next_active(none, offsets), none, known, offsets, state, token, random, cache)
 
@@ -292,7 +292,7 @@ class Sampler:
         at, level = next(solving)
         steps = self.steps
         if not (self.nfe == steps and bool(activity.active.all())):
-            vertex = vertices(now.state, self.chain.split(drawn))
+            vertex = self._points(self.chain.split(drawn), now.state)
             at = torch.where(per_sphere(level == steps, at)[..., None], vertex, at)
             at = torch.where(per_sphere(activity.active, at)[..., None], at, now.state)
             level = torch.where(activity.active, level, activity.local)
@@ -314,15 +314,19 @@ class Sampler:
         if self.law is not None:
             after = self._switch(self.law, after, digit, activity.local, random)
         if bool(activity.decoding.all()):
-            return vertices(state, digit)
+            return self._points(digit, state)
         if not bool(activity.active.all()):
             unmoved = after is state  # every active position decodes
             active = per_sphere(activity.active, state)[..., None]
             after = state.clone() if unmoved else torch.where(active, after, state)
         if bool(activity.decoding.any()):
             at = indices(activity.decoding, state)
-            after[at] = vertices(state[at], digit[at])
+            after[at] = self._points(digit[at], state[at])
         return after
+
+    def _points(self, digit: Int[Tensor, "..."], like: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return the points of tokens or digits."""
+        return self.chain.path.bridge.tokens.at(digit, like)
 
     def _switch(self, law: PathLaw, after: Tensor, digit: Tensor, local: Tensor, random: RandomStreams) -> Tensor:
         """Return states with those that switch drawn from the second bridge's law given their token, Eq. (32)."""
@@ -350,8 +354,9 @@ class Sampler:
         best = self.constraints.decide(log_probs, marginals)
         if self.solver.by_state and self.constraints.language is None and after.ndim == 3:
             impossible = log_probs == -torch.inf
-            best = after[..., :-1].masked_fill(impossible, -torch.inf).argmax(-1)
-            log_probs = 2 * after[..., :-1].clamp_min(special.SMALLEST_NOISE).log().masked_fill(impossible, -torch.inf)
+            cosine = self.chain.path.bridge.tokens.cosines(after)
+            best = cosine.masked_fill(impossible, -torch.inf).argmax(-1)
+            log_probs = 2 * cosine.clamp_min(special.SMALLEST_NOISE).log().masked_fill(impossible, -torch.inf)
         chosen = torch.where(to_device(activity.decoding, drawn.device), best, drawn)
         if self.codes is None:
             return chosen, 0
@@ -370,11 +375,6 @@ class Sampler:
         point = random.uniform(digit.shape)  # always, so that later draws do not depend on it
         decoding = activity.decoding.expand(digit.shape)
         return valid_digits(codes, digit, decoding, log_probs, point, choice, self.chain.group)
-
-
-def vertices(like: Float[Tensor, "... d"], digit: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-    """Return the vertices of tokens or digits."""
-    return torch.zeros_like(like).scatter_(-1, digit[..., None], 1.0)
 
 
 def sample_chain(

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.errors import unknown
+from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
-from rdlm.process.bridge import mean_pull
+from rdlm.process.bridge import Bridge
 from rdlm.process.kernel import Chain, Kernel, per_sphere
 from rdlm.process.schedule import Schedule, StepCoefficients
 from rdlm.random import RandomStreams
@@ -70,10 +70,10 @@ class Step:
 def mixture(step: Step) -> Tensor:
     """Return states after a step of the drawn tokens' own bridges, Eq. (19) with Eq. (29): ancestral sampling."""
     digit, coefficients = step.chain.split(step.drawn), step.coefficients
-    index, scale = digit[..., None], coefficients.variance.sqrt()
-    slope = step.chain.path.bridge.slope(step.state.gather(-1, index), coefficients.remaining[..., None])
-    pull = slope.mul_((coefficients.gain / scale)[..., None])  # in units of the noise, which is scaled last
-    return exponential_(step.state, step.random.normal(step.state).scatter_add_(-1, index, pull), scale)
+    bridge, scale = step.chain.path.bridge, coefficients.variance.sqrt()
+    slope = bridge.slope(bridge.tokens.cosine(step.state, digit), coefficients.remaining)
+    pull = slope.mul_(coefficients.gain / scale)  # in units of the noise, which is scaled last
+    return bridge.move_(step.state, bridge.tokens.add_(step.random.normal(step.state), digit, pull), scale, pull)
 
 
 def drift(step: Step) -> Tensor:
@@ -97,11 +97,10 @@ def _mean_step(step: Step, coefficients: StepCoefficients) -> Tensor:
     ambient, scale = step.random.normal(step.state), coefficients.variance.sqrt()
     # In units of the noise, which is scaled last; without noise there is no pull.
     pull = coefficients.gain / scale.clamp_min(special.SMALLEST_SQUARE)
-    bridge, tokens = step.chain.path.bridge, step.chain.path.bridge.vocabulary
+    bridge = step.chain.path.bridge
     weight = step.chain.marginals(step.log_probs.exp()).mul_(pull[..., None])
-    slope = bridge.slope(step.state[..., :tokens], coefficients.remaining[..., None])
-    ambient[..., :tokens].addcmul_(weight, slope)
-    return exponential_(step.state, ambient, scale)
+    slope = bridge.slope(bridge.tokens.cosines(step.state), coefficients.remaining[..., None])
+    return bridge.move_(step.state, bridge.tokens.add_mean_(ambient, weight, slope), scale, pull)
 
 
 def heun(step: Step) -> Evaluations:
@@ -111,14 +110,14 @@ def heun(step: Step) -> Evaluations:
     coordinates at the state, is `a + (1 - g/h) (T v' + a - v)` with `h` the step of that time, `a` the drift
     step, `v` and `v'` the pulls before and after it, and `T` the transport back.
     """
-    chain, bridge = step.chain, step.chain.path.bridge
+    chain, bridge = step.chain, _of_sphere(step)
     (remaining, gain, variance), after = step.coefficients, step.after
     noise = sphere.tangent(step.state, step.random.normal(step.state))
-    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), remaining)
+    pull = bridge.mean_pull(step.state, chain.marginals(step.log_probs.exp()), remaining)
     first = gain[..., None] * pull + variance.sqrt()[..., None] * noise
     ahead = sphere.project(sphere.exponential(step.state, first))
     log_probs = yield ahead, step.local + 1
-    second = mean_pull(bridge, ahead, chain.marginals(log_probs.exp()), after)
+    second = bridge.mean_pull(ahead, chain.marginals(log_probs.exp()), after)
     second = sphere.transport(ahead, step.state, second)
     growing = after > 0
     span = torch.log(remaining / torch.where(growing, after, remaining / 2))
@@ -131,7 +130,7 @@ def corrector(step: Step) -> Evaluations:
 
     The Langevin noise is shortened so that a bridge's law on flat space is kept exactly, whatever the step's length.
     """
-    chain, bridge = step.chain, step.chain.path.bridge
+    chain, bridge = step.chain, _of_sphere(step)
     state = mixture(step)
     remaining = step.after.clamp_min(special.SMALLEST_NOISE)
     spent = chain.grid.total - remaining
@@ -139,12 +138,11 @@ def corrector(step: Step) -> Evaluations:
     log_probs = yield state, step.local + 1
     probability = chain.marginals(log_probs.exp())
     start = _start_of(chain, step.local + 1, state)
-    toward = bridge.slope(state[..., : bridge.vocabulary], remaining[..., None]) * probability / remaining[..., None]
+    toward = bridge.slope(bridge.tokens.cosines(state), remaining[..., None]) * probability / remaining[..., None]
     cosine = (state * start).sum(-1, keepdim=True)
     ambient = step.random.normal(state).mul_((length * (2 - CORRECTION)).sqrt())
     ambient.addcmul_(start, length * bridge.slope(cosine, spent[..., None]) / spent[..., None])
-    ambient[..., : bridge.vocabulary] += length * toward
-    return exponential_(state, ambient)
+    return sphere.exponential_(state, bridge.tokens.add_mean_(ambient, length * toward))
 
 
 def deterministic(step: Step) -> Tensor:
@@ -153,45 +151,33 @@ def deterministic(step: Step) -> Tensor:
     On flat space a state keeps its place relative to mean and width of its bridge; this step does so with the mean
     of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
     """
-    chain, bridge, total = step.chain, step.chain.path.bridge, step.chain.grid.total
+    chain, bridge, total = step.chain, _of_sphere(step), step.chain.grid.total
     remaining, after = step.coefficients.remaining, step.after
     at_start = remaining >= total * (1 - 1e-6)
     spent = torch.where(at_start, total / 2, total - remaining)
-    pull = mean_pull(bridge, step.state, chain.marginals(step.log_probs.exp()), remaining)
+    pull = bridge.mean_pull(step.state, chain.marginals(step.log_probs.exp()), remaining)
     start = _start_of(chain, step.local, step.state)
     cosine = (step.state * start).sum(-1, keepdim=True)
     back = sphere.tangent(step.state, start) * bridge.slope(cosine, spent[..., None])
     width = torch.sqrt((total - after) * after / (spent * remaining))
     to_pull = (remaining - after) / total - (width - 1) * spent / total
     to_start = -(remaining - after) / total - (width - 1) * remaining / total
-    moved = exponential_(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
+    moved = sphere.exponential_(step.state, to_pull[..., None] * pull + to_start[..., None] * back)
     return torch.where(at_start[..., None], mixture(step), moved)
+
+
+def _of_sphere(step: Step) -> Bridge:
+    bridge = step.chain.path.bridge
+    if not isinstance(bridge, Bridge):
+        raise InputError(
+            f"this solver needs a bridge of the sphere, not the {bridge.kind} channel: use mixture or drift"
+        )
+    return bridge
 
 
 def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -> Tensor:
     """Return the start of each sphere's bridge: that of the second one after the switch."""
     return chain.path.start(per_sphere(chain.grid.remaining[level], like), like.dtype)
-
-
-def exponential_(
-    state: Float[Tensor, "... d"], ambient: Float[Tensor, "... d"], scale: Float[Tensor, "..."] | None = None
-) -> Float[Tensor, "... d"]:
-    """Return `exp_x` of the tangent part of `a`, Eq. (4); `a` is `ambient`, which is overwritten, times `scale`.
-
-    In few passes: sums over the coordinates, then `x' = (cos m - sinc m <x, a>) x + sinc m a` with
-    `m^2 = |a|^2 - <x, a>^2`. The sums also give the rounding error of the norm, which is removed on the way.
-    """
-    along = (state * ambient).sum(-1)
-    square, own = (torch.linalg.vector_norm(one, dim=-1).square_() for one in (ambient, state))
-    step = along if scale is None else along * scale
-    length = (square if scale is None else square * scale.square()).addcmul(step, step, value=-1)
-    length = length.clamp_min_(special.SMALLEST_SQUARE).sqrt_()
-    shrink = torch.sin(length).div_(length)
-    to_state = torch.addcmul(torch.cos(length), shrink, step, value=-1)
-    to_ambient = shrink if scale is None else shrink.mul_(scale)
-    # For |x| = 1 the result has length 1, else 1 + q^2 (|x|^2 - 1) is its square.
-    back = torch.addcmul(torch.ones_like(own), to_state.square(), own.sub(1)).rsqrt_()
-    return ambient.mul_((to_ambient * back)[..., None]).addcmul_(state, to_state.mul_(back)[..., None])
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,9 @@ class FrameRecorder:
         place = self.position * self._layout.symbols_per_token
         whole = state.ndim == 3
         # Of a token that is split into digits, the sphere of the first digit.
-        coordinates = state[place, 0] if whole else state[place]
+        own = state[place, 0] if whole else state[place]
+        tokens = self.prepared.model.rdlm.process.bridge.tokens
+        coordinates = torch.cat([tokens.cosines(own), own[tokens.coordinates :]])  # on the tokens and on the mask
         self._choose_axes(self._layout.marginals(log_probs[place].exp())[0] if whole else log_probs[place].exp())
         if len(coordinates) <= WIDEST_TRAIL:
             self._trail.append(coordinates.clone())

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rdlm.config import TrainingConfig
+from rdlm.process.tokens import Codes
 from rdlm.train.parallel import assign, sharded_like, unsharded
 
 FINAL = 0.1
@@ -53,29 +54,43 @@ class Optimizer:
         self.config = config
         self.parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.matrices = hidden_matrices(network) & set(self.parameters) if config.optimizer == "muon" else set()
-        others = [p for name, p in self.parameters.items() if name not in self.matrices]
+        self.codes = {f"{name}.weight": one for name, one in network.named_modules() if isinstance(one, Codes)}
+        others = [p for name, p in self.parameters.items() if name not in self.matrices and name not in self.codes]
         # One kernel for the whole update of a parameter; mps has none.
         fused = all(p.device.type in ("cpu", "cuda") for p in others)
         self.adamw = torch.optim.AdamW(
             others, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=fused
         )
+        if self.codes:
+            rows = [codes.weight for codes in self.codes.values()]
+            relative = config.codes_lr / config.lr
+            self.adamw.add_param_group({"params": rows, "weight_decay": 0.0, "relative_lr": relative})
         self.parts: dict[str, torch.optim.Optimizer] = {"adamw": self.adamw}
         if self.matrices:
             matrices = [p for name, p in self.parameters.items() if name in self.matrices]
             self.parts["muon"] = Muon(matrices, config.lr, config.weight_decay)
 
     def norm(self) -> Tensor:
-        """Return the norm of the gradient of all parameters, over all shards."""
-        norm = get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        """Return the norm of the gradient of all parameters but codes, over all shards; not finite if any is not."""
+        norm = get_total_norm([p.grad for p in self._network_parameters() if p.grad is not None])
+        for codes in self.codes.values():
+            own = get_total_norm([] if codes.weight.grad is None else [codes.weight.grad])
+            norm = torch.where(own.isfinite(), norm, own)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def update(self, step: int, norm: Tensor) -> None:
         """Update the parameters with the learning rate of a step; `norm` is that of the gradient, for clipping."""
-        clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
+        clip_grads_with_norm_(self._network_parameters(), self.config.clip, norm)
         for part in self.parts.values():
             for group in part.param_groups:
-                group["lr"] = lr(self.config, step)
+                group["lr"] = lr(self.config, step) * group.get("relative_lr", 1.0)
             part.step()
+        for codes in self.codes.values():
+            codes.normalise()
+
+    def _network_parameters(self) -> list[Tensor]:
+        """Return all parameters but codes, whose gradient is that of another loss and is not clipped."""
+        return [p for name, p in self.parameters.items() if name not in self.codes]
 
     def zero_grad(self) -> None:
         """Reset the gradients."""

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
+from rdlm.process.tokens import Codes
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: the leader may be downloading a corpus."""
@@ -97,6 +98,8 @@ class Team:
         if self.world == 1:
             return call
         if config.parallel == "fsdp":
+            if any(isinstance(module, Codes) for module in network.modules()):
+                raise InputError("process.codes learned cannot be sharded: use training.parallel ddp")
             shard(network, self)
             return call
         indices = [self.device.index] if self.device.type == "cuda" else None

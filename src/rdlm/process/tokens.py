@@ -1,0 +1,163 @@
+"""Tokens as points: unit vectors `c_k`, one-hot or learned; every product of a state with a token is taken here.
+
+On a sphere the mask is one more coordinate, the last one, on which every `c_k` is 0: the angle from the mask's vertex
+to every token is then `pi / 2`, and nothing in the law of a bridge depends on the vectors themselves, Eq. (55).
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.errors import InputError
+
+
+class Tokens(Protocol):
+    """The points of `vocabulary` tokens in the first `coordinates` coordinates of a state."""
+
+    vocabulary: int
+    coordinates: int
+    """Coordinates of the tokens, without the mask's."""
+
+    @abstractmethod
+    def cosines(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Return `<x, c_k>` for every token."""
+
+    @abstractmethod
+    def cosine(self, x: Float[Tensor, "... d"], token: Int[Tensor, ...]) -> Float[Tensor, ...]:
+        """Return `<x, c_k>` for one token per position."""
+
+    @abstractmethod
+    def at(self, token: Int[Tensor, ...], like: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return the points of tokens, as many coordinates as `like` has."""
+
+    @abstractmethod
+    def add_(
+        self, x: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
+    ) -> Float[Tensor, "... d"]:
+        """Return `x + w c_k` for one token per position, in place."""
+
+    @abstractmethod
+    def add_mean_(self, x: Float[Tensor, "... d"], *weights: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
+        """Return `x + sum_k w_k c_k`, in place; two weights are multiplied."""
+
+    @abstractmethod
+    def mean_product(self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return `<x, sum_k w_k c_k>`."""
+
+    @abstractmethod
+    def squared_mean(self, weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return `|sum_k w_k c_k|^2`."""
+
+
+class Vertices:
+    """One-hot vectors: each token has a coordinate of its own, so products are coordinates."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = self.coordinates = vocabulary
+
+    def cosines(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Return the coordinates of the tokens, a view."""
+        return x[..., : self.vocabulary]
+
+    def cosine(self, x: Float[Tensor, "... d"], token: Int[Tensor, ...]) -> Float[Tensor, ...]:
+        """Return the coordinate of one token per position."""
+        return x.gather(-1, token[..., None])[..., 0]
+
+    def at(self, token: Int[Tensor, ...], like: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return one-hot vectors."""
+        return torch.zeros_like(like).scatter_(-1, token[..., None], 1.0)
+
+    def add_(
+        self, x: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
+    ) -> Float[Tensor, "... d"]:
+        """Return `x` with the weights added to the tokens' coordinates, in place."""
+        return x.scatter_add_(-1, token[..., None], weight[..., None])
+
+    def add_mean_(self, x: Float[Tensor, "... d"], *weights: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
+        """Return `x` with the (product of the) weights added to all tokens' coordinates, in place."""
+        own = x[..., : self.vocabulary]
+        own.addcmul_(*weights) if len(weights) == 2 else own.add_(*weights)
+        return x
+
+    def mean_product(self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return `sum_k w_k x_k`."""
+        return (weight * x[..., : self.vocabulary]).sum(-1)
+
+    def squared_mean(self, weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return `|w|^2`."""
+        return weight.square().sum(-1)
+
+
+class Codes(nn.Module):
+    """Learned unit vectors: the rows of `weight`, normalised wherever they are used, Eq. (55).
+
+    Only a copy from `learning` passes gradients to the rows: states, evidence and steps are otherwise constants.
+    """
+
+    def __init__(self, vocabulary: int, coordinates: int, generator: torch.Generator | None = None) -> None:
+        """Draw random rows, orthonormal ones where there are enough coordinates."""
+        super().__init__()
+        if coordinates < 3:
+            raise InputError(f"codes need at least 3 dimensions, got process.dimension {coordinates}")
+        self.vocabulary, self.coordinates = vocabulary, coordinates
+        weight = torch.randn(vocabulary, coordinates, generator=generator)
+        if coordinates >= vocabulary:
+            weight = torch.linalg.qr(weight.T).Q.T  # orthonormal rows
+        self.weight = nn.Parameter(functional.normalize(weight, dim=-1))
+        self._constant = True
+
+    def learning(self) -> Codes:
+        """Return the same codes, with the same parameter, through which gradients flow."""
+        found = copy.copy(self)
+        found._constant = False
+        return found
+
+    @torch.no_grad()
+    def normalise(self) -> None:
+        """Set the length of every row to 1; after an update of the rows."""
+        self.weight.copy_(functional.normalize(self.weight, dim=-1))
+
+    def vectors(self, like: Tensor) -> Float[Tensor, "v c"]:
+        """Return the unit vectors of all tokens in the type of `like`."""
+        weight = self.weight.detach() if self._constant else self.weight
+        return functional.normalize(weight.to(like), dim=-1)
+
+    def cosines(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Return `<x, c_k>` for every token, one product of matrices."""
+        return x[..., : self.coordinates] @ self.vectors(x).T
+
+    def cosine(self, x: Float[Tensor, "... d"], token: Int[Tensor, ...]) -> Float[Tensor, ...]:
+        """Return `<x, c_k>` for one token per position."""
+        return (x[..., : self.coordinates] * self.vectors(x)[token]).sum(-1)
+
+    def at(self, token: Int[Tensor, ...], like: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return the vectors of tokens, 0 on the mask."""
+        return functional.pad(self.vectors(like)[token], (0, like.shape[-1] - self.coordinates))
+
+    def add_(
+        self, x: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
+    ) -> Float[Tensor, "... d"]:
+        """Return `x + w c_k` for one token per position, in place."""
+        x[..., : self.coordinates].add_(weight[..., None] * self.vectors(x)[token])
+        return x
+
+    def add_mean_(self, x: Float[Tensor, "... d"], *weights: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
+        """Return `x + sum_k w_k c_k`, in place; two weights are multiplied."""
+        weight = weights[0] * weights[1] if len(weights) == 2 else weights[0]
+        x[..., : self.coordinates].add_(weight @ self.vectors(x))
+        return x
+
+    def mean_product(self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return `<x, sum_k w_k c_k>`."""
+        return (x[..., : self.coordinates] * (weight @ self.vectors(x))).sum(-1)
+
+    def squared_mean(self, weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+        """Return `|sum_k w_k c_k|^2`."""
+        return (weight @ self.vectors(weight)).square().sum(-1)
