@@ -178,17 +178,29 @@ def test_an_untrained_network_predicts_what_the_chain_does() -> None:
     fresh = build(config, Interface(VOCABULARY, VOCABULARY))
     fresh.belief.fit(source())
     evidence = torch.randn(2, LENGTH, VOCABULARY)
-    logits = fresh(features_of(evidence), 0.5)
-    assert torch.allclose(logits, fresh.belief(evidence), atol=1e-5)
+    assert torch.allclose(fresh.eval()(features_of(evidence), 0.5), fresh.belief(evidence), atol=1e-5)
+
+
+def test_in_training_the_network_predicts_alone_at_half_of_the_positions() -> None:
+    net = network()
+    evidence = features_of(torch.randn(40, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(0)))
+    with torch.no_grad():
+        joint, own = net(evidence, 0.0), net.network(evidence, 0.0)[..., :VOCABULARY]
+        mixed = net.train()(evidence, 0.0)
+    alone = (mixed == own).all(-1)
+    assert 0.35 < alone.float().mean() < 0.65
+    assert torch.equal(mixed[~alone], joint[~alone])
 
 
 @pytest.mark.parametrize("belief", ["ngram", "hmm"])
-def test_ids_and_certain_evidence_give_the_same_logits(belief: str) -> None:
+def test_ids_are_certain_evidence_and_the_mask_is_none(belief: str) -> None:
     net = network(belief, features=VOCABULARY + 1)
     ids = torch.tensor([[0, 3, 2, 3, 1]])  # 3 is the mask
     evidence = torch.where(ids[..., None] == 3, 0.0, 200.0 * torch.nn.functional.one_hot(ids % 3, 3))
     with torch.no_grad():
-        assert torch.allclose(net(ids, 0.0), net(features_of(evidence), 0.0), atol=1e-5)
+        logits, weights = net.network(ids, 0.0).split((VOCABULARY, 2), -1)
+        own, chain = weights.sigmoid().split(1, -1)
+        assert torch.allclose(net(ids, 0.0), own * logits + 2 * chain * net.belief(evidence), atol=1e-5)
 
 
 @pytest.mark.parametrize("belief", ["ngram", "hmm"])

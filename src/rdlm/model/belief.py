@@ -4,9 +4,8 @@ Given the evidence `l_j` of all positions and a chain prior, the context
 
     c_i(k) = log p(k_i = k | evidence of the other positions)
 
-is exact by forward-backward, in time linear in the length. The network takes the posterior `softmax(c_i + l_i)` as a
-second input and adds to the context what the chain does not know: `log p = log_softmax(s + c + l)`. The bound
-holds for any posterior.
+is exact by forward-backward, in time linear in the length. It is combined with the network's output `s` by weights that
+the network gives each position: `log p = log_softmax(u s + v c + l)`. The bound holds for any posterior.
 
 | kind | states | learned |
 |---|---|---|
@@ -37,12 +36,22 @@ from rdlm.model.transformer import Cache
 SMALLEST = 1e-9
 """Added to probabilities of the context, so that no symbol is excluded by rounding."""
 
+WEIGHTS = 2
+"""Outputs of the network beside the logits: the weights of its logits and of the chain's context."""
+
+ALONE = 0.5
+"""Share of positions at which the network predicts without the chain in training."""
+
 MESSAGES = 1 << 27
 """Numbers in the forward messages of the sequences that are treated at once."""
 
 
 class BeliefNetwork(nn.Module):
-    """A network above an inference layer: logits `s(l, c) + c`, to which the caller adds the evidence `l`, Eq. (54)."""
+    """A network beside an inference layer: logits `u s(l) + v c(l)`, to which the caller adds the evidence, Eq. (54).
+
+    The weights `u` and `v` of a position are outputs of the network. In training, the chain is left out at half of the
+    positions: with the chain's context everywhere, the network is left with too little to learn from.
+    """
 
     def __init__(self, network: nn.Module, belief: Belief, vocabulary: int, causal: bool = False) -> None:
         super().__init__()
@@ -62,26 +71,25 @@ class BeliefNetwork(nn.Module):
 
         The other arguments are those of `Transformer.forward`.
         """
-        likelihood = self._likelihood(inputs)
         with torch.autocast(inputs.device.type, enabled=False):
-            context = self._context(inputs, likelihood, cache, block, doubled)
-        # A clean symbol's posterior is certain, whatever its context: the clean half's input does not depend on it.
-        clean, own = likelihood.split((likelihood.shape[1] - context.shape[1], context.shape[1]), dim=1)
-        posterior = torch.cat((clean, context.exp() if self.causal else _posterior(context, own)), dim=1)
-        features = torch.cat((_features(likelihood), _features(posterior)), dim=-1)
-        if isinstance(block, int) and not block and not doubled:
-            logits = self.network(features, time, condition, previous, **({} if cache is None else {"cache": cache}))
-        else:
-            logits = self.network(features, time, condition, previous, cache=cache, block=block, doubled=doubled)
-        total: Tensor = logits + context
-        return total
+            context = self._context(inputs, cache, block, doubled)
+        blockwise = not isinstance(block, int) or block > 0
+        options = {"cache": cache, "block": block, "doubled": doubled} if blockwise or cache is not None else {}
+        outputs: Tensor = self.network(inputs, time, condition, previous, **options)
+        logits, weights = outputs.split((self.vocabulary, WEIGHTS), dim=-1)
+        own, chain = weights.sigmoid().split(1, dim=-1)
+        joint: Tensor = own * logits + 2 * chain * context  # 1/2 and 1 at initialisation
+        if not self.training:
+            return joint
+        alone = torch.rand(*logits.shape[:2], 1, device=logits.device) < ALONE
+        return torch.where(alone, logits, joint)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _context(
-        self, inputs: Tensor, likelihood: Tensor, cache: Cache | None, block: int | Tensor, doubled: bool
+        self, inputs: Tensor, cache: Cache | None, block: int | Tensor, doubled: bool
     ) -> Float[Tensor, "batch length v"]:
         """Return the context of the positions with an output."""
-        length = inputs.shape[1]
+        length, likelihood = inputs.shape[1], self._likelihood(inputs)
         symbols = likelihood.argmax(-1) if inputs.is_floating_point() else inputs.clamp_max(self.vocabulary - 1)
         if cache is not None:
             symbols = _extended(cache, symbols)
@@ -105,18 +113,6 @@ class BeliefNetwork(nn.Module):
             return (scaled + 1 / self.vocabulary).clamp_min(0)
         known = functional.one_hot(inputs, self.vocabulary + 1)[..., :-1].float()
         return torch.where((inputs == self.vocabulary)[..., None], 1 / self.vocabulary, known)
-
-
-def _features(probability: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
-    """Return probabilities as features of order one, as `from_evidence` does."""
-    states = probability.shape[-1]
-    features: Tensor = (probability - 1 / states) * states**0.5
-    return features
-
-
-def _posterior(context: Float[Tensor, "... v"], likelihood: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
-    joint = context.exp() * likelihood
-    return joint / joint.sum(-1, keepdim=True)
 
 
 def _extended(cache: Cache, symbols: Int[Tensor, "batch length"]) -> Int[Tensor, "batch longer"]:

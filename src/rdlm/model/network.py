@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from rdlm.config import Interface, NetworkConfig, TransformerConfig
-from rdlm.model.belief import BeliefNetwork, belief_of
+from rdlm.model.belief import WEIGHTS, BeliefNetwork, belief_of
 from rdlm.model.cnn import Convolution
 from rdlm.model.transformer import Transformer
 
@@ -18,7 +18,7 @@ def build(config: NetworkConfig, interface: Interface) -> Network:
     """Return the network with fresh parameters, on torch's default device and from its global seed."""
     if config.belief != "none":
         belief = belief_of(config, interface)
-        own = replace(interface, features=2 * interface.outputs, scale=interface.scale * 2**0.5)
+        own = replace(interface, outputs=interface.outputs + WEIGHTS)
         causal = isinstance(config, TransformerConfig) and config.causal
         return BeliefNetwork(build(replace(config, belief="none"), own), belief, interface.outputs, causal)
     if isinstance(config, TransformerConfig):
