@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from rdlm.data.sources import markov, skewed, uniform
 from rdlm.likelihood import Estimate, certificate
-from rdlm.likelihood.certificate import Case, Verdict, cases, draw_information, measure
+from rdlm.likelihood.certificate import Case, Verdict, cases, draw_information, markov_ngram, measure
+from rdlm.model.belief import Ngram
 from rdlm.process.kernel import Kernel
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import ChannelKind, Mixture, constant_mixture, masked_path, switching_path, uniform_path
@@ -188,3 +191,50 @@ def test_picture_shows_both_sizes(tmp_path: Path) -> None:
     draw_information(verdicts, tmp_path / "deep" / "information.png")
     content = (tmp_path / "deep" / "information.png").read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 10_000
+
+
+# -- the inference layer ----------------------------------------------------------------------------
+
+
+def belief_cases() -> list[Case]:
+    return [case for case in cases(100) if case.belief is not None]
+
+
+def test_the_certificate_has_every_kind_of_inference_layer() -> None:
+    found = {(type(case.belief).__name__, case.kernel, case.token_schedule) for case in belief_cases()}
+    for kind in ("Ngram", "HiddenMarkov"):
+        wanted = {("mixture", "synchronous"), ("drift", "synchronous"), ("mixture", "strided 0.2")}
+        assert {(kind, *one) for one in wanted} <= found
+
+
+@pytest.mark.parametrize("case", belief_cases(), ids=lambda case: f"{case.label}-{case.kernel}")
+def test_the_inference_layer_has_the_bound_of_the_exact_posterior(case: Case) -> None:
+    """The same paths with the source's table as posterior have the same bound: the layer's inference is exact."""
+    by_layer, by_table = (
+        measure(one, 64, torch.Generator().manual_seed(0)).bound for one in (case, replace(case, belief=None))
+    )
+    assert by_layer.value == pytest.approx(by_table.value, abs=2e-5)
+
+
+def test_a_layer_that_forgets_the_context_pays_for_it() -> None:
+    case = next(case for case in belief_cases() if case.kernel == "mixture")
+
+    class Forgetful(Ngram):
+        def forward(self, evidence: Tensor) -> Tensor:
+            return torch.zeros_like(evidence)
+
+    forgetful = Forgetful(3, 2, 4)
+    exact, worse = (
+        measure(one, 400, torch.Generator().manual_seed(1)).bound for one in (case, replace(case, belief=forgetful))
+    )
+    assert worse.value - exact.value > 0.5
+
+
+def test_a_layer_of_another_chain_pays_the_divergence() -> None:
+    """One token per call, left to right: the excess is exactly the mean of log p - log q over the source."""
+    case = next(case for case in belief_cases() if case.label == "n-gram layer, erasure")
+    other = markov_ngram()
+    other.weight[1:].copy_(torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]))
+    divergence = 4 * (0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.125 / 0.25))
+    found = measure(replace(case, belief=other), 20000, torch.Generator().manual_seed(2)).bound
+    assert found.value - case.source.entropy == pytest.approx(divergence, abs=5 * found.stderr)

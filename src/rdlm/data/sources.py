@@ -62,14 +62,21 @@ def skewed(states: int) -> Source:
     return _independent(f"skewed-{states}", (rank + 0.868) ** -0.8036)
 
 
-def markov() -> Source:
-    """Return two positions of 3 states, the second repeating the first with probability 3/4.
+def markov(length: int = 2) -> Source:
+    """Return positions of 3 states, each repeating the one before with probability 3/4.
 
-    The start is (1/2, 1/3, 1/6), so the entropy is 1.0114 + 0.7356 = 1.7470 nats, 0.33 below independence.
+    The start is (1/2, 1/3, 1/6), so the entropy of two is 1.0114 + 0.7356 = 1.7470 nats, 0.33 below independence.
     """
-    first = torch.tensor([1 / 2, 1 / 3, 1 / 6], dtype=torch.float64)
+    joint, move = markov_law()
+    for _ in range(length - 1):
+        joint = joint[..., None] * move
+    return Source("markov-3" if length == 2 else f"markov-3, {length} positions", joint.log())
+
+
+def markov_law() -> tuple[Float[Tensor, " states"], Float[Tensor, "states states"]]:
+    """Return the probabilities of the first state and of the next one after each state of the source `markov`."""
     move = torch.full((3, 3), 1 / 8, dtype=torch.float64).fill_diagonal_(3 / 4)
-    return Source("markov-3", (first[:, None] * move).log())
+    return torch.tensor([1 / 2, 1 / 3, 1 / 6], dtype=torch.float64), move
 
 
 def _independent(name: str, weight: Tensor) -> Source:

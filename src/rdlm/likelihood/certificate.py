@@ -19,7 +19,8 @@ from torch import Tensor
 from rdlm.data import sources
 from rdlm.data.sources import Source
 from rdlm.display.figure import canvas
-from rdlm.likelihood import Estimate, path_terms
+from rdlm.likelihood import Estimate, Posterior, path_terms
+from rdlm.model.belief import Belief, HiddenMarkov, Ngram
 from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import Order, TokenSchedule
@@ -28,6 +29,7 @@ from rdlm.process.path import (
     Path,
     constant_mixture,
     joint_posterior,
+    log_evidence,
     masked_path,
     switching_path,
     uniform_path,
@@ -40,6 +42,9 @@ CERTAINTY = 4.0
 
 ERASURE_STEPS = 8
 """Steps of the cases in which every position takes a single one and is then known."""
+
+BELIEF_LENGTH = 5
+"""Positions of the source of the inference layer's cases."""
 
 PAPER_SWITCH = 0.35
 """The paper's switch time for text8."""
@@ -56,6 +61,14 @@ class Case:
     kernel: Kernel = "mixture"
     window: TokenSchedule = field(default_factory=TokenSchedule)
     spliced: bool = False
+    belief: Belief | None = None
+    """The chain of an inference layer, whose posterior is used; None: Bayes' rule on the table of the source."""
+
+    def posterior(self, path: Path) -> Posterior:
+        """Return the exact posterior of the source."""
+        if self.belief is None:
+            return partial(joint_posterior, path, self.source.log_joint)
+        return partial(_believed, path, self.belief)
 
     @property
     def token_schedule(self) -> str:
@@ -116,8 +129,7 @@ def _measure_path(case: Case, path: Path, paths: int, generator: torch.Generator
     token_steps = case.window.discretize(case.steps, case.source.length)
     chain = Chain(path, uniform_in_time(Geometric(), token_steps.steps), case.kernel, token_steps)
     token = case.source.draw(paths, generator)
-    posterior = partial(joint_posterior, path, case.source.log_joint)
-    terms = path_terms(posterior, chain, token, generator, torch.float64).sum(-1)  # [nfe, paths]
+    terms = path_terms(case.posterior(path), chain, token, generator, torch.float64).sum(-1)  # [nfe, paths]
     if case.spliced:
         switch = path.switch_step(chain.grid)
         terms = terms[[m for m in range(chain.nfe - 1) if m != switch]]  # Eq. (33): neither switch nor decode term
@@ -146,6 +158,7 @@ def cases(steps: int) -> Iterator[Case]:
         mixture = _switching(states, PAPER_SWITCH, "logarithm")
         yield Case(sources.uniform(states), "spliced (paper)", mixture, steps, "drift", spliced=True)
     yield from _channel_cases(steps)
+    yield from _belief_cases(steps)
 
 
 def _channel_cases(steps: int) -> Iterator[Case]:
@@ -165,6 +178,45 @@ def _channel_cases(steps: int) -> Iterator[Case]:
     for order in get_args(Order):
         masked = Mixture((masked_path(markov.states, total),))
         yield Case(markov, "erasure", masked, ERASURE_STEPS, window=TokenSchedule(1 / ERASURE_STEPS, order))
+
+
+def _belief_cases(steps: int) -> Iterator[Case]:
+    """Yield the cases of the inference layer, whose chain is the source: the slack is that of the grid alone."""
+    source, total = sources.markov(BELIEF_LENGTH), Geometric().total
+    mixture = Mixture((masked_path(source.states, total),))
+    for label, chain in (("n-gram layer", markov_ngram()), ("hidden Markov layer", markov_hidden())):
+        yield Case(source, label, mixture, steps, belief=chain)
+        yield Case(source, label, mixture, steps, "drift", belief=chain)
+        window = TokenSchedule(1 / BELIEF_LENGTH, "strided")
+        yield Case(source, f"{label}, erasure", mixture, BELIEF_LENGTH, window=window, belief=chain)
+
+
+def markov_ngram() -> Ngram:
+    """Return the source `markov` as an n-gram model."""
+    first, move = sources.markov_law()
+    chain = Ngram(len(first), order=2, states=len(first) + 1)
+    chain.weight.copy_(torch.cat([first[None], move]))
+    chain.backoff.zero_()
+    return chain
+
+
+def markov_hidden() -> HiddenMarkov:
+    """Return the source `markov` as a hidden Markov model: a state before the first symbol, then one per symbol."""
+    first, move = sources.markov_law()
+    chain = HiddenMarkov(len(first), len(first) + 1)
+    never = -1e4
+    with torch.no_grad():
+        chain.start.fill_(never)[0] = 0
+        chain.transition.fill_(never)[:, 1:] = torch.cat([first[None], move]).log().float()
+        chain.emission.fill_(never)[1:].fill_diagonal_(0)
+    return chain
+
+
+@torch.no_grad()
+def _believed(path: Path, belief: Belief, state: Tensor, remaining: Tensor) -> Tensor:
+    """Return `log p(token | all states)` by an inference layer, Eq. (54) without a network."""
+    evidence = log_evidence(path, state, remaining)
+    return torch.log_softmax(belief(evidence.float()).to(evidence) + evidence, dim=-1)
 
 
 def _markov_cases(steps: int) -> Iterator[Case]:
