@@ -21,6 +21,7 @@ from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods import METHODS
 from rdlm.methods.base import Method
 from rdlm.methods.rdlm import Rdlm
+from rdlm.model.belief import BeliefNetwork
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.allocation_limit import AllocationLimit
 from rdlm.storage.files import damaged, read_json
@@ -153,7 +154,7 @@ def load(run: str | Path | None = None, *, averaged: bool = True) -> LanguageMod
         weights = checkpoint.read_part(path, "network", all_tensors)
     if averaged:
         weights |= checkpoint.read_part(path, "ema", parameters)
-    _copy_weights(method, weights)
+    _copy_weights(method, weights, path)
     method.load_state(checkpoint.read_part(path, "method", method.state()))
     return LanguageModel(path.parent.name, method, tokenizer, config, about, path)
 
@@ -163,16 +164,21 @@ def _load_published(path: Path) -> LanguageModel:
     tokenizer = tokenizers.from_json(read_json(path / "tokenizer.json"))
     widened = 4 // publish.TYPES[state["weights"]["dtype"]].itemsize
     config, about, method = _build(path / publish.CONFIG, state, tokenizer.size, widened * _bytes(state))
-    _copy_weights(method, publish.read_weights(path, state, method.network.state_dict()))
+    _copy_weights(method, publish.read_weights(path, state, method.network.state_dict()), path)
     config = replace(config, data=replace(config.data, file=None))  # its author's file; here, it would be another one
     return LanguageModel(state["name"], method, tokenizer, config, about, path)
 
 
-def _copy_weights(method: Method, weights: dict[str, Tensor]) -> None:
+def _copy_weights(method: Method, weights: dict[str, Tensor], path: Path) -> None:
     """Copy weights into the network, converted to the type of the network."""
     with torch.no_grad():
         for name, tensor in method.network.state_dict().items():
             tensor.copy_(weights[name])
+    if isinstance(method.network, BeliefNetwork):
+        try:
+            method.network.belief.check()
+        except ValueError as error:
+            raise DamagedFileError(f"the weights in {path} are damaged: {error}") from None
     method.network.eval()
 
 

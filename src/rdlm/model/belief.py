@@ -144,6 +144,9 @@ class Belief(nn.Module, ABC):
     def fit(self, rows: Shaped[Tensor, "n length"]) -> None:
         """Learn from training data what is not learned with the network; nothing by default."""
 
+    def check(self) -> None:
+        """Raise ValueError if tables that were read from a file are not those of a chain; nothing by default."""
+
     def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
         """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
         rows = max(1, MESSAGES // (self.states * evidence.shape[1]))
@@ -269,6 +272,26 @@ class Ngram(Belief):
         contexts = count_contexts(rows, self.vocabulary, self.order, self.states)
         for name in ("length", "suffix", "backoff", "weight", "following"):
             getattr(self, name).copy_(getattr(contexts, name))
+
+    def check(self) -> None:
+        """Raise ValueError unless the tables are those of an n-gram model: a foreign file can have any numbers."""
+        length, suffix, following = self.length.long(), self.suffix.long(), self.following.long()
+        used = 1 + int((length > 0).sum())
+        suffix, following = suffix[:used], following[:used]
+        inside = (suffix >= 0).all() and (suffix < used).all() and (following > 0).all() and (following < used).all()
+        if not bool(inside and used <= self.states and (length[1:used] > 0).all() and length[0] == 0):
+            raise ValueError("the states of its n-gram model are not numbered in order")
+        rows = slice(1, used)
+        ordered = (torch.diff(length[rows]) >= 0).all() and int(length.max()) < self.order
+        if not bool(ordered and (length[suffix[rows]] == length[rows] - 1).all()):
+            raise ValueError("the contexts of its n-gram model are not sorted by length")
+        symbol = self.arcs.symbol[following]
+        if not bool((symbol == torch.arange(self.vocabulary, device=symbol.device)).all()):
+            raise ValueError("a context of its n-gram model does not end with the symbol that leads to it")
+        total = self.weight.sum(1) + self.backoff
+        positive = (self.weight >= 0).all() and (self.backoff >= 0).all() and (self.weight[0] > 0).all()
+        if not bool(positive and ((total[:used] - 1).abs() < 0.01).all()):
+            raise ValueError("the probabilities of its n-gram model do not sum to 1")
 
     @property
     def arcs(self) -> _Arcs:
