@@ -23,7 +23,7 @@ from rdlm.train.optimizer import Optimizer
 
 CODED: dict[str, Any] = {"codes": "learned", "dimension": 4}
 every_channel = pytest.mark.parametrize("bridge", ["brownian", "logarithm", "gaussian"])
-every_input = pytest.mark.parametrize("features", ["evidence", "mean", "coordinates", "tokens"])
+every_input = pytest.mark.parametrize("features", ["evidence", "mean", "statistic", "coordinates", "tokens"])
 
 
 def coded(**settings: Any) -> Rdlm:
@@ -49,13 +49,13 @@ def test_losses_bounds_and_samples_exist(bridge: str, features: str) -> None:
 
 
 @pytest.mark.parametrize("bridge", ["brownian", "gaussian"])
-@pytest.mark.parametrize("features", ["evidence", "mean"])
+@pytest.mark.parametrize("features", ["evidence", "mean", "statistic"])
 def test_codes_follow_the_gradient_of_the_bound(bridge: str, features: str) -> None:
     """Against central differences of the bound with the same random numbers: state, pull, evidence and input."""
     made, token = coded(bridge=bridge, features=features), tokens(5, 8, 6).ids
     codes = codes_of(made)
     codes.normalise()
-    codes_loss(made, codes, token.repeat(8, 1), None, torch.Generator().manual_seed(1)).backward()
+    codes_loss(made, codes, token.repeat(16, 1), None, torch.Generator().manual_seed(1)).backward()
     found, before = codes.weight.grad, codes.weight.detach().clone()
     assert found is not None
     step = torch.randn(before.shape, generator=torch.Generator().manual_seed(2))

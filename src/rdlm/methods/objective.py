@@ -42,7 +42,7 @@ DECAY = 0.99
 NARROWEST = 1e-3
 """Width of the narrowest token schedule, in which positions are denoised one by one."""
 
-CODES_SHARE = 1 / 8
+CODES_SHARE = 1 / 16
 """Share of the sequences on which the gradient of the codes is computed, at two thirds of their part of a step."""
 
 GOLDEN = 0.6180339887

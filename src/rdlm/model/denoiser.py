@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from rdlm.config import DenoiserConfig, Interface
 from rdlm.errors import InputError
+from rdlm.geometry import special
 from rdlm.model.layers import from_evidence, with_top
 from rdlm.model.transformer import Cache
 from rdlm.process.channel import Channel
@@ -69,14 +70,20 @@ class Denoiser:
     def sphere_width(self) -> int:
         """The number of features of one sphere."""
         tokens, dimension = self.bridge.tokens.coordinates, self.bridge.dimension
-        widths = {"evidence": self.layout.base, "mean": tokens, "tokens": tokens, "coordinates": dimension}
+        widths = {
+            "evidence": self.layout.base,
+            "mean": tokens,
+            "statistic": tokens,
+            "tokens": tokens,
+            "coordinates": dimension,
+        }
         return {**widths, "top": 2 * dimension + self.config.top}[self.config.features]
 
     def interface(self, classes: int = 0, signal: int = 0) -> Interface:
         """Return the input and output widths of the network."""
         outputs = self.layout.vocabulary if self.layout.joint else self.layout.base * self.layout.spheres
         features = self.sphere_width * self.layout.spheres
-        scaled = self.config.features in ("evidence", "mean")
+        scaled = self.config.features in ("evidence", "mean", "statistic")
         squared_norm = features if scaled else self.layout.spheres  # of a clean token
         return Interface(features, outputs, self.layout.positions, classes, signal, squared_norm**0.5)
 
@@ -166,6 +173,8 @@ class Denoiser:
         elif kind == "mean":
             assert evidence is not None
             inputs = self._mean(evidence.softmax(-1))
+        elif kind == "statistic":
+            inputs = self._statistic(state, level[..., None])
         elif kind == "tokens":
             inputs = state[..., : self.bridge.tokens.coordinates]
         else:
@@ -178,11 +187,20 @@ class Denoiser:
         mean = probability.new_zeros(*probability.shape[:-1], tokens.coordinates)
         return tokens.add_mean_(mean, probability) * math.sqrt(tokens.coordinates)
 
+    def _statistic(self, state: Float[Tensor, "... d"], level: Float[Tensor, ...]) -> Float[Tensor, "... c"]:
+        """Return `sqrt(c) u / sqrt(c^2 + |u|^2)` for `u = x / B`, on which the evidence depends, Eq. (51).
+
+        It is near `u / sqrt(c)` where little is known, and `sqrt(c)` times the token's vector once it is.
+        """
+        width = self.bridge.tokens.coordinates
+        u = state[..., :width] / level.clamp_min(special.SMALLEST_NOISE)[..., None]
+        return u * (math.sqrt(width) * torch.rsqrt(width**2 + u.square().sum(-1, keepdim=True)))
+
     def previous(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
         """Return a prediction as input features for self-conditioning: centred, of order one, padded."""
         probs = log_probs.exp()
         probs = self.layout.marginals(probs) if self.layout.joint else probs.unflatten(1, (-1, self.layout.spheres))
-        if self.config.features == "mean":
+        if self.config.features in ("mean", "statistic"):
             return self._mean(probs).flatten(2)
         centred = (probs - 1 / self.layout.base) * self.layout.base**0.5
         return functional.pad(centred, (0, self.sphere_width - self.layout.base)).flatten(2)
