@@ -22,6 +22,7 @@ from rdlm.model.transformer import Cache
 from rdlm.process.channel import Channel
 from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
+from rdlm.process.tokens import MANY_TOKENS, Codes
 
 
 class Prediction(NamedTuple):
@@ -110,12 +111,18 @@ class Denoiser:
     ) -> Prediction:
         """Return the network's logits and the exact evidence of the states, Eq. (27)."""
         grouped, level = self._grouped(state, remaining)
-        inputs, evidence = self._inputs(grouped, level)  # [B, L, F], [B, L, m, b]
+        late = self._adds_late(state)
+        inputs, evidence = self._inputs(grouped, level, late)  # [B, L, F], [B, L, m, b]
         time = self.schedule.time(level.clamp(0, self.schedule.total))
         if block_mask is None:
             logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
         else:
             logits = self._blockwise(network, inputs, time, condition, previous, block_mask)
+        if late and logits.dtype == torch.float32 and logits.is_contiguous():
+            self.bridge.add_log_likelihood_(logits.detach(), state, remaining)  # constant: no gradient
+            return Prediction(logits, None)
+        if late:
+            evidence = self.bridge.log_likelihood(grouped, level[..., None])
         if self.layout.joint:
             return Prediction(logits, None if evidence is None else self.layout.evidence(evidence))
         # [B, L, m b] -> [B, L m, b]
@@ -161,11 +168,17 @@ class Denoiser:
         grouped = state.unflatten(1, (-1, self.layout.spheres))
         return grouped, remaining if remaining.shape[1] == 1 else remaining[:, :: self.layout.spheres]
 
-    def _inputs(self, state: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _adds_late(self, state: Tensor) -> bool:
+        """Return whether evidence is added to the logits in place: that of many tokens, if nothing else needs it."""
+        if not self.config.evidence or self.config.features in ("evidence", "mean") or state.requires_grad:
+            return False
+        return isinstance(self.bridge.tokens, Codes) and self.bridge.vocabulary >= MANY_TOKENS
+
+    def _inputs(self, state: Tensor, level: Tensor, late: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the network's input [B, L, features] and the evidence [B, L, m, b], or None where it is not used."""
         kind = self.config.features
         evidence = None
-        if self.config.evidence or kind in ("evidence", "mean"):
+        if (self.config.evidence and not late) or kind in ("evidence", "mean"):
             evidence = self.bridge.log_likelihood(state, level[..., None])
         if kind == "evidence":
             assert evidence is not None

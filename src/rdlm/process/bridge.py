@@ -29,7 +29,7 @@ from torch import Tensor
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.channel import Channel
-from rdlm.process.tokens import Codes, Tokens
+from rdlm.process.tokens import MANY_TOKENS, Codes, Tokens
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,6 @@ BridgeKind = Literal["brownian", "logarithm"]
 EXPANSION_RANGE: Final = 2.0
 """Largest `S (d - 2)` at which two terms of the heat kernel give log-ratios within 1% (see docs/theory.md)."""
 
-
-MANY_TOKENS: Final = 1024
-"""Evidence of codes is interpolated from so many tokens on; the divergence from the formula is below 1e-5 nats."""
 
 IRRELEVANT: Final = 25.0
 """Evidence so many nats below that of the best token is as good as none."""
@@ -233,8 +230,8 @@ class Bridge(Channel):
 
     def squared_length(self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
         """Return the squared length of `mixture_direction`, Eq. (11): `|sum_k w_k c_k|^2 - <sum_k w_k c_k, x>^2`."""
-        along = self.tokens.mean_product(state, weight)
-        return (self.tokens.squared_mean(weight) - along.square()).clamp_min(0)
+        whole, along = self.tokens.mean_squares(state, weight)
+        return (whole - along).clamp_min(0)
 
     def squared_distance(self, state: Float[Tensor, "... d"], cosine: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
         """Return `|c_k - <x, c_k> x|^2 = 1 - <x, c_k>^2`."""
