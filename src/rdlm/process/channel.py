@@ -27,8 +27,8 @@ from torch import Tensor
 
 from rdlm.process.tokens import Codes, Tokens, Vertices
 
-TILE = 2**17
-"""Scores to which evidence is added at once on a CPU, so that they stay in its cache."""
+TILE = 2**20
+"""Scores to which evidence is added at once on a CPU; the fastest size measured."""
 
 
 class StartPoint(Protocol):
