@@ -295,9 +295,9 @@ class ProcessConfig:
 class DenoiserConfig:
     """The network input for a state, and the probabilities from its logits."""
 
-    features: Literal["evidence", "mean", "coordinates", "tokens", "top"] = "evidence"
-    """Network input: evidence as probabilities, the mean of the tokens' vectors under it (few numbers for codes), all
-    coordinates, those of tokens, or those with the top ones marked."""
+    features: Literal["evidence", "mean", "statistic", "coordinates", "tokens", "top"] = "evidence"
+    """Network input: evidence as probabilities; for codes of many tokens the mean of their vectors under it, or state
+    over noise as a vector of the unit ball; all coordinates, those of tokens, or those with the top ones marked."""
     top: int = 8
     """Number of coordinates that are marked by features top."""
     evidence: bool = True
@@ -310,7 +310,7 @@ class DenoiserConfig:
     @property
     def timed(self) -> bool:
         """Whether the network has a time input; given the evidence, the posterior does not depend on the time."""
-        return self.features not in ("evidence", "mean") if self.time is None else self.time
+        return self.features not in ("evidence", "mean", "statistic") if self.time is None else self.time
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,17 @@ from rdlm.errors import InputError
 from rdlm.methods.bound import Setting, measure_bound
 from rdlm.methods.objective import bound_of_codes, codes_loss
 from rdlm.methods.rdlm import Rdlm
+from rdlm.model import denoiser
 from rdlm.model.ema import MovingAverage
+from rdlm.model.loss import fused_cross_entropy
+from rdlm.process import channel
 from rdlm.process.tokens import Codes
 from rdlm.random import Draw
 from rdlm.train.optimizer import Optimizer
 
 CODED: dict[str, Any] = {"codes": "learned", "dimension": 4}
 every_channel = pytest.mark.parametrize("bridge", ["brownian", "logarithm", "gaussian"])
-every_input = pytest.mark.parametrize("features", ["evidence", "mean", "coordinates", "tokens"])
+every_input = pytest.mark.parametrize("features", ["evidence", "mean", "statistic", "coordinates", "tokens"])
 
 
 def coded(**settings: Any) -> Rdlm:
@@ -49,13 +52,13 @@ def test_losses_bounds_and_samples_exist(bridge: str, features: str) -> None:
 
 
 @pytest.mark.parametrize("bridge", ["brownian", "gaussian"])
-@pytest.mark.parametrize("features", ["evidence", "mean"])
+@pytest.mark.parametrize("features", ["evidence", "mean", "statistic"])
 def test_codes_follow_the_gradient_of_the_bound(bridge: str, features: str) -> None:
     """Against central differences of the bound with the same random numbers: state, pull, evidence and input."""
     made, token = coded(bridge=bridge, features=features), tokens(5, 8, 6).ids
     codes = codes_of(made)
     codes.normalise()
-    codes_loss(made, codes, token.repeat(8, 1), None, torch.Generator().manual_seed(1)).backward()
+    codes_loss(made, codes, token.repeat(8, 1), None, 0, torch.Generator().manual_seed(1)).backward()
     found, before = codes.weight.grad, codes.weight.detach().clone()
     assert found is not None
     step = torch.randn(before.shape, generator=torch.Generator().manual_seed(2))
@@ -74,7 +77,7 @@ def test_the_cross_entropy_does_not_move_codes_and_the_bound_does_not_move_the_n
     whole = {name: p.grad.clone() for name, p in made.network.named_parameters() if p.grad is not None}
     made.network.zero_grad(set_to_none=True)
     generator = draw.generator()
-    codes_loss(made, codes, batch.ids, None, generator).backward()
+    codes_loss(made, codes, batch.ids, None, 0, generator).backward()
     alone = {name: p.grad for name, p in made.network.named_parameters() if p.grad is not None}
     assert set(alone) == {"codes.weight"} and set(whole) > set(alone)
     assert float(whole["codes.weight"].norm()) > 0
@@ -83,7 +86,7 @@ def test_the_cross_entropy_does_not_move_codes_and_the_bound_does_not_move_the_n
 def test_the_loss_is_the_cross_entropy() -> None:
     """The codes' part has the value 0."""
     made, batch = coded(), tokens(5, 16, 6)
-    assert float(codes_loss(made, codes_of(made), batch.ids, None, torch.Generator().manual_seed(3)).detach()) == 0
+    assert float(codes_loss(made, codes_of(made), batch.ids, None, 0, torch.Generator().manual_seed(3)).detach()) == 0
     assert 0 < float(made.loss(batch, Draw(0, 0, 0, 1)).detach()) < 10 * math.log(5)
 
 
@@ -112,7 +115,7 @@ def test_estimators_agree(bridge: str) -> None:
 
 
 def test_codes_are_updated_with_their_own_rate_and_keep_their_length() -> None:
-    made, batch = coded(), tokens(5, 16, 6)
+    made, batch = coded(), tokens(5, 64, 6)
     codes, config = codes_of(made), TrainingConfig(optimizer="muon", lr=1e-3, warmup=1, codes_lr=0.05, clip=1e-6)
     optimizer = Optimizer(made.network, config)
     codes.normalise()
@@ -153,6 +156,42 @@ def test_the_network_keeps_the_codes() -> None:
     state = torch.nn.functional.normalize(torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(8)), dim=-1)
     remaining = torch.full((2, 3), 0.01)
     torch.testing.assert_close(made.posterior()(state, remaining), other.posterior()(state, remaining), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bridge", ["brownian", "gaussian"])
+def test_evidence_of_many_tokens_is_added_in_tiles(bridge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The posterior is that of the evidence as a whole, whose formula is interpolated; the gradient is the same."""
+    made = method(1500, codes="learned", dimension=8, bridge=bridge, features="statistic", scrambled=True)
+    batch = tokens(1500, 3, 5)
+    state, remaining = made.noisy(batch.ids, torch.full((3, 5), 0.6), torch.Generator().manual_seed(10))
+    monkeypatch.setattr(channel, "TILE", 4000)
+    prediction = made.denoiser.predict(made.network, state, remaining)
+    evidence = made.process.bridge.log_likelihood(state.double(), remaining.double())
+    monkeypatch.setattr(denoiser, "MANY_TOKENS", 10_000)
+    apart = made.denoiser.predict(made.network, state, remaining)
+    assert prediction.evidence is None and apart.evidence is not None
+    expected = torch.log_softmax(apart.logits.double() + evidence, -1)
+    likely = expected > -20
+    assert float((prediction.log_probs() - expected)[likely].abs().max().detach()) < 5e-3
+    gradients = []
+    for found in (prediction, apart):
+        made.network.zero_grad(set_to_none=True)
+        fused_cross_entropy(found.logits, batch.ids, found.evidence).mean().backward()
+        gradients.append({name: p.grad.clone() for name, p in made.network.named_parameters() if p.grad is not None})
+    for name, one in gradients[0].items():
+        torch.testing.assert_close(one, gradients[1][name], rtol=1e-3, atol=1e-6)
+
+
+def test_codes_of_many_tokens_learn_at_some_steps() -> None:
+    made = method(1500, codes="learned", dimension=8, features="statistic", scrambled=True)
+    norms = []
+    for step in (0, 1, 3, 7, 8):
+        made.network.zero_grad(set_to_none=True)
+        made.loss(tokens(1500, 2, 5), Draw(0, step, 0, 1)).backward()
+        gradient = codes_of(made).weight.grad
+        assert gradient is not None and bool(gradient.isfinite().all())
+        norms.append(float(gradient.norm()))
+    assert norms[1:4] == [0, 0, 0] and norms[0] > 0 and norms[4] > 0
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_every_product_is_that_of_dense_vectors(coordinates: int) -> None:
     torch.testing.assert_close(made.add_mean_(x.clone(), weight), x + weight @ dense)
     torch.testing.assert_close(made.add_mean_(x.clone(), weight, weight), x + weight.square() @ dense)
     torch.testing.assert_close(made.mean_product(x, weight), (x * (weight @ dense)).sum(-1))
-    torch.testing.assert_close(made.squared_mean(weight), (weight @ dense).square().sum(-1))
+    squares = (weight @ dense).square().sum(-1), (x * (weight @ dense)).sum(-1).square()
+    torch.testing.assert_close(made.mean_squares(x, weight), squares)
 
 
 @every_kind

@@ -15,6 +15,8 @@ All epsilons of the package are defined here. Three rules hold for every functio
 | `angle_over_sine_of_chords(a, b)` | the same from a = 2 sin(theta/2) and b = 2 cos(theta/2) |
 | `cotangent_gap(theta)` | 1/theta - cot(theta) |
 | `cotangent_curve(theta)` | (theta cot(theta) - 1) / theta^2 |
+
+`interpolated_` evaluates any smooth function of a long row by a polynomial per row.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -256,6 +259,76 @@ def cotangent_bend(theta: Tensor) -> Tensor:
 def cotangent_gap(theta: Tensor) -> Tensor:
     """Return 1/theta - cot(theta), theta/3 near 0; capped at pi - `ANTIPODE_ANGLE`."""
     return -theta.clamp(max=_FARTHEST_ANGLE) * cotangent_curve(theta)
+
+
+INTERPOLATION_DEGREE = 5
+"""Degree of the polynomials of `interpolated_`."""
+
+INTERPOLATION_TILE = 2**15
+"""Numbers that `interpolated_` evaluates at once on a CPU, so that they stay in its cache."""
+
+
+def interpolated_(function: Callable[[Tensor], Tensor], x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return function(x) by one polynomial per row of x [..., n], through the Chebyshev points of [low, high].
+
+    The function takes a few points of each row, [..., k]; x is clamped to the interval, whose ends are [..., 1]. In few
+    operations, for long rows; the gradient is that of the polynomial, in x alone, and x is overwritten without one.
+    """
+    with torch.no_grad():
+        points, inverse = _chebyshev(INTERPOLATION_DEGREE, x.dtype, x.device)
+        centre, half = (high + low) / 2, (high - low) / 2
+        coefficients = function(torch.addcmul(centre, half, points)) @ inverse  # [..., k], highest power first
+        scale = 1 / half
+        shift = -centre * scale
+    if not _records(x):
+        return _row_polynomials(x, scale, shift, coefficients, out=x)
+    result: Tensor = _RowPolynomial.apply(x, scale, shift, coefficients)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _row_polynomials(x: Tensor, scale: Tensor, shift: Tensor, coefficients: Tensor, out: Tensor) -> Tensor:
+    """Return polynomials in `clamp(a x + b, -1, 1)`, one per row, written to `out`."""
+    rows = [part.reshape(-1, part.shape[-1]) for part in (x, scale, shift, coefficients)]
+    result = out.view(-1, out.shape[-1])
+    size = max(1, INTERPOLATION_TILE // x.shape[-1]) if x.device.type == "cpu" else max(1, len(result))
+    for begin in range(0, len(result), size):
+        own, a, b, c = (part[begin : begin + size] for part in rows)
+        _horner(torch.addcmul(b, own, a).clamp_(-1, 1), c, result[begin : begin + size])
+    return out
+
+
+@lru_cache
+def _chebyshev(degree: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the Chebyshev points of [-1, 1] and the matrix from values there to coefficients, highest power first."""
+    points = torch.cos(math.pi * (torch.arange(degree + 1, dtype=torch.float64) + 0.5) / (degree + 1))
+    inverse = torch.linalg.inv(torch.vander(points))
+    return points.to(device, dtype), inverse.T.to(device, dtype)
+
+
+class _RowPolynomial(torch.autograd.Function):
+    """`_row_polynomials` with a gradient in x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, coefficients: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale, shift, coefficients)
+        return _row_polynomials(x, scale, shift, coefficients, torch.empty_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        x, scale, shift, coefficients = ctx.saved_tensors
+        inside = torch.addcmul(shift, x, scale)
+        power = torch.arange(coefficients.shape[-1] - 1, 0, -1, dtype=x.dtype, device=x.device)
+        slope = torch.empty_like(x)
+        _horner(inside.clamp(-1, 1), coefficients[..., :-1] * power * scale, slope)
+        return slope.mul_(inside.abs_() <= 1).mul_(gradients[0]), None, None, None
+
+
+def _horner(t: Tensor, coefficients: Tensor, out: Tensor) -> None:
+    """Write the polynomials of t [..., n] with coefficients [..., k], highest power first, to `out`."""
+    first, *others = coefficients.split(1, dim=-1)
+    torch.addcmul(others[0], t, first, out=out)
+    for coefficient in others[1:]:
+        torch.addcmul(coefficient, out, t, out=out)
 
 
 _OF_ANGLE: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {

@@ -31,7 +31,7 @@ from rdlm.model.loss import fused_cross_entropy
 from rdlm.process.order import Order, TokenSchedule
 from rdlm.process.path import Path
 from rdlm.process.schedule import Schedule
-from rdlm.process.tokens import Codes
+from rdlm.process.tokens import MANY_TOKENS, Codes
 from rdlm.random import on_device
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ DECAY = 0.99
 
 NARROWEST = 1e-3
 """Width of the narrowest token schedule, in which positions are denoised one by one."""
+
+CODES_EVERY = 8
+"""Steps between two gradients of the codes of many tokens, where a softmax over all of them is most of the cost."""
 
 CODES_SHARE = 1 / 8
 """Share of the sequences on which the gradient of the codes is computed, at two thirds of their part of a step."""
@@ -117,12 +120,15 @@ def codes_loss(
     codes: Codes,
     token: Int[Tensor, "batch positions"],
     condition: Tensor | None,
+    step: int,
     generator: torch.Generator,
 ) -> Float[Tensor, ""]:
     """Return 0 with the gradient of the bound in the codes, Eq. (52), on some of the sequences.
 
     The network's weights get no gradient here, and the codes none from the cross-entropy, which would disperse them.
     """
+    if codes.vocabulary >= MANY_TOKENS and step % CODES_EVERY:
+        return 0 * codes.weight.sum()  # a gradient of 0: with several processes every parameter needs one
     rows = slice(0, math.ceil(len(token) * CODES_SHARE))
     given = None if condition is None else condition[rows]
     bound = bound_of_codes(method, codes.learning(), token[rows], given, generator)

@@ -144,7 +144,7 @@ class Rdlm:
         self.proposal.advance(draw.step)
         codes = None
         if self.process.codes is not None:
-            codes = codes_loss(self, self.process.codes, token, condition, generator)
+            codes = codes_loss(self, self.process.codes, token, condition, draw.step, generator)
         blockwise = 0
         if objective.blockwise:
             blockwise = int(objective.blockwise * count + float(torch.rand((), generator=generator)))

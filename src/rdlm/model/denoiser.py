@@ -16,11 +16,13 @@ from torch.nn import functional
 
 from rdlm.config import DenoiserConfig, Interface
 from rdlm.errors import InputError
+from rdlm.geometry import special
 from rdlm.model.layers import from_evidence, with_top
 from rdlm.model.transformer import Cache
 from rdlm.process.channel import Channel
 from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
+from rdlm.process.tokens import MANY_TOKENS, Codes
 
 
 class Prediction(NamedTuple):
@@ -73,14 +75,20 @@ class Denoiser:
     def sphere_width(self) -> int:
         """The number of features of one sphere."""
         tokens, dimension = self.bridge.tokens.coordinates, self.bridge.dimension
-        widths = {"evidence": self.layout.base, "mean": tokens, "tokens": tokens, "coordinates": dimension}
+        widths = {
+            "evidence": self.layout.base,
+            "mean": tokens,
+            "statistic": tokens,
+            "tokens": tokens,
+            "coordinates": dimension,
+        }
         return {**widths, "top": 2 * dimension + self.config.top}[self.config.features]
 
     def interface(self, classes: int = 0, signal: int = 0) -> Interface:
         """Return the input and output widths of the network."""
         outputs = self.layout.vocabulary if self.layout.joint else self.layout.base * self.layout.spheres
         features = self.sphere_width * self.layout.spheres
-        scaled = self.config.features in ("evidence", "mean")
+        scaled = self.config.features in ("evidence", "mean", "statistic")
         squared_norm = features if scaled else self.layout.spheres  # of a clean token
         return Interface(
             features, outputs, self.layout.positions, classes, signal, squared_norm**0.5, self.config.timed
@@ -109,12 +117,18 @@ class Denoiser:
     ) -> Prediction:
         """Return the network's logits and the exact evidence of the states, Eq. (27)."""
         grouped, level = self._grouped(state, remaining)
-        inputs, evidence = self._inputs(grouped, level)  # [B, L, F], [B, L, m, b]
+        late = self._adds_late(state)
+        inputs, evidence = self._inputs(grouped, level, late)  # [B, L, F], [B, L, m, b]
         time = self.schedule.time(level.clamp(0, self.schedule.total))
         if block_mask is None:
             logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
         else:
             logits = self._blockwise(network, inputs, time, condition, previous, block_mask)
+        if late and logits.dtype == torch.float32 and logits.is_contiguous():
+            self.bridge.add_log_likelihood_(logits.detach(), state, remaining)  # constant: no gradient
+            return Prediction(logits, None)
+        if late:
+            evidence = self.bridge.log_likelihood(grouped, level[..., None])
         if self.layout.joint:
             return Prediction(logits, None if evidence is None else self.layout.evidence(evidence))
         # [B, L, m b] -> [B, L m, b]
@@ -160,11 +174,17 @@ class Denoiser:
         grouped = state.unflatten(1, (-1, self.layout.spheres))
         return grouped, remaining if remaining.shape[1] == 1 else remaining[:, :: self.layout.spheres]
 
-    def _inputs(self, state: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _adds_late(self, state: Tensor) -> bool:
+        """Return whether evidence is added to the logits in place: that of many tokens, if nothing else needs it."""
+        if not self.config.evidence or self.config.features in ("evidence", "mean") or state.requires_grad:
+            return False
+        return isinstance(self.bridge.tokens, Codes) and self.bridge.vocabulary >= MANY_TOKENS
+
+    def _inputs(self, state: Tensor, level: Tensor, late: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the network's input [B, L, features] and the evidence [B, L, m, b], or None where it is not used."""
         kind = self.config.features
         evidence = None
-        if self.config.evidence or kind in ("evidence", "mean"):
+        if (self.config.evidence and not late) or kind in ("evidence", "mean"):
             evidence = self.bridge.log_likelihood(state, level[..., None])
         if kind == "evidence":
             assert evidence is not None
@@ -172,6 +192,8 @@ class Denoiser:
         elif kind == "mean":
             assert evidence is not None
             inputs = self._mean(evidence.softmax(-1))
+        elif kind == "statistic":
+            inputs = self._statistic(state, level[..., None])
         elif kind == "tokens":
             inputs = state[..., : self.bridge.tokens.coordinates]
         else:
@@ -184,11 +206,20 @@ class Denoiser:
         mean = probability.new_zeros(*probability.shape[:-1], tokens.coordinates)
         return tokens.add_mean_(mean, probability) * math.sqrt(tokens.coordinates)
 
+    def _statistic(self, state: Float[Tensor, "... d"], level: Float[Tensor, ...]) -> Float[Tensor, "... c"]:
+        """Return `sqrt(c) u / sqrt(c^2 + |u|^2)` for `u = x / B`, on which the evidence depends, Eq. (56).
+
+        It is near `u / sqrt(c)` where little is known, and `sqrt(c)` times the token's vector once it is.
+        """
+        width = self.bridge.tokens.coordinates
+        u = state[..., :width] / level.clamp_min(special.SMALLEST_NOISE)[..., None]
+        return u * (math.sqrt(width) * torch.rsqrt(width**2 + u.square().sum(-1, keepdim=True)))
+
     def previous(self, log_probs: Float[Tensor, "batch positions v"]) -> Float[Tensor, "batch length f"]:
         """Return a prediction as input features for self-conditioning: centred, of order one, padded."""
         probs = log_probs.exp()
         probs = self.layout.marginals(probs) if self.layout.joint else probs.unflatten(1, (-1, self.layout.spheres))
-        if self.config.features == "mean":
+        if self.config.features in ("mean", "statistic"):
             return self._mean(probs).flatten(2)
         centred = (probs - 1 / self.layout.base) * self.layout.base**0.5
         return functional.pad(centred, (0, self.sphere_width - self.layout.base)).flatten(2)

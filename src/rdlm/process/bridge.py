@@ -17,6 +17,7 @@ pull and the evidence for a token.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, get_args
@@ -28,7 +29,7 @@ from torch import Tensor
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.channel import Channel
-from rdlm.process.tokens import Tokens
+from rdlm.process.tokens import MANY_TOKENS, Codes, Tokens
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,13 @@ EXPANSION_RANGE: Final = 2.0
 """Largest `S (d - 2)` at which two terms of the heat kernel give log-ratios within 1% (see docs/theory.md)."""
 
 
+IRRELEVANT: Final = 25.0
+"""Evidence so many nats below that of the best token is as good as none."""
+
+FARTHEST: Final = 2.8
+"""Largest angle at which evidence is interpolated; the antipode is singular."""
+
+
 @dataclass(frozen=True)
 class Bridge(Channel):
     """The family of bridges from `start` to each token's point with total noise `total`, Eq. (10).
@@ -159,6 +167,9 @@ class Bridge(Channel):
 
     def slope(self, cosine: Tensor, remaining: Tensor | float) -> Tensor:
         """Return `f = pull / sin(theta)`, Eq. (10), as a smooth function of the cosine with a finite limit at 1."""
+        if cosine.requires_grad and self._interpolates(cosine):
+            level = torch.as_tensor(remaining).to(cosine)
+            return self._of_many(lambda some: self.slope(some, level), cosine, level)
         if self.kind == "logarithm":
             return special.angle_over_sine(cosine)
         inverse, ratio, curve, bend = special.angle_over_sine_and_curves(cosine)
@@ -178,6 +189,22 @@ class Bridge(Channel):
         cosine = self.tokens.cosines(state)
         level = torch.as_tensor(remaining, dtype=state.dtype, device=state.device)
         level = level.clamp_min(special.SMALLEST_NOISE)[..., None]
+        if self._interpolates(cosine):
+            return self._of_many(lambda some: self._log_likelihood(some, level), cosine, level)
+        return self._log_likelihood(cosine, level)
+
+    def _interpolates(self, cosine: Tensor) -> bool:
+        return isinstance(self.tokens, Codes) and cosine.shape[-1] >= MANY_TOKENS and cosine.dtype == torch.float32
+
+    def _of_many(self, function: Callable[[Tensor], Tensor], cosine: Tensor, level: Tensor) -> Tensor:
+        """Return a function of the cosines of very many tokens by interpolation where their evidence matters."""
+        high = cosine.detach().amax(-1, keepdim=True)
+        farthest = special.squared_angle(high) + 2 * IRRELEVANT * level
+        low = torch.cos(farthest.sqrt().clamp_max(FARTHEST))
+        return special.interpolated_(function, cosine, low, high.maximum(low + special.SMALLEST_NOISE))
+
+    def _log_likelihood(self, cosine: Tensor, level: Tensor) -> Tensor:
+        """Return Eq. (25) as a function of the cosine."""
         return (
             -special.squared_angle(cosine) / (2 * level)
             + self._half * special.log_angle_over_sine(cosine)
@@ -203,8 +230,8 @@ class Bridge(Channel):
 
     def squared_length(self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
         """Return the squared length of `mixture_direction`, Eq. (11): `|sum_k w_k c_k|^2 - <sum_k w_k c_k, x>^2`."""
-        along = self.tokens.mean_product(state, weight)
-        return (self.tokens.squared_mean(weight) - along.square()).clamp_min(0)
+        whole, along = self.tokens.mean_squares(state, weight)
+        return (whole - along).clamp_min(0)
 
     def squared_distance(self, state: Float[Tensor, "... d"], cosine: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
         """Return `|c_k - <x, c_k> x|^2 = 1 - <x, c_k>^2`."""

@@ -25,7 +25,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.process.tokens import Tokens, Vertices
+from rdlm.process.tokens import Codes, Tokens, Vertices
+
+TILE = 2**20
+"""Scores to which evidence is added at once on a CPU; the fastest size measured."""
 
 
 class StartPoint(Protocol):
@@ -78,6 +81,18 @@ class Channel(ABC):
         self, state: Float[Tensor, "... d"], remaining: Float[Tensor, ...] | float
     ) -> Float[Tensor, "... v"]:
         """Return the evidence of a state for every token up to a common constant, Eq. (25) or (56)."""
+
+    def add_log_likelihood_(
+        self, scores: Float[Tensor, "... v"], state: Float[Tensor, "... d"], remaining: Float[Tensor, ...]
+    ) -> None:
+        """Add the evidence of states to scores of all tokens, in place and in tiles: it is never kept as a whole."""
+        fixed = self.with_points(self.tokens.fixed(scores)) if isinstance(self.tokens, Codes) else self
+        level = remaining.expand(state.shape[:-1])
+        rows = scores.view(-1, scores.shape[-1]), state.reshape(-1, self.dimension), level.reshape(-1)
+        size = max(1, TILE // scores.shape[-1]) if scores.device.type == "cpu" else max(1, len(rows[0]))
+        for begin in range(0, len(rows[0]), size):
+            own, x, b = (part[begin : begin + size] for part in rows)
+            own.add_(fixed.log_likelihood(x, b))
 
     @abstractmethod
     def slope(self, cosine: Tensor, remaining: Tensor | float) -> Tensor:

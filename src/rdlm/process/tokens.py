@@ -17,6 +17,9 @@ from torch.nn import functional
 
 from rdlm.errors import InputError
 
+MANY_TOKENS = 1024
+"""From so many tokens on, evidence of codes is interpolated (divergence from the formula: 1e-5 nats) and not kept."""
+
 
 class Tokens(Protocol):
     """The points of `vocabulary` tokens in the first `coordinates` coordinates of a state."""
@@ -49,11 +52,13 @@ class Tokens(Protocol):
 
     @abstractmethod
     def mean_product(self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-        """Return `<x, sum_k w_k c_k>`."""
+        """Return `<x, m>` for `m = sum_k w_k c_k`."""
 
     @abstractmethod
-    def squared_mean(self, weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-        """Return `|sum_k w_k c_k|^2`."""
+    def mean_squares(
+        self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
+    ) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+        """Return `|m|^2` and `<x, m>^2` for `m = sum_k w_k c_k`."""
 
 
 class Vertices:
@@ -90,9 +95,11 @@ class Vertices:
         """Return `sum_k w_k x_k`."""
         return (weight * x[..., : self.vocabulary]).sum(-1)
 
-    def squared_mean(self, weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-        """Return `|w|^2`."""
-        return weight.square().sum(-1)
+    def mean_squares(
+        self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
+    ) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+        """Return `|w|^2` and `(sum_k w_k x_k)^2`."""
+        return weight.square().sum(-1), self.mean_product(x, weight).square()
 
 
 class Codes(nn.Module):
@@ -112,11 +119,18 @@ class Codes(nn.Module):
             weight = torch.linalg.qr(weight.T).Q.T  # orthonormal rows
         self.weight = nn.Parameter(functional.normalize(weight, dim=-1))
         self._constant = True
+        self._vectors: Tensor | None = None
 
     def learning(self) -> Codes:
         """Return the same codes, with the same parameter, through which gradients flow."""
         found = copy.copy(self)
         found._constant = False
+        return found
+
+    def fixed(self, like: Tensor) -> Codes:
+        """Return a copy that has normalised its vectors once, in the type of `like`; for many small products."""
+        found = copy.copy(self)
+        found._vectors = self.vectors(like)
         return found
 
     @torch.no_grad()
@@ -126,6 +140,8 @@ class Codes(nn.Module):
 
     def vectors(self, like: Tensor) -> Float[Tensor, "v c"]:
         """Return the unit vectors of all tokens in the type of `like`."""
+        if self._vectors is not None:
+            return self._vectors
         weight = self.weight.detach() if self._constant else self.weight
         return functional.normalize(weight.to(like), dim=-1)
 
@@ -158,6 +174,9 @@ class Codes(nn.Module):
         """Return `<x, sum_k w_k c_k>`."""
         return (x[..., : self.coordinates] * (weight @ self.vectors(x))).sum(-1)
 
-    def squared_mean(self, weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-        """Return `|sum_k w_k c_k|^2`."""
-        return (weight @ self.vectors(weight)).square().sum(-1)
+    def mean_squares(
+        self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
+    ) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+        """Return `|m|^2` and `<x, m>^2` for `m = sum_k w_k c_k`, from one product of matrices."""
+        mean = weight @ self.vectors(x)
+        return mean.square().sum(-1), (x[..., : self.coordinates] * mean).sum(-1).square()
