@@ -110,4 +110,6 @@ def mean_path(process: Process) -> tuple[list[list[float]], list[float]]:
 
     The mean lies inside the sphere; the rest completes it to a unit vector.
     """
+    if not isinstance(process.bridge, Bridge):
+        raise InputError(f"mean paths are those of bridges of the sphere, not of the {process.bridge.kind} channel")
     return _mean_path(process.bridge, process.config.schedule)
