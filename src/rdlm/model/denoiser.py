@@ -114,11 +114,15 @@ class Denoiser:
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
+        given: Float[Tensor, "batch positions v"] | None = None,
     ) -> Prediction:
-        """Return the network's logits and the exact evidence of the states, Eq. (27)."""
+        """Return the network's logits and the exact evidence of the states, Eq. (27), plus that which is given.
+
+        Evidence from another source, such as a reading of the text, adds up with that of the states, Eq. (57).
+        """
         grouped, level = self._grouped(state, remaining)
         late = self._adds_late(state)
-        inputs, evidence = self._inputs(grouped, level, late)  # [B, L, F], [B, L, m, b]
+        inputs, evidence = self._inputs(grouped, level, late, given)  # [B, L, F], [B, L, m, b]
         time = self.schedule.time(level.clamp(0, self.schedule.total))
         if block_mask is None:
             logits = network(inputs, time[:, 0] if time.shape[1] == 1 else time, condition, previous)
@@ -180,12 +184,28 @@ class Denoiser:
             return False
         return isinstance(self.bridge.tokens, Codes) and self.bridge.vocabulary >= MANY_TOKENS
 
-    def _inputs(self, state: Tensor, level: Tensor, late: bool = False) -> tuple[Tensor, Tensor | None]:
+    def check_given(self) -> None:
+        """Raise InputError if the network does not take evidence from another source than its own states."""
+        if self.layout.digits > 1 or self.config.features != "evidence" or not self.config.evidence:
+            raise InputError("given evidence needs a model with denoiser.features evidence and one sphere per token")
+        if self.config.timed:
+            raise InputError(
+                "given evidence needs a network without a time input, which says how much evidence there is: "
+                "train it anew with denoiser.time false, the default"
+            )
+
+    def _inputs(
+        self, state: Tensor, level: Tensor, late: bool = False, given: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the network's input [B, L, features] and the evidence [B, L, m, b], or None where it is not used."""
         kind = self.config.features
         evidence = None
         if (self.config.evidence and not late) or kind in ("evidence", "mean"):
             evidence = self.bridge.log_likelihood(state, level[..., None])
+        if given is not None:
+            self.check_given()
+            assert evidence is not None
+            evidence = evidence + given[..., None, :]
         if kind == "evidence":
             assert evidence is not None
             inputs = from_evidence(evidence)

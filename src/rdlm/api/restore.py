@@ -1,0 +1,362 @@
+"""Restoration: the posterior of a sequence given uncertain evidence about every position, Eq. (57).
+
+Evidence `log lambda_i(k)` from a reading is added to that of the process, at the start of which there is none. One
+network call gives the posterior of every position; the sampler, started from the evidence, draws whole sequences from
+the joint posterior. A long sequence is treated in overlapping windows of the model's length: a position's posterior is
+that of the window in which it is farthest from the ends, and samples continue behind their own first half.
+
+| function | what it returns | network calls |
+|---|---|---|
+| `restore` | posterior of every position; samples | 1, or `passes * steps`; `steps` per window for samples |
+| `estimate_error` | the error rate under which a reading is most likely | a few |
+| `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rdlm.api.language_model import LanguageModel
+from rdlm.config import OrderName
+from rdlm.errors import InputError
+from rdlm.likelihood import Estimate
+from rdlm.likelihood.estimate import sample_mean
+from rdlm.methods.rdlm import Rdlm
+from rdlm.process.order import TokenSchedule, TokenSteps, named_schedule
+from rdlm.random import generator_of
+from rdlm.sampling.sampler import StepInfo, sample_chain
+
+POSITIONS: Final = 2048
+"""Positions per network call."""
+
+CERTAIN: Final = 1e4
+"""Log-likelihood ratio of a symbol that is known."""
+
+UNSURE: Final = 0.05
+"""Least probability of an alternative that is reported."""
+
+ITERATIONS: Final = 30
+"""Most iterations of the estimate of an error rate."""
+
+Evidence = Float[Tensor, "positions v"]
+
+
+@dataclass(frozen=True, eq=False)
+class Restoration:
+    """The posterior of a sequence, its most likely symbols, and samples of it."""
+
+    text: str
+    """The most likely symbol of every position."""
+    read: str
+    """What was read; `?` where nothing was."""
+    symbols: tuple[str, ...]
+    """The text of each token of the vocabulary."""
+    posterior: Float[Tensor, "positions v"]
+    samples: tuple[str, ...]
+    calls: int
+    """Network calls per window for the posterior."""
+
+    @property
+    def certainty(self) -> Float[Tensor, " positions"]:
+        """Return the posterior probability of the most likely symbol of every position."""
+        return self.posterior.amax(-1)
+
+    @property
+    def changed(self) -> list[int]:
+        """Return the positions whose symbol is not the one that was read."""
+        return [at for at, (new, old) in enumerate(zip(self.text, self.read, strict=True)) if new != old]
+
+    def alternatives(self, position: int) -> dict[str, float]:
+        """Return other symbols of a position with a probability of at least `UNSURE`, the most likely first."""
+        law = self.posterior[position]
+        order = law.argsort(descending=True)[1:].tolist()
+        return {self.symbols[index]: float(law[index]) for index in order if float(law[index]) >= UNSURE}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the restoration as plain values."""
+        certainty = self.certainty.tolist()
+        places = [
+            {"symbol": symbol, "read": read, "probability": certainty[at], "alternatives": self.alternatives(at)}
+            for at, (symbol, read) in enumerate(zip(self.text, self.read, strict=True))
+        ]
+        about = {"text": self.text, "read": self.read, "changed": len(self.changed), "calls": self.calls}
+        return {**about, "expected_errors": float((1 - self.certainty).sum()), "positions": places} | (
+            {"samples": list(self.samples)} if self.samples else {}
+        )
+
+    def __repr__(self) -> str:
+        share = float(self.certainty.mean())
+        return (
+            f"<Restoration of {len(self.text)} symbols, {len(self.changed)} changed, {share:.1%} sure: {self.text!r}>"
+        )
+
+
+@torch.no_grad()
+def restore(
+    model: LanguageModel,
+    evidence: Evidence,
+    read: str | None = None,
+    *,
+    passes: int = 0,
+    samples: int = 0,
+    steps: int = 64,
+    order: OrderName = "synchronous",
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda windows: None,
+) -> Restoration:
+    """Return the posterior given evidence [positions, V], from one network call or refined by `passes` samples.
+
+    A pass draws a sample in `steps` calls and takes the posterior before its last step; their mean replaces the one
+    call's. `samples` are drawn in `steps` calls per window. `read` is shown beside the result.
+    """
+    evidence = check_evidence(model, evidence)
+    for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
+        if value < least:
+            raise InputError(f"{name} must be at least {least}, got {value}")
+    spans = windows(len(evidence), model.length)
+    parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
+    found = []
+    for index, batch in enumerate(parts.split(_rows(parts.shape[1]))):
+        generator = generator_of("restore", seed, index)
+        found.append(
+            _refined(model.rdlm, batch, passes, steps, order, generator) if passes else _marginals(model, batch)
+        )
+        progress(len(batch))
+    posterior = _joined(torch.cat(found), spans, len(evidence))
+    text = "".join(symbols_of(model)[index] for index in posterior.argmax(-1).tolist())
+    drawn = _samples(model, evidence, spans, samples, steps, order, generator_of("restore samples", seed))
+    return Restoration(
+        text, read or "?" * len(text), symbols_of(model), posterior, drawn, passes * steps if passes else 1
+    )
+
+
+def symbols_of(model: LanguageModel) -> tuple[str, ...]:
+    """Return the text of each token; InputError unless each is one character."""
+    found = tuple(model.tokenizer.decode([index]) for index in range(model.tokenizer.size))
+    if any(len(symbol) != 1 for symbol in found):
+        raise InputError(f"{model.name} has tokens of several characters: restore needs one character per position")
+    return found
+
+
+def check_evidence(model: LanguageModel, evidence: Evidence) -> Float[Tensor, "positions v"]:
+    """Return evidence in float32 on the model's device after checking its shape; the model must take evidence."""
+    model.rdlm.denoiser.check_given()
+    size = model.tokenizer.size
+    if evidence.ndim != 2 or evidence.shape[1] != size or len(evidence) < 1:
+        raise InputError(f"evidence must have the shape [positions, {size}], got {list(evidence.shape)}")
+    shifted = evidence.double() - evidence.double().amax(-1, keepdim=True)
+    if bool(shifted.isnan().any()):
+        at = int(shifted.isnan().any(-1).nonzero()[0])
+        raise InputError(f"position {at}: evidence must be finite for at least one symbol, and never NaN or +inf")
+    return shifted.clamp_min(-CERTAIN).float().to(next(model.method.network.parameters()).device)
+
+
+# -- posteriors ---------------------------------------------------------------------------------------
+
+
+def _marginals(model: LanguageModel, evidence: Float[Tensor, "rows length v"]) -> Float[Tensor, "rows length v"]:
+    return posterior_of(model.rdlm, evidence).exp().cpu()
+
+
+def posterior_of(
+    method: Rdlm,
+    given: Float[Tensor, "rows length v"],
+    state: Tensor | None = None,
+    remaining: Tensor | None = None,
+) -> Float[Tensor, "rows length v"]:
+    """Return `log p(token | evidence, states)`, Eq. (57); without states, at the start of the process."""
+    if state is None or remaining is None:
+        start = method.process.mixture.paths[0].bridge.start.point(device=given.device)
+        state = start.expand(*given.shape[:2], -1)
+        remaining = torch.full(given.shape[:2], method.process.schedule.total, device=given.device)
+    return method.denoiser.predict(method.network, state, remaining, given=given).log_probs()
+
+
+def _refined(
+    method: Rdlm, given: Tensor, passes: int, steps: int, order: OrderName, generator: torch.Generator
+) -> Float[Tensor, "rows length v"]:
+    """Return the mean over passes of the posterior before each position's last step."""
+    total = torch.zeros(given.shape)
+    for _ in range(passes):
+        last = torch.zeros(given.shape)
+
+        def watch(info: StepInfo, last: Tensor = last) -> None:
+            decoding = info.before.step - info.before.offsets == info.sampler.steps - 1
+            rows = decoding.expand(given.shape[:2])
+            last[rows] = info.log_probs.exp().cpu()[rows]
+
+        _draw(method, given, steps, order, generator, watch)
+        total += last
+    return total / passes
+
+
+def _draw(
+    method: Rdlm,
+    given: Float[Tensor, "rows length v"],
+    steps: int,
+    order: OrderName,
+    generator: torch.Generator,
+    watch: Callable[[StepInfo], object] | None = None,
+) -> Int[Tensor, "rows length"]:
+    """Return a sequence of every row's joint posterior, by the sampler that starts from the evidence."""
+    length = given.shape[1]
+    schedule, nfe = named_schedule(order, steps, length, 0)
+    chain = method.chain(method.process.mixture.paths[0], nfe, token_schedule=schedule, length=length)
+    posterior = partial(posterior_of, method, given)
+    return sample_chain(posterior, chain, len(given), length, generator, watch)
+
+
+def _samples(
+    model: LanguageModel,
+    evidence: Tensor,
+    spans: list[tuple[int, int]],
+    count: int,
+    steps: int,
+    order: OrderName,
+    generator: torch.Generator,
+) -> tuple[str, ...]:
+    """Return samples of the joint posterior; each window is drawn behind what the one before has drawn."""
+    if count == 0:
+        return ()
+    token = torch.zeros(count, len(evidence), dtype=torch.long)
+    done = 0
+    for begin, end in spans:
+        given = evidence[begin:end].expand(count, -1, -1).clone()
+        known = done - begin
+        if known > 0:
+            given[:, :known] = certain(token[:, begin:done], evidence.shape[1]).to(given)
+        drawn = torch.cat(
+            [_draw(model.rdlm, part, steps, order, generator).cpu() for part in given.split(_rows(end - begin))]
+        )
+        token[:, max(begin, done) : end] = drawn[:, max(0, known) :]
+        done = end
+    return tuple(model.tokenizer.decode(row) for row in token.tolist())
+
+
+def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows length v"]:
+    """Return the evidence of known symbols."""
+    return -CERTAIN * (1 - torch.nn.functional.one_hot(token, size).float())
+
+
+def _rows(length: int) -> int:
+    """Return the number of windows per network call."""
+    return max(1, POSITIONS // length)
+
+
+# -- windows ------------------------------------------------------------------------------------------
+
+
+def windows(length: int, window: int) -> list[tuple[int, int]]:
+    """Return spans of at most `window` positions that cover a sequence; neighbours share half of their positions."""
+    if length <= window:
+        return [(0, length)]
+    begins = [*range(0, length - window, max(1, window // 2)), length - window]
+    return [(begin, begin + window) for begin in begins]
+
+
+def _joined(
+    parts: Float[Tensor, "windows w v"], spans: list[tuple[int, int]], length: int
+) -> Float[Tensor, "length v"]:
+    """Return each position's row of the window in which it is farthest from an end that is not the sequence's."""
+    best, found = torch.full((length,), -1.0), torch.zeros(length, parts.shape[-1])
+    for part, (begin, end) in zip(parts, spans, strict=True):
+        place = torch.arange(begin, end)
+        left = (place - begin).float() if begin > 0 else torch.full((end - begin,), math.inf)
+        right = (end - 1 - place).float() if end < length else torch.full((end - begin,), math.inf)
+        margin = torch.minimum(left, right)
+        better = margin > best[begin:end]
+        best[begin:end] = torch.where(better, margin, best[begin:end])
+        found[begin:end] = torch.where(better[:, None], part, found[begin:end])
+    return found
+
+
+# -- error rates and likelihoods ----------------------------------------------------------------------
+
+
+@torch.no_grad()
+def estimate_error(
+    model: LanguageModel,
+    reading: Callable[[float], Evidence],
+    read: Int[Tensor, " positions"],
+    first: float = 0.1,
+    tolerance: float = 0.01,
+) -> float:
+    """Return the error rate of a channel by expectation maximisation: the expected share of wrong symbols.
+
+    `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was.
+    """
+    known = read >= 0
+    if not bool(known.any()):
+        raise InputError("an error rate cannot be estimated from a text without readable symbols")
+    rate = first
+    for _ in range(ITERATIONS):
+        posterior = restore(model, reading(rate)).posterior
+        right = posterior[known].gather(-1, read[known, None])[:, 0]
+        new = min(max(float((1 - right).mean()), 1e-4), 0.99)
+        if abs(new - rate) <= tolerance * rate:
+            return new
+        rate = new
+    return rate
+
+
+@torch.no_grad()
+def observation_bound(
+    model: LanguageModel, evidence: Evidence, draws: int = 8, steps: int | None = None, seed: int = 0
+) -> Estimate:
+    """Return an upper bound on `-log p(reading)` in nats for one window, Eq. (58), with its standard error.
+
+    Sequences are drawn with the evidence and scored without it, in the same random order of positions.
+    """
+    given = check_evidence(model, evidence)
+    if len(given) > model.length:
+        raise InputError(f"the bound is for one window of at most {model.length} positions, got {len(given)}")
+    offset = float(evidence.double().amax(-1).sum())  # `check_evidence` has removed it
+    token_steps = TokenSchedule(1e-6, "strided").discretize(min(steps or len(given), len(given)), len(given))
+    values = [
+        free_energy(
+            partial(posterior_of, model.rdlm), given, rows, token_steps, generator_of("free energy", seed, index)
+        )
+        for index, rows in enumerate([BATCH] * (draws // BATCH) + [draws % BATCH])
+        if rows
+    ]
+    return sample_mean(torch.cat(values) - offset)
+
+
+@torch.no_grad()
+def free_energy(
+    posterior: Callable[[Tensor], Tensor],
+    given: Float[Tensor, "length v"],
+    rows: int,
+    token_steps: TokenSteps,
+    generator: torch.Generator,
+) -> Float[Tensor, " rows"]:
+    """Return `log r(k) - log p(k) - sum_i log lambda_i(k_i)` of sequences drawn from `r`, Eq. (58).
+
+    In every step some positions are decided, with the evidence by `r` and without it by `p`, given those before.
+    """
+    length, size = given.shape
+    offsets = token_steps.offsets(rows, length, generator).to(given.device)
+    with_evidence = given.expand(rows, -1, -1).clone()
+    without = torch.zeros_like(with_evidence)
+    value = torch.zeros(rows, dtype=torch.float64)
+    for step in range(token_steps.nfe):
+        deciding = offsets == step  # [rows, length]
+        if not bool(deciding.any()):
+            continue
+        proposal, model = (posterior(evidence).double().cpu() for evidence in (with_evidence, without))
+        token = torch.multinomial(proposal.exp().flatten(0, 1), 1, generator=generator).view(rows, length)
+        index = token[..., None]
+        excess = (proposal - model - given.double().cpu()).gather(-1, index)[..., 0]
+        value += torch.where(deciding.cpu(), excess, 0.0).sum(-1)
+        known = certain(token, size).to(given)
+        with_evidence = torch.where(deciding[..., None], known, with_evidence)
+        without = torch.where(deciding[..., None], known, without)
+    return value

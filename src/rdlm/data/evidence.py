@@ -1,0 +1,299 @@
+"""Evidence from outside: uncertain readings of a sequence as log-likelihoods [positions, V] of its tokens.
+
+| input | function |
+|---|---|
+| text with `?` or `_` for unreadable characters and `[ae]` for alternatives | `from_text` |
+| one {character: probability} per position, as JSON lines | `from_json_lines` |
+| an array of log-likelihoods | `from_array` |
+| bases with Phred qualities | `from_fastq` |
+| grey levels with Gaussian noise | `from_levels` |
+
+A channel is the law of what is read given the true symbol, a matrix [true, read]: `symmetric`, `keyboard`, or a
+confusion matrix of the user (`confusion`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rdlm.errors import InputError
+
+GAPS: Final = "?_"
+"""Characters that mark an unreadable position."""
+
+KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+"""Rows of a keyboard; each is shifted to the right by about a third of a key."""
+
+TOLERANCE: Final = 1e-3
+"""By how much probabilities may differ from a sum of 1."""
+
+Evidence = Float[Tensor, "positions v"]
+
+
+# -- channels --------------------------------------------------------------------------------------
+
+
+def symmetric(alphabet: str, error: float) -> Float[Tensor, "v v"]:
+    """Return the channel that reads a wrong symbol with probability `error`, any of them equally likely."""
+    _check_error(error)
+    size = len(alphabet)
+    matrix = torch.full((size, size), error / max(size - 1, 1), dtype=torch.float64)
+    return matrix.fill_diagonal_(1 - error)
+
+
+def keyboard(alphabet: str, error: float) -> Float[Tensor, "v v"]:
+    """Return the channel that hits a neighbouring key with probability `error`; symbols without keys: any symbol."""
+    _check_error(error)
+    rows = enumerate(KEYBOARD)
+    places = {key: (float(row), column + row / 3) for row, keys in rows for column, key in enumerate(keys)}
+    matrix = symmetric(alphabet, error)
+    for index, true in enumerate(alphabet):
+        near = _neighbours(true.lower(), places)
+        read = [position for position, symbol in enumerate(alphabet) if symbol.lower() in near and position != index]
+        if read:
+            matrix[index] = 0
+            matrix[index, read] = error / len(read)
+            matrix[index, index] = 1 - error
+    return matrix
+
+
+def _neighbours(key: str, places: Mapping[str, tuple[float, float]]) -> set[str]:
+    if key == " ":  # the space bar lies below the letters from c to m
+        return set("cvbnm")
+    if key not in places:
+        return set()
+    row, column = places[key]
+    near = {other for other, (r, c) in places.items() if abs(r - row) <= 1 and abs(c - column) <= 1.2 and other != key}
+    return near | {" "} if key in "cvbnm" else near
+
+
+def confusion(text: str, alphabet: str, source: str = "the confusion matrix") -> Float[Tensor, "v v"]:
+    """Return the channel in a JSON object {true: {read: probability}} or in CSV with a header of symbols.
+
+    A CSV row begins with the true symbol; `space` stands for a blank. Rows must sum to 1; symbols without a row are
+    read without error.
+    """
+    rows = _json_rows(text, source) if text.lstrip().startswith("{") else _csv_rows(text, source)
+    matrix = torch.eye(len(alphabet), dtype=torch.float64)
+    for true, law in rows.items():
+        index = _index(alphabet, true, source)
+        values = torch.zeros(len(alphabet), dtype=torch.float64)
+        for read, probability in law.items():
+            values[_index(alphabet, read, source)] += _number(probability, f"{source}: p({read!r} | {true!r})")
+        _check_sum(float(values.sum()), f"{source}: the row of {true!r}")
+        matrix[index] = values / values.sum()
+    return matrix
+
+
+def _json_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} is not JSON: {error}") from None
+    if not isinstance(found, dict) or not found or not all(isinstance(law, dict) for law in found.values()):
+        raise InputError(f"{source} must be an object {{true symbol: {{read symbol: probability}}}}")
+    return found
+
+
+def _csv_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
+    lines = [line for line in csv.reader(io.StringIO(text)) if line]
+    if len(lines) < 2:
+        raise InputError(f"{source} needs a header of symbols and a row for each true symbol")
+    header = [_symbol(cell) for cell in lines[0][1:]]
+    found = {}
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) != len(header) + 1:
+            count = len(line) - 1
+            raise InputError(f"{source}, line {number}: {count} numbers under a header of {len(header)} symbols")
+        found[_symbol(line[0])] = dict(zip(header, line[1:], strict=True))
+    return found
+
+
+def _symbol(cell: str) -> str:
+    return " " if cell.strip() in ("", "space") else cell.strip()
+
+
+# -- readings --------------------------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    """A sequence as it was read: the evidence of every position, and the symbol that was read there, or a gap."""
+
+    evidence: Evidence
+    symbols: str
+    name: str = ""
+
+
+def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = None) -> Reading:
+    r"""Return the evidence of a text: `?` and `_` are unreadable, `[ae]` are alternatives, `\` quotes a character.
+
+    Other characters were read through the channel; without one they are certain.
+    """
+    log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
+    rows, symbols, at = [], [], 0
+    while at < len(text):
+        letter = text[at]
+        if letter == "\\" and at + 1 < len(text):
+            at += 1
+            rows.append(log_channel[:, _place(alphabet, text, at)])
+            symbols.append(text[at])
+        elif letter in GAPS:
+            rows.append(torch.zeros(len(alphabet), dtype=torch.float64))
+            symbols.append("?")
+        elif letter == "[":
+            end = text.find("]", at)
+            if end < at + 2:
+                raise InputError(f"'[' at position {at} has no alternatives: write [ae], or \\[ for a bracket")
+            rows.append(_alternatives(alphabet, text, at + 1, end))
+            symbols.append("?")
+            at = end
+        else:
+            rows.append(log_channel[:, _place(alphabet, text, at)])
+            symbols.append(letter)
+        at += 1
+    if not rows:
+        raise InputError("there is nothing to restore: the text is empty")
+    return Reading(_checked(torch.stack(rows)), "".join(symbols))
+
+
+def _alternatives(alphabet: str, text: str, first: int, end: int) -> Float[Tensor, " v"]:
+    row = torch.full((len(alphabet),), -math.inf, dtype=torch.float64)
+    for at in range(first, end):
+        row[_place(alphabet, text, at)] = 0.0
+    return row
+
+
+def from_json_lines(text: str, alphabet: str) -> Reading:
+    """Return the evidence of JSON lines, each an object {symbol: probability} of one position.
+
+    Probabilities of a position sum to 1, or to less: the rest is spread over the symbols that are not named.
+    """
+    rows, symbols = [], []
+    for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+        where = f"position {number - 1}"
+        try:
+            law = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"line {number} is not JSON: {error}") from None
+        if not isinstance(law, dict) or not law:
+            raise InputError(f"line {number} must be an object {{symbol: probability}}")
+        row = torch.full((len(alphabet),), math.nan, dtype=torch.float64)
+        for symbol, probability in law.items():
+            row[_index(alphabet, symbol, where)] = _number(probability, f"{where}: p({symbol!r})")
+        total, missing = float(row.nansum()), row.isnan()
+        if total > 1 + TOLERANCE:
+            raise InputError(f"{where}: the probabilities sum to {total:.4g}, which is more than 1")
+        row[missing] = max(0.0, 1 - total) / max(int(missing.sum()), 1)
+        rows.append(row.log())
+        symbols.append(max(law, key=lambda symbol: float(law[symbol])))
+    if not rows:
+        raise InputError("there is nothing to restore: no line has a position")
+    return Reading(_checked(torch.stack(rows)), "".join(symbols))
+
+
+def from_array(array: np.ndarray[Any, Any], alphabet: str) -> Reading:
+    """Return the evidence in an array of log-likelihoods [positions, V]."""
+    if array.ndim != 2 or array.shape[1] != len(alphabet) or array.dtype.kind not in "fiu":
+        raise InputError(
+            f"an array of log-likelihoods must have the shape [positions, {len(alphabet)}] and real numbers, "
+            f"got {list(array.shape)} of {array.dtype}"
+        )
+    evidence = _checked(torch.from_numpy(np.array(array, dtype=np.float64)))
+    known = evidence.max(-1).values > evidence.min(-1).values
+    symbols = (alphabet[best] if sure else "?" for best, sure in zip(evidence.argmax(-1).tolist(), known, strict=True))
+    return Reading(evidence, "".join(symbols))
+
+
+def from_fastq(text: str, alphabet: str = "ACGT", offset: int = 33) -> list[Reading]:
+    """Return the evidence of reads with Phred qualities `Q`: a base is wrong with probability `10^(-Q/10)`."""
+    lines = text.split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) % 4:
+        raise InputError(f"FASTQ has four lines per read, got {len(lines)} lines")
+    return [_read(lines[at : at + 4], at + 1, alphabet, offset) for at in range(0, len(lines), 4)]
+
+
+def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Reading:
+    name, bases, plus, qualities = (line.rstrip("\r") for line in lines)
+    if not name.startswith("@") or not plus.startswith("+"):
+        raise InputError(f"line {number} is not the beginning of a FASTQ read: '@name', bases, '+', qualities")
+    if len(bases) != len(qualities):
+        raise InputError(f"read {name[1:]!r} has {len(bases)} bases and {len(qualities)} qualities")
+    if not bases:
+        raise InputError(f"read {name[1:]!r} has no bases")
+    rows = torch.zeros(len(bases), len(alphabet), dtype=torch.float64)
+    for at, (base, quality) in enumerate(zip(bases.upper(), qualities, strict=True)):
+        level = ord(quality) - offset
+        if not 0 <= level <= 93:
+            raise InputError(f"read {name[1:]!r}, position {at}: {quality!r} is not a Phred quality of offset {offset}")
+        if base != "N":
+            # A quality of 0 or 1 says less than nothing about the base: then all are equally likely.
+            error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
+            rows[at] = math.log(error / (len(alphabet) - 1))
+            rows[at, _place(alphabet, bases.upper(), at)] = math.log1p(-error)
+    return Reading(rows, bases.upper().replace("N", "?"), name[1:])
+
+
+def from_levels(values: Float[Tensor, " positions"], size: int, noise: float) -> Evidence:
+    """Return the evidence of grey levels `0 .. size - 1` observed with Gaussian noise of that standard deviation."""
+    if not noise > 0:
+        raise InputError(f"the noise of grey levels must be positive, got {noise:g}")
+    levels = torch.arange(size, dtype=torch.float64)
+    return _checked(-((values.double()[:, None] - levels) ** 2) / (2 * noise**2))
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def _checked(evidence: Evidence) -> Evidence:
+    """Return evidence after a check that every position has a possible symbol and no number is NaN or infinity."""
+    if bool(evidence.isnan().any()) or bool((evidence == math.inf).any()):
+        at = int((evidence.isnan() | (evidence == math.inf)).any(-1).nonzero()[0])
+        raise InputError(f"position {at}: evidence must be numbers or -inf, got {evidence[at].tolist()[:4]} ...")
+    impossible = (evidence == -math.inf).all(-1)
+    if bool(impossible.any()):
+        raise InputError(f"position {int(impossible.nonzero()[0])}: the evidence excludes every symbol")
+    return evidence
+
+
+def _check_error(error: float) -> None:
+    if not 0 < error < 1:
+        raise InputError(f"an error rate must lie between 0 and 1, got {error:g}")
+
+
+def _check_sum(total: float, what: str) -> None:
+    if not abs(total - 1) <= TOLERANCE:
+        raise InputError(f"{what} sums to {total:.4g}, not to 1")
+
+
+def _number(value: Any, what: str) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise InputError(f"{what} must be a probability, got {value!r}")
+    return number
+
+
+def _index(alphabet: str, symbol: str, where: str) -> int:
+    if len(symbol) != 1 or symbol not in alphabet:
+        raise InputError(f"{where}: {symbol!r} is not a symbol of the model, whose alphabet is {alphabet!r}")
+    return alphabet.index(symbol)
+
+
+def _place(alphabet: str, text: str, at: int) -> int:
+    if text[at] not in alphabet:
+        raise InputError(f"character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
+    return alphabet.index(text[at])

@@ -1,0 +1,238 @@
+"""Restoration against enumeration: a source of known law, whose posterior the inference layer gives exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from rdlm.api.language_model import LanguageModel
+from rdlm.api.restore import (
+    certain,
+    estimate_error,
+    free_energy,
+    observation_bound,
+    posterior_of,
+    restore,
+    windows,
+)
+from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
+from rdlm.data import evidence as readings
+from rdlm.data.tokenizer import Characters
+from rdlm.errors import InputError
+from rdlm.methods.rdlm import Rdlm
+from rdlm.model.belief import BeliefNetwork, Ngram
+from rdlm.process.order import TokenSchedule
+
+ALPHABET, LENGTH = "abcde", 6
+SIZE = len(ALPHABET)
+PLAIN = TransformerConfig(width=8, layers=1, heads=2)
+
+
+def chain_law() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    first = torch.rand(SIZE, generator=generator, dtype=torch.float64) + 0.1
+    move = torch.rand(SIZE, SIZE, generator=generator, dtype=torch.float64).pow(3) + 0.02
+    return first / first.sum(), move / move.sum(1, keepdim=True)
+
+
+def markov_model(length: int = LENGTH, **changes: object) -> LanguageModel:
+    """A model whose network adds nothing to the chain of the source: its posterior is exact."""
+    config = RunConfig(
+        data=DataConfig(length=length),
+        model=TransformerConfig(width=8, layers=1, heads=2, belief="ngram", order=2, states=SIZE + 1),
+        process=ProcessConfig(levels=32, pairs=256),
+    )
+    config = replace(config, **changes)  # type: ignore[arg-type]
+    method = Rdlm(config, SIZE)
+    if isinstance(method.network, BeliefNetwork):
+        assert isinstance(method.network.belief, Ngram)
+        first, move = chain_law()
+        method.network.belief.weight.copy_(torch.cat([first[None], move]))
+        method.network.belief.backoff.zero_()
+    method.network.eval()
+    about = {"kind": "text", "length": length, "classes": [], "image": None, "signal": False, "protocol": "markov"}
+    return LanguageModel("markov", method, Characters(ALPHABET), config, about, None)
+
+
+def log_joint(length: int = LENGTH) -> Tensor:
+    first, move = chain_law()
+    joint = first.log()
+    for _ in range(length - 1):
+        joint = joint[..., None] + move.log()
+    return joint
+
+
+def log_posterior(evidence: Tensor) -> Tensor:
+    """log p(sequence, reading) of every sequence, [V, ..., V]."""
+    joint = log_joint(len(evidence))
+    for axis, row in enumerate(evidence.double()):
+        joint = joint + row.view([SIZE if one == axis else 1 for one in range(len(evidence))])
+    return joint
+
+
+def some_evidence(seed: int = 0, strength: float = 1.5, length: int = LENGTH) -> Tensor:
+    return strength * torch.randn(length, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 2.0, 8.0])
+def test_marginals_are_those_of_enumeration(strength: float) -> None:
+    evidence = some_evidence(1, strength)
+    found = restore(markov_model(), evidence).posterior
+    joint = log_posterior(evidence)
+    joint = (joint - joint.logsumexp(list(range(LENGTH)))).exp()
+    for position in range(LENGTH):
+        expected = joint.sum([axis for axis in range(LENGTH) if axis != position])
+        assert torch.allclose(found[position].double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["synchronous", "random", "left-to-right"])
+def test_joint_samples_pass_chi_square(order: str) -> None:
+    length, count = 3, 4000
+    evidence = some_evidence(2, 1.0, length)
+    drawn = restore(markov_model(length), evidence, samples=count, steps=200, order=order).samples  # type: ignore[arg-type]
+    joint = log_posterior(evidence)
+    law = (joint - joint.logsumexp(list(range(length)))).exp().flatten()
+    code = {"".join(text): index for index, text in enumerate(itertools.product(ALPHABET, repeat=length))}
+    seen = torch.bincount(torch.tensor([code[text] for text in drawn]), minlength=len(law)).double()
+    often = law * count >= 5
+    observed = torch.cat([seen[often], seen[~often].sum()[None]])
+    expected = torch.cat([law[often], law[~often].sum()[None]]) * count
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-3
+
+
+def test_independent_samples_would_fail_the_chi_square() -> None:
+    """The test has power: drawing every position from its marginal is not the joint posterior."""
+    length, count = 3, 4000
+    evidence = some_evidence(2, 1.0, length)
+    model = markov_model(length)
+    marginals = restore(model, evidence).posterior
+    drawn = torch.multinomial(marginals, count, replacement=True, generator=torch.Generator().manual_seed(0))
+    joint = log_posterior(evidence)
+    law = (joint - joint.logsumexp(list(range(length)))).exp().flatten()
+    seen = torch.bincount((drawn[0] * SIZE + drawn[1]) * SIZE + drawn[2], minlength=len(law)).double()
+    often = law * count >= 5
+    observed = torch.cat([seen[often], seen[~often].sum()[None]])
+    expected = torch.cat([law[often], law[~often].sum()[None]]) * count
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_on_the_reading_is_exact_with_the_exact_posterior(seed: int) -> None:
+    evidence = some_evidence(seed, 2.0)
+    exact = -float(log_posterior(evidence).logsumexp(list(range(LENGTH))))
+    found = observation_bound(markov_model(), evidence, draws=64, seed=seed)
+    assert found.value == pytest.approx(exact, abs=1e-3)
+    assert found.stderr < 1e-3
+
+
+def test_the_bound_on_the_reading_holds_with_few_steps_and_with_a_wrong_posterior() -> None:
+    evidence, model = some_evidence(4, 2.0), markov_model()
+    exact = -float(log_posterior(evidence).logsumexp(list(range(LENGTH))))
+    few = observation_bound(model, evidence, draws=512, steps=2)
+    assert few.value + 4 * few.stderr > exact and few.value > exact + 0.01
+
+    def flat(given: Tensor) -> Tensor:  # draws ignore half of the evidence; the model's probabilities are exact
+        return posterior_of(model.rdlm, given if bool((given == 0).all(-1).any()) else given / 2)
+
+    steps = TokenSchedule(1e-6, "strided").discretize(LENGTH, LENGTH)
+    worse = free_energy(flat, evidence, 512, steps, torch.Generator().manual_seed(0))
+    assert float(worse.mean()) > exact
+
+
+def test_without_evidence_the_bound_is_zero_for_every_draw() -> None:
+    evidence, model = torch.zeros(LENGTH, SIZE), markov_model()
+    steps = TokenSchedule(1e-6, "strided").discretize(LENGTH, LENGTH)
+    posterior = partial(posterior_of, model.rdlm)
+    value = free_energy(posterior, evidence, 256, steps, torch.Generator().manual_seed(0))
+    assert torch.allclose(value, torch.zeros(256).double(), atol=1e-5)  # log r = log p
+
+
+def test_refined_marginals_have_the_same_mean_with_an_exact_posterior() -> None:
+    evidence, model = some_evidence(5, 1.0), markov_model()
+    once, refined = (restore(model, evidence, passes=passes, steps=4).posterior for passes in (0, 800))
+    assert (once - refined).abs().max() < 0.05
+
+
+def test_long_sequences_are_windows_whose_middles_are_joined() -> None:
+    model, evidence = markov_model(8), some_evidence(6, 1.0, 50)
+    found = restore(model, evidence, samples=2, steps=8)
+    assert len(found.text) == 50 and all(len(sample) == 50 for sample in found.samples)
+    whole = restore(markov_model(64), evidence)
+    assert (found.posterior - whole.posterior).abs().mean() < 0.01
+    assert torch.allclose(found.posterior[:4], restore(model, evidence[:8]).posterior[:4], atol=1e-6)
+    for length in (1, 7, 8, 9, 15, 16, 17, 50):
+        spans = windows(length, 8)
+        assert spans[0][0] == 0 and spans[-1][1] == length
+        assert all(later[0] <= earlier[1] - 4 for earlier, later in itertools.pairwise(spans))
+
+
+def test_known_symbols_stay() -> None:
+    evidence = certain(torch.tensor([[0, 1, 2, 3, 4, 0]]), SIZE)[0]
+    found = restore(markov_model(), evidence, samples=3, steps=4)
+    assert found.text == "abcdea" and set(found.samples) == {"abcdea"}
+
+
+def test_the_error_rate_is_found_from_the_text() -> None:
+    first, move = chain_law()
+    generator = torch.Generator().manual_seed(7)
+    length, rate = 3000, 0.2
+    truth = [int(torch.multinomial(first, 1, generator=generator))]
+    for _ in range(length - 1):
+        truth.append(int(torch.multinomial(move[truth[-1]], 1, generator=generator)))
+    channel = readings.symmetric(ALPHABET, rate)
+    read = torch.multinomial(channel[torch.tensor(truth)], 1, generator=generator)[:, 0]
+
+    def reading(error: float) -> Tensor:
+        return readings.symmetric(ALPHABET, error).log()[:, read].T
+
+    found = estimate_error(markov_model(64), reading, read)
+    assert found == pytest.approx(rate, rel=0.15)
+
+
+def test_report_of_a_restoration() -> None:
+    reading = readings.from_text("ab?c[de]a", ALPHABET, readings.symmetric(ALPHABET, 0.1))
+    found = restore(markov_model(), reading.evidence, reading.symbols)
+    row = found.to_json()
+    assert row["read"] == "ab?c?a" and len(row["positions"]) == 6
+    assert row["expected_errors"] == pytest.approx(float((1 - found.certainty).sum()))
+    assert set(found.alternatives(4)) <= {"d", "e"}
+    assert all(place["probability"] >= max(place["alternatives"].values(), default=0) for place in row["positions"])
+    assert math.isclose(sum(found.posterior[2].tolist()), 1, abs_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"denoiser": DenoiserConfig(time=True)}, "without a time input"),
+        (
+            {"denoiser": DenoiserConfig(features="tokens"), "model": TransformerConfig(width=8, layers=1, heads=2)},
+            "evidence",
+        ),
+        ({"process": ProcessConfig(base=3), "model": TransformerConfig(width=8, layers=1, heads=2)}, "one sphere"),
+    ],
+)
+def test_models_that_take_no_evidence_say_so(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        restore(markov_model(**changes), some_evidence())
+
+
+@pytest.mark.parametrize(
+    ("evidence", "message"),
+    [
+        (torch.zeros(6, 4), "shape"),
+        (torch.zeros(0, SIZE), "shape"),
+        (torch.full((6, SIZE), -math.inf), "at least one symbol"),
+        (torch.full((6, SIZE), math.nan), "at least one symbol"),
+        (torch.full((6, SIZE), math.inf), "never NaN"),
+    ],
+)
+def test_wrong_evidence_is_named(evidence: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        restore(markov_model(), evidence)
