@@ -28,6 +28,7 @@ from rdlm.storage.files import damaged, read_json
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation
+    from rdlm.api.restore import Restoration
     from rdlm.api.score import Score
 
 
@@ -123,6 +124,12 @@ class LanguageModel:
         from rdlm.api.score import score
 
         return ScoreList(score(self, texts, **options))
+
+    def restore(self, evidence: Tensor, **options: Any) -> Restoration:
+        """Return the posterior given evidence [positions, V]; options as in `rdlm.api.restore.restore`."""
+        from rdlm.api.restore import restore
+
+        return restore(self, evidence, **options)
 
     def save(self, folder: str | Path, *, dtype: Dtype = "float32") -> Path:
         """Publish the model into a folder and return the folder; weights of any type are loaded as float32."""

@@ -320,11 +320,10 @@ def observation_bound(
         raise InputError(f"the bound is for one window of at most {model.length} positions, got {len(given)}")
     offset = float(evidence.double().amax(-1).sum())  # `check_evidence` has removed it
     token_steps = TokenSchedule(1e-6, "strided").discretize(min(steps or len(given), len(given)), len(given))
+    many, posterior = _rows(len(given)), partial(posterior_of, model.rdlm)
     values = [
-        free_energy(
-            partial(posterior_of, model.rdlm), given, rows, token_steps, generator_of("free energy", seed, index)
-        )
-        for index, rows in enumerate([BATCH] * (draws // BATCH) + [draws % BATCH])
+        free_energy(posterior, given, rows, token_steps, generator_of("free energy", seed, index))
+        for index, rows in enumerate([many] * (draws // many) + [draws % many])
         if rows
     ]
     return sample_mean(torch.cat(values) - offset)

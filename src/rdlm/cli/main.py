@@ -47,6 +47,7 @@ COMMANDS = {
     "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, with or without conditions"),
     "serve": Entry("rdlm.cli.serve", "Serve", "serve models over HTTP, with a web page"),
     "evaluate": Entry("rdlm.cli.evaluate", "Evaluate", "measure the bound and the samples of a model"),
+    "restore": Entry("rdlm.cli.restore", "Restore", "restore a text from an uncertain reading of it"),
     "score": Entry("rdlm.cli.score", "ScoreText", "bound the likelihood of texts"),
     "publish": Entry("rdlm.cli.publish", "Publish", "export a model with its card to a folder or the hub"),
     "analyze": Entry("rdlm.cli.analyze", "Analyze", "repeat an analysis of the paper (in a checkout)"),

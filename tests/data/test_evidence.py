@@ -1,0 +1,124 @@
+"""Readings of sequences as evidence: notation, channels, files, and mistakes in them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdlm.data import evidence
+from rdlm.errors import InputError
+
+TEXT8 = " abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize("make", [evidence.symmetric, evidence.keyboard])
+@given(error=st.floats(1e-3, 0.9))
+def test_channels_are_laws_with_the_error_rate(make, error: float) -> None:
+    matrix = make(TEXT8, error)
+    assert torch.allclose(matrix.sum(1), torch.ones(27).double())
+    assert torch.allclose(matrix.diagonal(), torch.full((27,), 1 - error).double())
+    assert bool((matrix >= 0).all())
+
+
+def test_keyboard_errors_are_neighbours() -> None:
+    matrix = evidence.keyboard(TEXT8, 0.1)
+    for true, near, far in (("g", "fhtyvb", "qp "), ("q", "wa", "ps"), ("p", "ol", "q")):
+        row = matrix[TEXT8.index(true)]
+        assert all(row[TEXT8.index(key)] > 0 for key in near)
+        assert all(row[TEXT8.index(key)] == 0 for key in far)
+    read = matrix > 0
+    assert bool((read == read.T).all())  # if a is hit for b, b is hit for a
+
+
+def test_notation_of_uncertain_text() -> None:
+    reading = evidence.from_text(r"a?_[bc]d", TEXT8, evidence.symmetric(TEXT8, 0.1))
+    assert reading.symbols == "a???d" and reading.evidence.shape == (5, 27)
+    assert float(reading.evidence[0, TEXT8.index("a")]) == pytest.approx(math.log(0.9))
+    assert torch.equal(reading.evidence[1], torch.zeros(27).double())
+    assert reading.evidence[3].exp().nonzero().flatten().tolist() == [TEXT8.index("b"), TEXT8.index("c")]
+    plain = evidence.from_text("ab", TEXT8).evidence.exp()
+    assert torch.equal(plain.argmax(-1), torch.tensor([1, 2])) and torch.equal(plain.sum(-1), torch.ones(2).double())
+    quoted = evidence.from_text(r"\[\?", "[]?x")
+    assert quoted.symbols == "[?" and quoted.evidence.exp().argmax(-1).tolist() == [0, 2]
+
+
+def test_confusion_matrices_from_csv_and_json() -> None:
+    table = "true,a,b,space\na,0.8,0.2,0\nspace,0,0.1,0.9\n"
+    rows = {"a": {"a": 0.8, "b": 0.2}, " ": {"b": 0.1, " ": 0.9}}
+    by_csv, by_json = (evidence.confusion(text, "ab ") for text in (table, json.dumps(rows)))
+    assert torch.equal(by_csv, by_json)
+    assert by_csv.tolist() == [[0.8, 0.2, 0], [0, 1, 0], [0, 0.1, 0.9]]
+
+
+def test_json_lines_spread_what_is_left() -> None:
+    reading = evidence.from_json_lines('{"a": 0.7, "b": 0.2}\n\n{"c": 1}\n', "abcd")
+    assert reading.symbols == "ac"
+    assert torch.allclose(reading.evidence[0].exp(), torch.tensor([0.7, 0.2, 0.05, 0.05]).double())
+    assert reading.evidence[1].exp().tolist() == [0, 0, 1, 0]
+
+
+def test_arrays() -> None:
+    reading = evidence.from_array(np.array([[0.0, -1.0], [0.0, 0.0], [-np.inf, 0.0]]), "ab")
+    assert reading.symbols == "a?b"
+
+
+def test_qualities_of_bases() -> None:
+    reads = evidence.from_fastq("@one\nACN\n+\n?+!\n@two\nG\n+two\n!\n")
+    assert [read.name for read in reads] == ["one", "two"] and reads[0].symbols == "AC?"
+    assert torch.allclose(reads[0].evidence[0].exp(), torch.tensor([0.999, 1e-3 / 3, 1e-3 / 3, 1e-3 / 3]).double())
+    assert torch.allclose(reads[0].evidence[1].exp(), torch.tensor([0.1 / 3, 0.9, 0.1 / 3, 0.1 / 3]).double())
+    for row in (reads[0].evidence[2], reads[1].evidence[0]):  # N, and a quality of 0, say nothing
+        assert torch.allclose(row.softmax(-1), torch.full((4,), 0.25).double())
+
+
+def test_grey_levels() -> None:
+    found = evidence.from_levels(torch.tensor([3.2, 0.0]), 17, 1.0)
+    assert found.argmax(-1).tolist() == [3, 0]
+    assert float(found[0, 3] - found[0, 4]) == pytest.approx((0.8**2 - 0.2**2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: evidence.symmetric("ab", 0.0), "between 0 and 1"),
+        (lambda: evidence.symmetric("ab", 1.5), "between 0 and 1"),
+        (lambda: evidence.from_text("aXb", "ab"), "'X' at position 1"),
+        (lambda: evidence.from_text("a[]", "ab"), "no alternatives"),
+        (lambda: evidence.from_text("a[b", "ab"), "no alternatives"),
+        (lambda: evidence.from_text("", "ab"), "empty"),
+        (lambda: evidence.confusion('{"a": {"a": 0.5}}', "ab"), "sums to 0.5"),
+        (lambda: evidence.confusion('{"a": {}}', "ab"), "sums to 0"),
+        (lambda: evidence.confusion('{"a": {"a": -0.5, "b": 1.5}}', "ab"), "must be a probability"),
+        (lambda: evidence.confusion('{"x": {"a": 1}}', "ab"), "'x' is not a symbol"),
+        (lambda: evidence.confusion("{", "ab"), "not JSON"),
+        (lambda: evidence.confusion("[1]", "ab"), "header"),
+        (lambda: evidence.confusion("t,a,b\na,1\n", "ab"), "line 2: 1 numbers under a header of 2"),
+        (lambda: evidence.from_json_lines('{"a": 0.9, "b": 0.9}', "ab"), "sum to 1.8"),
+        (lambda: evidence.from_json_lines('{"a": -1}', "ab"), "must be a probability"),
+        (lambda: evidence.from_json_lines('{"a": "x"}', "ab"), "must be a probability"),
+        (lambda: evidence.from_json_lines('{"a": true}', "ab"), "must be a probability"),
+        (lambda: evidence.from_json_lines('{"z": 1}', "ab"), "'z' is not a symbol"),
+        (lambda: evidence.from_json_lines("[1]", "ab"), "must be an object"),
+        (lambda: evidence.from_json_lines("{" * 100000, "ab"), "not JSON"),
+        (lambda: evidence.from_json_lines("\n", "ab"), "nothing to restore"),
+        (lambda: evidence.from_json_lines('{"a": 0, "b": 0}', "ab"), "excludes every symbol"),
+        (lambda: evidence.from_array(np.zeros((2, 3)), "ab"), "shape"),
+        (lambda: evidence.from_array(np.array([["a", "b"]]), "ab"), "real numbers"),
+        (lambda: evidence.from_array(np.array([[np.nan, 0.0]]), "ab"), "position 0"),
+        (lambda: evidence.from_fastq("@a\nAC\n+\n!\n"), "2 bases and 1 qualities"),
+        (lambda: evidence.from_fastq("@a\nAC\n+\n"), "four lines"),
+        (lambda: evidence.from_fastq("a\nAC\n+\n!!\n"), "not the beginning"),
+        (lambda: evidence.from_fastq("@a\nAX\n+\n!!\n"), "'X' at position 1"),
+        (lambda: evidence.from_fastq("@a\nA\n+\n\x1f\n"), "not a Phred quality"),
+        (lambda: evidence.from_levels(torch.zeros(2), 4, 0.0), "positive"),
+    ],
+)
+def test_mistakes_are_named(make, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
