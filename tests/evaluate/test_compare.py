@@ -1,4 +1,4 @@
-"""Comparisons: rows, resuming after an interruption, budgets, errors of the estimate, and the command."""
+"""Comparisons: rows by order, seeds, the search for learning rates, resuming, budgets, and the command."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import math
 import os
 import signal
+import statistics
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy import stats
 from torch import nn
 
 from rdlm import methods as method
@@ -18,13 +20,22 @@ from rdlm.cli import main as cli
 from rdlm.cli.compare import lrs_of, minutes_of
 from rdlm.config import ConvolutionConfig
 from rdlm.data.batch import Batch
-from rdlm.errors import InputError
+from rdlm.errors import DivergedError, InputError
 from rdlm.evaluate import compare as race
-from rdlm.evaluate.compare import Contest, compare, draw_comparison, repeated_bound
+from rdlm.evaluate.compare import Contest, compare, draw_comparison, next_lr, over_seeds, repeated_bound
+from rdlm.model.belief import BeliefNetwork
 from rdlm.storage import run_folder as folder
 from rdlm.train.interruption import InterruptedRunError
 
-KEYS = {"method", "bound", "stderr", "unit", "claims_bound", "relative_step_cost", "steps"}
+KEYS = {"method", "order", "bound", "stderr", "unit", "claims_bound", "relative_step_cost", "steps"}
+ORDERS = {
+    "rdlm": ["synchronous", "random", "strided"],
+    "mdlm": ["random", "strided"],
+    "udlm": [None],
+    "sedd": [None],
+    "autoregressive": ["left-to-right"],
+    "fisher_flow": [None],
+}
 
 
 def weights(run):
@@ -34,15 +45,22 @@ def weights(run):
 def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
     contest = Contest(toy.config, tuple(method.METHODS), nfe=3, sequences=16, samples=4)
     rows = compare(contest, tmp_path, steps=3, load=toy.corpus)
-    assert [row["method"] for row in rows] == list(method.METHODS)
+    assert [(row["method"], row["order"]) for row in rows] == [(m, order) for m in ORDERS for order in ORDERS[m]]
     for row in rows:
         assert row.keys() >= KEYS
         assert row["steps"] == 3 and row["unit"] == "bits per character" and row["relative_step_cost"] > 0
         assert math.isfinite(row["bound"]) and row["low"] < row["bound"] < row["high"]
         assert row["claims_bound"] == (row["method"] != "fisher_flow")
-        assert 0 < row["quality"]["bigram_divergence"]["value"] <= 1
-    assert rows[4]["relative_step_cost"] == 1
-    assert rows[4]["sampling_calls"] == toy.config.data.length and rows[1]["sampling_calls"] == 3
+        own = [other for other in rows if other["method"] == row["method"]]
+        assert row["best"] == (row["bound"] == min(other["bound"] for other in own))
+        assert (row["quality"] is not None) == row["best"] == (row["sample"] is not None)
+        assert row["quality"] is None or 0 < row["quality"]["bigram_divergence"]["value"] <= 1
+        calls = toy.config.data.length if row["method"] == "autoregressive" else 3
+        assert row["sampling_calls"] == calls and row["calls"] == 3
+        assert row["seeds"] == 1 and row["stderr_over_seeds"] is None and row["bounds"] == [row["bound"]]
+        assert row["relative_step_cost"] == own[0]["relative_step_cost"]
+        assert row["method"] != "autoregressive" or row["relative_step_cost"] == 1
+    assert len({row["bound"] for row in rows}) == len(rows)
     assert json.loads((tmp_path / "compare.json").read_text())["rows"] == rows
     draw_comparison(rows, tmp_path / "compare.png")
     assert (tmp_path / "compare.png").stat().st_size > 5000
@@ -66,18 +84,23 @@ def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatc
     contest = Contest(toy.config, ("mdlm", "autoregressive"), 2, 8, 2, lrs=(1e-6, 3e-3), trial=20)
     rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
     tried = json.loads((tmp_path / "rates.json").read_text())
-    assert [(name, set(found)) for name, found in tried.items()] == [(m, {"1e-06", "0.003"}) for m in contest.methods]
-    assert [row["rate"] for row in rows] == [3e-3, 3e-3]  # the other one barely moves
+    # 1e-6 barely moves, so a rate beyond 3e-3 by the same factor is tried; it is too large
+    assert [(name, set(found)) for name, found in tried.items()] == [
+        (m, {"1e-06", "0.003", "9"}) for m in contest.methods
+    ]
+    assert [row["rate"] for row in rows] == [3e-3] * 3
     for row in rows:
+        assert row["trials"] == dict(sorted(tried[row["method"]].items(), key=lambda trial: float(trial[0])))
         assert folder.find_checkpoint(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
         assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
     monkeypatch.setattr(race, "accumulate", None)
     assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is trained again
 
 
-def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_stopped_comparison_continues_to_the_same_weights(seeds, toy, tmp_path, monkeypatch):
     monkeypatch.setattr(race, "SLICE", 2)
-    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
+    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2, seeds=seeds)
     whole = compare(contest, tmp_path / "whole", steps=7, load=toy.corpus)
     seen = []
 
@@ -86,7 +109,7 @@ def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monke
         loss = built.loss
 
         def stop(batch, draw):
-            seen.append((config.method, draw.step))
+            seen.append((config.method, config.training.seed, draw.step))
             if draw.step == 4 and config.method == "mdlm":
                 os.kill(os.getpid(), signal.SIGTERM)
             return loss(batch, draw)
@@ -97,17 +120,13 @@ def test_a_stopped_comparison_continues_to_the_same_weights(toy, tmp_path, monke
     with pytest.raises(InterruptedRunError) as stopped:
         compare(contest, tmp_path / "parts", steps=7, load=toy.corpus, make=stopping)
     assert stopped.value.code == 143
-    assert seen[:6] == [
-        ("mdlm", 0),
-        ("mdlm", 1),
-        ("autoregressive", 0),
-        ("autoregressive", 1),
-        ("mdlm", 2),
-        ("mdlm", 3),
-    ]
+    runs = [(name, seed) for seed in range(seeds) for name in contest.methods]
+    turns = [(*run, step) for first in (0, 2) for run in runs for step in (first, first + 1)]
+    assert seen == [*turns, ("mdlm", 0, 4)]
     parts = compare(contest, tmp_path / "parts", steps=7, load=toy.corpus)
     assert [row["bound"] for row in parts] == [row["bound"] for row in whole]
-    for name in contest.methods:
+    names = [f"{name}{'-seed1' if seed else ''}" for name, seed in runs]
+    for name in names:
         one, other = weights(tmp_path / "whole" / name), weights(tmp_path / "parts" / name)
         assert all(one[key].equal(other[key]) for key in one)
 
@@ -116,15 +135,18 @@ def test_a_budget_becomes_steps_once(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("rdlm.evaluate.compare.seconds_per_step", lambda configs, *_: {c.method: 0.5 for c in configs})
     contest = Contest(toy.config, ("mdlm", "udlm"), nfe=2, sequences=4, samples=2)
     rows = compare(contest, tmp_path, minutes=0.1, load=toy.corpus)
-    assert [row["steps"] for row in rows] == [6, 6]
-    assert [row["relative_step_cost"] for row in rows] == [1, 1]
+    assert [row["steps"] for row in rows] == [6, 6, 6]
+    assert [row["relative_step_cost"] for row in rows] == [1, 1, 1]
     more = replace(contest, methods=("mdlm", "udlm", "sedd"))
-    assert [row["steps"] for row in compare(more, tmp_path, minutes=99, load=toy.corpus)] == [6, 6, 6]
+    assert [row["steps"] for row in compare(more, tmp_path, minutes=99, load=toy.corpus)] == [6, 6, 6, 6]
+    twice = compare(replace(contest, seeds=2), tmp_path / "seeds", minutes=0.1, load=toy.corpus)
+    assert [row["steps"] for row in twice] == [3, 3, 3]
 
 
 def test_without_the_reference_its_cost_is_measured(toy, tmp_path):
     contest = Contest(toy.config, ("mdlm",), nfe=2, sequences=4, samples=2)
-    (row,) = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    row, other = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    assert row["relative_step_cost"] == other["relative_step_cost"]
     assert 0.1 < row["relative_step_cost"] < 10
     assert set(json.loads((tmp_path / "pace.json").read_text())["seconds"]) == {"mdlm", "autoregressive"}
     assert not (tmp_path / "autoregressive").exists()
@@ -169,6 +191,11 @@ def test_durations(text, minutes):
         (["--budget", "soon"], "not a duration"),
         (["--budget", "1m", "--steps", "3"], "not both"),
         (["--nfe", "0"], "--nfe must be at least 1"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (
+            ["--methods", "udlm,mdlm", "--model.belief", "ngram"],
+            "rdlm, mdlm, autoregressive can take part, udlm cannot",
+        ),
         (["--method", "mdlm"], "by --methods"),
     ],
 )
@@ -185,18 +212,42 @@ def test_the_command_prints_rows(toy, tmp_path, monkeypatch, capsys):
     arguments = ["compare", "demo", "--methods", "masked,autoregressive", *small, *counts, "--out", str(tmp_path)]
     assert cli.main([*arguments, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert [row["method"] for row in printed["rows"]] == ["mdlm", "autoregressive"]
+    labels = [("mdlm", "random"), ("mdlm", "strided"), ("autoregressive", "left-to-right")]
+    assert [(row["method"], row["order"]) for row in printed["rows"]] == labels
     assert printed["rows"][0].keys() >= KEYS
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
-    assert "not a bound" not in out and "autoregressive" in out and "95% intervals" in out
+    assert "not a bound" not in out and "autoregressive" in out
+    assert "95% intervals over sequences and noise, with one training seed" in out and "learning rates" not in out
+    assert [line.split()[2] == "*" for line in out.splitlines()[2:5]] == [row["best"] for row in printed["rows"]]
+
+
+def test_the_command_prints_seeds_and_trials(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "__kwdefaults__", {**compare.__kwdefaults__, "load": toy.corpus})
+    monkeypatch.setattr(race, "_trial_bound", lambda _, entrant: -entrant.run.config.training.lr)
+    small = ["--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--data.length", "16"]
+    small += ["--objective.blockwise", "0", "--process.block", "0", "--process.pairs", "256", "--process.levels", "16"]
+    counts = ["--steps", "2", "--nfe", "2", "--sequences", "4", "--samples", "2", "--training.batch", "4"]
+    more = ["--seeds", "2", "--lrs", "1e-3", "--trial", "1", "--out", str(tmp_path)]
+    assert cli.main(["compare", "demo", "--methods", "rdlm", *small, *counts, *more]) == 0
+    out = capsys.readouterr().out
+    assert "95% intervals over 2 training seeds (Student's t), all measured on the same sequences" in out
+    assert "note: rdlm synchronous is not trained for this order" in out
+    assert [line.split()[1] for line in out.splitlines() if line.split()[-1:] in (["yes"], ["no"])] == [
+        "0.001000",
+        "0.002000",
+        "0.004000",
+        "0.008000",
+        "0.01600",
+    ]
+    assert "the best learning rate of rdlm is at the edge of those tried" in out
 
 
 def test_a_convolution_has_no_reference(toy, tmp_path):
     config = replace(toy.config, model=ConvolutionConfig(width=8, stacks=1, dilations=(1,)))
     contest = Contest(config, ("mdlm",), nfe=2, sequences=4, samples=2)
-    (row,) = compare(contest, tmp_path, steps=1, load=toy.corpus)
-    assert row["relative_step_cost"] is None
+    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    assert [row["relative_step_cost"] for row in rows] == [None, None]
     with pytest.raises(InputError, match="needs a transformer"):
         compare(replace(contest, methods=("autoregressive",)), tmp_path, steps=1, load=toy.corpus)
 
@@ -210,3 +261,145 @@ def test_rates_are_numbers_of_a_list():
 def test_rates_must_be_positive(toy):
     with pytest.raises(InputError, match=r"--lrs must be positive, got 0\.001, -1"):
         Contest(toy.config, ("mdlm",), lrs=(1e-3, -1.0))
+
+
+# -- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_have_runs_of_their_own_and_a_mean(toy, tmp_path, monkeypatch):
+    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
+    alone = compare(contest, tmp_path, steps=3, load=toy.corpus)
+    trained, measured = [], []
+    accumulate, bound = race.accumulate, race.repeated_bound
+    monkeypatch.setattr(race, "accumulate", lambda run: trained.append(run.folder.name) or accumulate(run))
+    monkeypatch.setattr(race, "repeated_bound", lambda m, *rest: measured.append(rest) or bound(m, *rest))
+    rows = compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus)
+    assert set(trained) == {f"{name}-seed{seed}" for name in contest.methods for seed in (1, 2)}
+    assert len(measured) == 2 * 3 and len({batch.ids.sum().item() for batch, _, _ in measured}) == 1
+    assert {seed for _, _, seed in measured} == {1, 2}
+    for one, row in zip(alone, rows, strict=True):
+        assert row["bounds"][0] == one["bound"] and len(set(row["bounds"])) == row["seeds"] == 3
+        assert row["bound"] == pytest.approx(statistics.fmean(row["bounds"]))
+        assert row["stderr_over_seeds"] == pytest.approx(statistics.stdev(row["bounds"]) / math.sqrt(3))
+        assert row["interval"] == "seeds" and one["interval"] == "sequences and noise"
+    draw_comparison(rows, tmp_path / "compare.png")
+    monkeypatch.setattr(race, "accumulate", None)
+    monkeypatch.setattr(race, "repeated_bound", None)
+    monkeypatch.setattr(race, "_samples", None)
+    assert compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus) == rows
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 9])
+def test_the_interval_over_seeds_is_students(count):
+    common = {"stderr": 0.5, "low": 0, "high": 9, "seconds_per_step": 1, "loss": 2, "skipped": 1, "note": None}
+    runs = [{**common, "bound": 2 + 0.1 * seed**2, "seed": seed} for seed in range(count)]
+    runs[1]["note"] = "worse than guessing"
+    row = over_seeds(runs)
+    values = [run["bound"] for run in runs]
+    low, high = stats.t.interval(0.95, count - 1, statistics.fmean(values), stats.sem(values))
+    assert row["low"] == pytest.approx(low, rel=0.01) and row["high"] == pytest.approx(high, rel=0.01)
+    assert row["stderr"] == 0.5 and row["skipped"] == count and row["note"] == "worse than guessing"
+
+
+# -- learning rates --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bounds", "beyond"),
+    [
+        ({1e-3: 3.0, 2e-3: 2.0, 6e-3: 1.0}, 1.8e-2),
+        ({1e-3: 1.0, 2e-3: 2.0, 6e-3: 3.0}, 5e-4),
+        ({1e-3: 2.0, 2e-3: 1.0, 6e-3: 3.0}, None),
+        ({1e-3: 2.0}, 2e-3),
+        ({1e-3: math.inf, 2e-3: math.inf}, 5e-4),
+        ({1e-3: 2.0, 2e-3: 2.0}, 5e-4),
+    ],
+)
+def test_the_rate_beyond_the_best(bounds, beyond):
+    assert next_lr(bounds) == beyond
+
+
+@pytest.mark.parametrize(
+    ("lrs", "best", "tried"),
+    [
+        ((1e-3, 2e-3), 5e-3, ["0.001", "0.002", "0.004", "0.008"]),
+        ((1e-3, 3e-3), 1.1e-4, ["0.003", "0.001", "0.000333333", "0.000111111", "3.7037e-05"]),
+        ((1e-3, 2e-3, 4e-3), 2e-3, ["0.001", "0.002", "0.004"]),
+        ((1e-3,), 9.0, ["0.001", "0.002", "0.004", "0.008", "0.016"]),
+        ((1e-3,), 1.1e-3, ["0.001", "0.002", "0.0005"]),
+    ],
+)
+def test_the_search_goes_on_until_the_best_rate_is_inside(lrs, best, tried, toy, tmp_path, monkeypatch):
+    def bound(_, entrant):
+        return abs(math.log(entrant.run.config.training.lr / best))
+
+    monkeypatch.setattr(race, "_trial_bound", bound)
+    contest = Contest(toy.config, ("mdlm",), 2, 4, 2, lrs=lrs, trial=1, seeds=2)
+    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    found = json.loads((tmp_path / "rates.json").read_text())["mdlm"]
+    assert set(found) == set(rows[0]["trials"]) == set(tried)
+    assert {row["rate"] for row in rows} == {min((float(lr) for lr in tried), key=lambda lr: abs(math.log(lr / best)))}
+    assert {place.name for place in (tmp_path / "search").iterdir()} == {f"mdlm-{lr}" for lr in tried}
+    monkeypatch.setattr(race, "_trial_bound", None)
+    assert compare(contest, tmp_path, steps=1, load=toy.corpus) == rows
+
+
+def test_a_rate_that_diverges_is_not_chosen(toy, tmp_path, monkeypatch):
+    update = race.update
+
+    def diverging(run, loss, norm):
+        if run.config.training.lr > limit:
+            raise DivergedError("too large")
+        update(run, loss, norm)
+
+    monkeypatch.setattr(race, "update", diverging)
+    monkeypatch.setattr(race, "_trial_bound", lambda _, entrant: -entrant.run.config.training.lr)
+    limit = 3e-3
+    contest = Contest(toy.config, ("mdlm", "autoregressive"), 2, 4, 2, lrs=(1e-3, 2e-3), trial=1)
+    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    assert rows[0]["trials"] == {"0.001": -0.001, "0.002": -0.002, "0.004": None} and rows[0]["rate"] == 2e-3
+    limit = 0.0
+    with pytest.raises(DivergedError, match=r"mdlm diverged with every learning rate: 6\.25e-05, .*, 0\.002"):
+        compare(contest, tmp_path / "all", steps=1, load=toy.corpus)
+
+
+def test_a_stopped_search_continues(toy, tmp_path, monkeypatch):
+    measured = []
+
+    def bound(_, entrant):
+        lr = entrant.run.config.training.lr
+        measured.append(lr)
+        if len(measured) == 3:  # beyond the given rates
+            os.kill(os.getpid(), signal.SIGTERM)
+        return abs(lr - 4e-3)
+
+    monkeypatch.setattr(race, "_trial_bound", bound)
+    contest = Contest(toy.config, ("mdlm",), 2, 4, 2, lrs=(1e-3, 2e-3), trial=1)
+    with pytest.raises(InterruptedRunError):
+        compare(contest, tmp_path, steps=1, load=toy.corpus)
+    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    assert measured == [1e-3, 2e-3, 4e-3, 8e-3] and rows[0]["rate"] == 4e-3
+
+
+# -- inference layer -------------------------------------------------------------------------------------------------
+
+
+def test_methods_that_read_evidence_share_the_inference_layer(toy, tmp_path):
+    config = replace(toy.config, model=replace(toy.config.model, belief="ngram", order=2, states=32))
+    contest = Contest(config, ("rdlm", "mdlm", "autoregressive"), nfe=4, sequences=8, samples=2)
+    layers = {}
+
+    def make(config, corpus):
+        built = method.build(config, corpus)
+        layers[config.method] = built.network.belief if isinstance(built.network, BeliefNetwork) else None
+        return built
+
+    rows = compare(contest, tmp_path, steps=2, load=toy.corpus, make=make)
+    assert [row["method"] for row in rows] == ["rdlm"] * 3 + ["mdlm"] * 2 + ["autoregressive"]
+    tables = [layer.weight for layer in layers.values()]
+    assert len(layers) == 3 and all(table.equal(tables[0]) for table in tables) and float(tables[0].sum()) > 0
+    plain = compare(replace(contest, config=toy.config), tmp_path / "plain", steps=2, load=toy.corpus)
+    for row, other in zip(rows, plain, strict=True):
+        assert row["bound"] < other["bound"] - 0.5  # hardly trained, but the layer knows the bigrams
+    with pytest.raises(InputError, match="rdlm, mdlm, autoregressive can take part, udlm, sedd cannot"):
+        replace(contest, methods=("udlm", "mdlm", "sedd"))

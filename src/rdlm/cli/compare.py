@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "method",
+    "order",
+    "best",
     "bound",
     "low",
     "high",
@@ -34,6 +36,7 @@ COLUMNS = (
     "relative_step_cost",
     "steps",
     "rate",
+    "seeds",
     "parameters",
 )
 
@@ -42,7 +45,7 @@ MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
 
 @dataclass(frozen=True)
 class Compare:
-    """Train methods in turn with equal steps, tokens and optimiser, and evaluate each with its own bound.
+    """Train methods in turn with equal steps, tokens and optimiser, and measure the bound of each in all its orders.
 
     Every key of the configuration is an option; its default is the preset's. The same command continues an interrupted
     comparison, which exits with code 130 after Ctrl-C and 143 after SIGTERM.
@@ -64,9 +67,12 @@ class Compare:
     """Validation sequences of a bound."""
     samples: int = 64
     """Generated sequences for the sample quality."""
+    seeds: int = 1
+    """Training seeds of every method, counted up from --training.seed; of several, bounds are means with intervals
+    over seeds."""
     lrs: str = ""
-    """Learning rates, separated by commas: every method takes the best one after short trials. Empty: the preset's
-    learning rate for all."""
+    """Learning rates, separated by commas: every method takes the best one after short trials. If that is the smallest
+    or the largest, up to four beyond it are tried. Empty: the preset's learning rate for all."""
     trial: int = 300
     """Steps of each trial of a learning rate."""
     out: Path | None = None
@@ -88,7 +94,8 @@ class Compare:
         out = self.out or Path("runs") / f"compare-{Path(self.source).stem}"
         methods = cast("tuple[MethodName, ...]", tuple(filter(None, self.methods.split(","))))
         lrs = lrs_of(self.lrs)
-        contest = Contest(self.config, methods, self.nfe, self.sequences, self.samples, lrs, self.trial)
+        counts = (self.nfe, self.sequences, self.samples)
+        contest = Contest(self.config, methods, *counts, lrs, self.trial, self.seeds)
         try:
             rows = compare(contest, out, steps=self.steps, minutes=minutes)
         except InterruptedRunError as stopped:
@@ -106,15 +113,44 @@ class Compare:
             print_json({"rows": rows, "calls": self.nfe, "out": str(out)})
             return
         print(table([row | _words(row) for row in rows], COLUMNS))
-        for row in rows:
-            if row.get("note") is not None:
-                print(f"note: {row['method']} is {row['note']}")
-        floor = rows[0]["quality"]
+        for note in filter(None, map(_note, rows)):
+            print(f"note: {note}")
+        if self.lrs:
+            _show_trials(rows)
+        seeds = "sequences and noise, with one training seed"
+        if self.seeds > 1:
+            seeds = f"{self.seeds} training seeds (Student's t), all measured on the same sequences"
+        floor = next(row["quality"] for row in rows if row["best"])
         print(
-            f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.nfe} calls, 95% intervals; "
-            f"unigram and bigram: divergence of {self.samples} samples from data, in bits; other data have "
-            f"{floor['unigram_divergence_of_data']['value']:.4f} and {floor['bigram_divergence_of_data']['value']:.4f}."
+            f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.nfe} calls; 95% intervals over "
+            f"{seeds}; unigram and bigram: divergence of {self.samples} samples in the best order from data, in bits; "
+            f"other data have {floor['unigram_divergence_of_data']['value']:.4f} and "
+            f"{floor['bigram_divergence_of_data']['value']:.4f}."
         )
+
+
+def _note(row: dict[str, Any]) -> str | None:
+    """Return what is to be known about the bound of a row."""
+    from rdlm.evaluate.compare import label_of
+
+    notes = [] if row["trained_for_order"] else ["not trained for this order"]
+    notes += [] if row["note"] is None else [row["note"]]
+    return f"{label_of(row)} is {', and '.join(notes)}" if notes else None
+
+
+def _show_trials(rows: list[dict[str, Any]]) -> None:
+    """Print the bounds of all learning rates that were tried, and which method's best is not inside of them."""
+    found, edges = [], []
+    for row in rows:
+        if row["best"]:
+            lrs = [float(lr) for lr in row["trials"]]
+            bounds = zip(lrs, row["trials"].values(), strict=True)
+            found += [{"method": row["method"], "lr": lr, "bound": b, "chosen": lr == row["rate"]} for lr, b in bounds]
+            edges += [row["method"]] if row["rate"] in (min(lrs), max(lrs)) else []
+    print(f"\nlearning rates, {rows[0]['unit']} after the trial steps (-: diverged)")
+    print(table(found, ("method", "lr", "bound", "chosen")))
+    for name in edges:
+        print(f"note: the best learning rate of {name} is at the edge of those tried; a better one may lie beyond")
 
 
 def _draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -130,13 +166,11 @@ def _draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def _words(row: dict[str, Any]) -> dict[str, Any]:
-    quality = row["quality"]
-    return {
-        "verdict": "bound" if row["claims_bound"] else "not a bound",
-        "unigram": quality["unigram_divergence"]["value"],
-        "bigram": quality["bigram_divergence"]["value"],
-        "± bigram": 1.96 * quality["bigram_divergence"]["stderr"],
-    }
+    words = {"verdict": "bound" if row["claims_bound"] else "not a bound", "best": "*" if row["best"] else ""}
+    if row["quality"] is None:
+        return words
+    unigram, bigram = (row["quality"][f"{name}_divergence"] for name in ("unigram", "bigram"))
+    return {**words, "unigram": unigram["value"], "bigram": bigram["value"], "± bigram": 1.96 * bigram["stderr"]}
 
 
 def minutes_of(text: str) -> float:

@@ -1,26 +1,31 @@
 """Methods side by side: one network, one corpus, one budget, one evaluator.
 
 FOLDER/
-    METHOD/ ...      the run of each method, as `rdlm train` writes it
-    search/ ...      short runs of each method at each learning rate, if there are several to choose from
+    METHOD/ ...      the run of each method with the first seed, as `rdlm train` writes it
+    METHOD-seed1/    the run with the next seed, if there are several, and so on
+    search/ ...      short runs of each method at each learning rate, if they are searched
     rates.json       the bounds of those runs
     pace.json        seconds per step of each method, and the number of steps that fit into the time budget
-    compare.json     the rows, written after each evaluation
+    measured.json    the bound of every run in every order, written after each measurement
+    compare.json     the rows: the bound of every method in every order
     compare.png      bounds and sample quality
 
-The methods train in turn, `SLICE` steps each (`race`), so that other load on the machine affects all of them equally.
-The same command continues a comparison that was interrupted.
+The runs train in turn, `SLICE` steps each (`race`), so that other load on the machine affects all of them equally. The
+same command continues a comparison that was interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +33,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rdlm.config import MethodName, RunConfig, TransformerConfig
+from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
-from rdlm.display.figure import canvas
+from rdlm.display.figure import COLOURS, canvas
 from rdlm.display.progress import bar
-from rdlm.errors import InputError, unknown
+from rdlm.errors import DivergedError, InputError, unknown
+from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
 from rdlm.evaluate.samples import divergences
+from rdlm.likelihood.estimate import student
 from rdlm.methods import METHODS, build
+from rdlm.methods.base import Method
 from rdlm.methods.bound import Bound, repeated_bound, uniform_note
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
@@ -63,6 +71,16 @@ TRIAL_SEQUENCES = 32
 DATA_SEQUENCES = 1024
 """Validation sequences to which samples are compared."""
 
+EXTENSIONS = 4
+"""Most learning rates of a method that are tried beyond the given ones."""
+
+FEW_SEEDS = {1: 12.706, 2: 4.303}
+"""97.5% quantiles of Student's t with so few degrees of freedom that the expansion in `student` is too narrow."""
+
+
+Trials = dict[MethodName, dict[float, float]]
+"""Bounds in bits per token by method and learning rate; infinity: the run diverged."""
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -78,9 +96,12 @@ class Contest:
     samples: int = 64
     """Generated sequences for the sample quality."""
     lrs: tuple[float, ...] = ()
-    """Learning rates from which every method takes the one with its lowest bound; empty: the configuration's."""
+    """Learning rates from which the search for the one with the lowest bound of each method starts; empty: the
+    configuration's."""
     trial: int = 300
     """Training steps of a trial of a learning rate."""
+    seeds: int = 1
+    """Training seeds of every method, counted up from the configuration's."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -90,13 +111,21 @@ class Contest:
             raise InputError(f"a comparison needs methods, each named once, got {', '.join(self.methods) or 'none'}")
         if not all(lr > 0 for lr in self.lrs):
             raise InputError(f"--lrs must be positive, got {', '.join(f'{lr:g}' for lr in self.lrs)}")
-        for key in ("nfe", "sequences", "samples", "trial"):
+        for key in ("nfe", "sequences", "samples", "trial", "seeds"):
             if getattr(self, key) < 1:
                 raise InputError(f"--{key} must be at least 1, got {getattr(self, key)}")
+        belief = self.config.model.belief
+        unfit = [name for name in self.methods if name not in READ_EVIDENCE]
+        if belief != "none" and unfit:
+            raise InputError(
+                f"model.belief {belief} is an inference layer for methods that read evidence: "
+                f"{', '.join(READ_EVIDENCE)} can take part, {', '.join(unfit)} cannot without --model.belief none"
+            )
 
-    def configuration(self, method: MethodName, steps: int) -> RunConfig:
-        """Return the configuration of the run of one method."""
-        return replace(self.config, method=method, training=replace(self.config.training, steps=steps))
+    def configuration(self, method: MethodName, steps: int, index: int = 0) -> RunConfig:
+        """Return the configuration of the run of one method with one of the seeds."""
+        training = replace(self.config.training, steps=steps, seed=self.config.training.seed + index)
+        return replace(self.config, method=method, training=training)
 
     @property
     def setting(self) -> dict[str, int]:
@@ -141,9 +170,10 @@ def compare(
     load: Callable[[RunConfig], Corpus] = load_corpus,
     make: Build = build,
 ) -> list[dict[str, Any]]:
-    """Train the methods in turn, evaluate each, and return their rows; `minutes` is the training time of all together.
+    """Train all runs in turn, measure each in all orders of its method, and return a row per method and order.
 
-    SIGTERM and SIGINT save every run and raise InterruptedRunError.
+    `minutes` is the training time of all runs together. SIGTERM and SIGINT save every run and raise
+    InterruptedRunError.
     """
     corpus = load(contest.config)
     with ExitStack() as stack:
@@ -155,33 +185,68 @@ def compare(
         budget = costs.get("steps") if steps is None else steps
         total = contest.config.training.steps if budget is None else budget
         interruption = stack.enter_context(Interruption())
-        configs = [contest.configuration(name, total) for name in contest.methods]
-        if contest.lrs:
-            lrs = _search_lrs(contest, session, interruption)
-            configs = [_with_lr(config, lrs[config.method]) for config in configs]
-        entrants = [stack.enter_context(session.entered(config, folder / config.method)) for config in configs]
+        trials = _search_lrs(contest, session, interruption) if contest.lrs else {}
+        entrants = [
+            stack.enter_context(session.entered(config, place))
+            for config, place in _runs(contest, folder, total, trials)
+        ]
         race(entrants, total, interruption)
         rows = []
-        for entrant in entrants:
-            interruption.raise_if_received(total)
-            rows.append(_row(contest, entrant, folder))
-        return _finish(contest, folder, rows, costs)
+        for name in contest.methods:
+            own = [entrant for entrant in entrants if entrant.name == name]
+            rows += _rows(contest, own, folder, interruption)
+        return _finish(contest, folder, rows, costs, trials)
+
+
+def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterator[tuple[RunConfig, Path]]:
+    """Yield configuration and folder of every run, the methods with the first seed before those with the next."""
+    for index in range(contest.seeds):
+        for name in contest.methods:
+            config = contest.configuration(name, steps, index)
+            yield (
+                _with_lr(config, best_lr(trials[name])) if trials else config,
+                folder / (f"{name}-seed{index}" if index else name),
+            )
 
 
 # -- training in turn ------------------------------------------------------------------------------------------------
 
 
-def race(entrants: Sequence[Entrant], total: int, interruption: Interruption) -> None:
-    """Train every run to step `total`, in turn; an interruption saves all of them and raises InterruptedRunError."""
+def race(
+    entrants: Sequence[Entrant], total: int, interruption: Interruption, drop_diverged: bool = False
+) -> list[Entrant]:
+    """Train every run to step `total`, in turn, and return the runs that got there: all, unless diverged ones may drop.
+
+    An interruption saves all of them and raises InterruptedRunError.
+    """
     begin = sum(entrant.run.counters.step for entrant in entrants)
+    running = list(entrants)
     with bar(total * len(entrants), "compare", "step", begin) as progress:
+
+        def advance(entrant: Entrant, target: int) -> None:
+            progress.set_postfix_str(entrant.run.folder.name)
+            progress.update(_advance(entrant, target, interruption))
+
         for target in [*range(SLICE, total, SLICE), total]:
-            for entrant in entrants:
-                progress.set_postfix_str(entrant.name)
-                progress.update(_advance(entrant, target, interruption))
-            for entrant in entrants:
-                _save(entrant, done=target == total or bool(interruption.received))
-            interruption.raise_if_received(min(entrant.run.counters.step for entrant in entrants))
+            running = _remaining(running, partial(advance, target=target), drop_diverged)
+            done = target == total or bool(interruption.received)
+            running = _remaining(running, partial(_save, done=done), drop_diverged)
+            interruption.raise_if_received(min((entrant.run.counters.step for entrant in running), default=0))
+    return running
+
+
+def _remaining(entrants: Sequence[Entrant], act: Callable[[Entrant], None], drop_diverged: bool) -> list[Entrant]:
+    """Apply a function to every run and return those for which it raised no DivergedError, if these may drop."""
+    remaining = []
+    for entrant in entrants:
+        try:
+            act(entrant)
+        except DivergedError:
+            if not drop_diverged:
+                raise
+        else:
+            remaining.append(entrant)
+    return remaining
 
 
 def _advance(entrant: Entrant, target: int, interruption: Interruption) -> int:
@@ -210,46 +275,78 @@ def _save(entrant: Entrant, done: bool) -> None:
 # -- learning rates --------------------------------------------------------------------------------------------------
 
 
-def _search_lrs(contest: Contest, session: Session, interruption: Interruption) -> dict[str, float]:
-    """Return the learning rate of each method that has its lowest bound after `contest.trial` steps.
+def _search_lrs(contest: Contest, session: Session, interruption: Interruption) -> Trials:
+    """Return the bounds of each method after `contest.trial` steps with the first seed, by learning rate.
 
-    The trials train in turn, like the comparison. Their bounds are kept in `rates.json`; a method whose trials are all
-    there is not trained again.
+    While the best rate of a method is the smallest or the largest, the next one beyond it is tried, too. All trials of
+    a round train in turn, like the comparison. Their bounds are kept in `rates.json` and not measured again.
     """
     path = session.folder / "rates.json"
-    trials: dict[str, dict[str, float]] = read_json(path) if path.exists() else {}
-    wanted = {f"{lr:g}" for lr in contest.lrs}
-    missing = [name for name in contest.methods if set(trials.get(name, {})) != wanted]
-    if missing:
-        with ExitStack() as stack:
-            entrants = []
-            for name in missing:
-                config = contest.configuration(name, contest.trial)
-                for lr in contest.lrs:
-                    place = session.folder / "search" / f"{name}-{lr:g}"
-                    entrants.append(stack.enter_context(session.entered(_with_lr(config, lr), place)))
-            race(entrants, contest.trial, interruption)
-            for name in missing:
-                own = [entrant for entrant in entrants if entrant.name == name]
-                trials[name] = {
-                    f"{entrant.run.config.training.lr:g}": _trial_bound(contest, entrant, interruption)
-                    for entrant in own
-                }
-                write_atomic(path, json.dumps(trials, indent=2) + "\n")
-    return {name: _best(trials[name], contest.lrs) for name in contest.methods}
+    known: dict[str, dict[str, float | None]] = read_json(path) if path.exists() else {}
+    tried = {name: [float(f"{lr:g}") for lr in contest.lrs] for name in contest.methods}
+    for extension in range(EXTENSIONS + 1):
+        missing = [(name, lr) for name in tried for lr in tried[name] if f"{lr:g}" not in known.get(name, {})]
+        for name, lr, bound in _run_trials(contest, session, interruption, missing):
+            known.setdefault(name, {})[f"{lr:g}"] = bound if math.isfinite(bound) else None
+            write_atomic(path, json.dumps(known, indent=2) + "\n")
+        trials = {name: {lr: _finite(known[name][f"{lr:g}"]) for lr in sorted(tried[name])} for name in tried}
+        beyond = {name: next_lr(bounds) for name, bounds in trials.items()}
+        if extension == EXTENSIONS or not any(beyond.values()):
+            break
+        for name, further in beyond.items():
+            tried[name] += [] if further is None else [further]
+    for name, bounds in trials.items():
+        if all(map(math.isinf, bounds.values())):
+            raise DivergedError(f"{name} diverged with every learning rate: {', '.join(f'{lr:g}' for lr in bounds)}")
+    return trials
 
 
-def _trial_bound(contest: Contest, entrant: Entrant, interruption: Interruption) -> float:
-    """Return the bound of a trial in bits per token, with the averaged weights."""
-    interruption.raise_if_received(contest.trial)
+def _run_trials(
+    contest: Contest, session: Session, interruption: Interruption, wanted: Sequence[tuple[MethodName, float]]
+) -> Iterator[tuple[MethodName, float, float]]:
+    """Yield method, learning rate and bound of short runs; infinity for one that diverged."""
+    with ExitStack() as stack:
+        entrants = []
+        for name, lr in wanted:
+            config = _with_lr(contest.configuration(name, contest.trial), lr)
+            entrants.append(stack.enter_context(session.entered(config, session.folder / "search" / f"{name}-{lr:g}")))
+        trained = race(entrants, contest.trial, interruption, drop_diverged=True)
+        for entrant in entrants:
+            interruption.raise_if_received(contest.trial)
+            bound = _trial_bound(contest, entrant) if entrant in trained else math.inf
+            yield entrant.name, entrant.run.config.training.lr, bound
+
+
+def _trial_bound(contest: Contest, entrant: Entrant) -> float:
+    """Return the bound of a trial in bits per token, in the order of the configuration, with the averaged weights."""
     run, seed = entrant.run, contest.config.training.seed
     batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, TRIAL_SEQUENCES), seed)
     with run.averaged():
         return repeated_bound(run.method, batch, contest.nfe, seed).bits
 
 
-def _best(bounds: dict[str, float], lrs: Sequence[float]) -> float:
-    return min(lrs, key=lambda lr: bounds[f"{lr:g}"])
+def _finite(bound: float | None) -> float:
+    return math.inf if bound is None or math.isnan(bound) else bound
+
+
+def best_lr(bounds: Mapping[float, float]) -> float:
+    """Return the learning rate with the lowest bound, the smallest of several."""
+    return min(sorted(bounds), key=lambda lr: bounds[lr])
+
+
+def next_lr(bounds: Mapping[float, float]) -> float | None:
+    """Return the learning rate beyond the best one if that is the largest or the smallest; None if it is inside.
+
+    The factor is that between the two nearest rates, or 2.
+    """
+    lrs, best = sorted(bounds), best_lr(bounds)
+    if best == lrs[-1] and math.isfinite(bounds[best]):
+        beyond = best * (best / lrs[-2] if len(lrs) > 1 else 2.0)
+    elif best == lrs[0]:
+        beyond = best / (lrs[1] / best if len(lrs) > 1 else 2.0)
+    else:
+        return None
+    return float(f"{beyond:g}")
 
 
 def _with_lr(config: RunConfig, lr: float) -> RunConfig:
@@ -275,7 +372,8 @@ def _step_costs(contest: Contest, session: Session, minutes: float | None) -> di
     configs = [contest.configuration(name, contest.config.training.steps) for name in names]
     found: dict[str, Any] = {**before, "seconds": seconds_per_step(configs, session)}
     if minutes is not None and "steps" not in found:
-        found["steps"] = max(1, int(60 * minutes / sum(found["seconds"][name] for name in contest.methods)))
+        round_of_steps = contest.seeds * sum(found["seconds"][name] for name in contest.methods)
+        found["steps"] = max(1, int(60 * minutes / round_of_steps))
     write_atomic(path, json.dumps(found, indent=2) + "\n")
     return found
 
@@ -308,28 +406,62 @@ def _relative_costs(rows: Sequence[dict[str, Any]], costs: dict[str, Any]) -> li
 # -- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def _row(contest: Contest, entrant: Entrant, folder: Path) -> dict[str, Any]:
-    """Return the row of a trained method, from compare.json if it has been measured with these settings."""
-    key = {"method": entrant.name, "steps": entrant.run.counters.step, **contest.setting}
-    path = folder / "compare.json"
-    rows: list[dict[str, Any]] = read_json(path)["rows"] if path.exists() else []
-    for row in rows:
-        if all(row.get(name) == value for name, value in key.items()):
-            return row
-    row = {**key, **_measured(contest, entrant)}
-    others = [other for other in rows if other["method"] != entrant.name]
-    write_atomic(path, json.dumps({"rows": [*others, row]}, indent=2) + "\n")
-    return row
+def _rows(
+    contest: Contest, entrants: Sequence[Entrant], folder: Path, interruption: Interruption
+) -> list[dict[str, Any]]:
+    """Return the rows of one method, one for each order, from its runs with all seeds.
+
+    Samples are drawn with the first seed in the best order, the one with the lowest bound.
+    """
+    runs = [_measured(contest, entrant, folder, interruption) for entrant in entrants]
+    rows = [over_seeds(of_order) for of_order in zip(*runs, strict=True)]
+    best = min(range(len(rows)), key=lambda place: rows[place]["bound"])
+    interruption.raise_if_received(rows[best]["steps"])
+    found = _quality(contest, entrants[0], runs[0][best], folder)
+    nothing = dict.fromkeys(found)
+    return [{**row, "best": place == best, **(found if place == best else nothing)} for place, row in enumerate(rows)]
 
 
-def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
-    """Return the bound on validation sequences and the quality of samples, with the averaged weights."""
-    run, seed, length = entrant.run, entrant.run.config.training.seed, contest.config.data.length
-    with run.averaged():
-        bound = repeated_bound(run.method, held_out(run.corpus, length, contest.sequences, seed), contest.nfe, seed)
-        samples = _samples(run, contest.samples, contest.nfe)
-    data = held_out(run.corpus, length, DATA_SEQUENCES, seed).ids
-    quality = divergences(samples, data, run.corpus.tokenizer.size)
+def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a method and order: the mean of its runs with several seeds and the interval over them.
+
+    `stderr` remains the standard error over sequences and noise. All runs are measured on the same sequences, so it is
+    the mean of theirs.
+    """
+    bounds = [run["bound"] for run in runs]
+    row = {key: value for key, value in runs[0].items() if key not in ("quality", "sample")}
+    row |= {"seeds": len(runs), "stderr_over_seeds": None, "bounds": bounds, "interval": "sequences and noise"}
+    if len(runs) == 1:
+        return row
+    mean, stderr = statistics.fmean(bounds), statistics.stdev(bounds) / math.sqrt(len(runs))
+    margin = FEW_SEEDS.get(len(runs) - 1, student(len(runs) - 1)) * stderr
+    row |= {key: statistics.fmean(run[key] for run in runs) for key in ("stderr", "seconds_per_step", "loss")}
+    row |= {"bound": mean, "low": mean - margin, "high": mean + margin, "stderr_over_seeds": stderr}
+    row |= {"interval": "seeds", "skipped": sum(run["skipped"] for run in runs)}
+    return row | {"note": next((run["note"] for run in runs if run["note"] is not None), None)}
+
+
+def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: Interruption) -> list[dict[str, Any]]:
+    """Return the measurements of a trained run in each order, from measured.json where it has them."""
+    run, known, rows = entrant.run, dict[Method, Bound](), []
+    batch = held_out(run.corpus, contest.config.data.length, contest.sequences, contest.config.training.seed)
+    for ordered in orders_of(run.method, contest.nfe, run.length):
+        interruption.raise_if_received(run.counters.step)
+        key = {"method": entrant.name, "order": ordered.order, "seed": run.config.training.seed}
+        key |= {"steps": run.counters.step, **contest.setting}
+        row = next((row for row in _stored(folder) if all(row.get(name) == key[name] for name in key)), None)
+        if row is None:
+            if ordered.method not in known:
+                with run.averaged():
+                    known[ordered.method] = repeated_bound(ordered.method, batch, ordered.nfe, run.config.training.seed)
+            row = {**key, **_measurement(run, ordered, known[ordered.method])}
+            _store(folder, row)
+        rows.append(row)
+    return rows
+
+
+def _measurement(run: Run, ordered: OrderedMethod, bound: Bound) -> dict[str, Any]:
+    """Return the bound of a run in one order, in bits per token, with what belongs to it."""
     return {
         "bound": bound.bits,
         "stderr": bound.margin / 1.96,
@@ -337,18 +469,47 @@ def _measured(contest: Contest, entrant: Entrant) -> dict[str, Any]:
         "high": bound.bits + bound.margin,
         "unit": unit_of(run.corpus),
         "claims_bound": run.method.claims_bound,
+        "trained_for_order": ordered.trained,
         "note": _note(run, bound),
-        "sampling_calls": run.length if entrant.name == REFERENCE else contest.nfe,
+        "sampling_calls": ordered.nfe,
         "parameters": run.parameter_count,
         "rate": run.config.training.lr,
         "protocol": run.corpus.protocol,
-        "seed": seed,
         "seconds_per_step": run.counters.seconds / max(run.counters.step, 1),
         "loss": run.counters.loss,
         "skipped": run.counters.skipped,
-        "quality": {name: asdict(metric) for name, metric in quality.items()},
-        "sample": run.corpus.tokenizer.decode([i for i in samples[0].tolist() if i >= 0]),
     }
+
+
+def _quality(contest: Contest, entrant: Entrant, measured: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return quality and one example of the samples of a run in the order of a measurement, which then has them."""
+    if "quality" not in measured:
+        run = entrant.run
+        (ordered,) = (
+            found for found in orders_of(run.method, contest.nfe, run.length) if found.order == measured["order"]
+        )
+        with run.averaged():
+            samples = _samples(run, ordered, contest.samples)
+        data = held_out(run.corpus, contest.config.data.length, DATA_SEQUENCES, contest.config.training.seed).ids
+        quality = divergences(samples, data, run.corpus.tokenizer.size)
+        measured["quality"] = {name: asdict(metric) for name, metric in quality.items()}
+        measured["sample"] = run.corpus.tokenizer.decode([i for i in samples[0].tolist() if i >= 0])
+        _store(folder, measured)
+    return {name: measured[name] for name in ("quality", "sample")}
+
+
+def _stored(folder: Path) -> list[dict[str, Any]]:
+    """Return the measurements in measured.json."""
+    path = folder / "measured.json"
+    found: list[dict[str, Any]] = read_json(path)["runs"] if path.exists() else []
+    return found
+
+
+def _store(folder: Path, row: dict[str, Any]) -> None:
+    """Write a measurement in place of another one of the same run and order."""
+    same = ("method", "order", "seed")
+    others = [other for other in _stored(folder) if any(other[name] != row[name] for name in same)]
+    write_atomic(folder / "measured.json", json.dumps({"runs": [*others, row]}, indent=2) + "\n")
 
 
 def _note(run: Run, bound: Bound) -> str | None:
@@ -357,33 +518,61 @@ def _note(run: Run, bound: Bound) -> str | None:
     return uniform_note(bound.mean, bound.tokens, size, run.config, unit, bound.tokens)
 
 
-def _samples(run: Run, count: int, nfe: int) -> Int[Tensor, "count length"]:
+def _samples(run: Run, ordered: OrderedMethod, count: int) -> Int[Tensor, "count length"]:
     generator = generator_of("compare", run.config.training.seed)
     sizes = [min(SAMPLE_BATCH, count - first) for first in range(0, count, SAMPLE_BATCH)]
-    return torch.cat([run.method.generate(size, run.length, nfe, generator) for size in sizes])
+    return torch.cat([ordered.method.generate(size, run.length, ordered.nfe, generator) for size in sizes])
 
 
-def _finish(contest: Contest, folder: Path, rows: list[dict[str, Any]], costs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows with their relative costs, and write them."""
-    relative = _relative_costs(rows, costs)
-    rows = [{**row, "relative_step_cost": cost} for row, cost in zip(rows, relative, strict=True)]
-    write_atomic(folder / "compare.json", json.dumps({"rows": rows, **contest.setting}, indent=2) + "\n")
-    return rows
+def _finish(
+    contest: Contest, folder: Path, rows: list[dict[str, Any]], costs: dict[str, Any], trials: Trials
+) -> list[dict[str, Any]]:
+    """Return the rows with their relative costs and the trials of learning rates, and write them."""
+    finished = []
+    for row, cost in zip(rows, _relative_costs(rows, costs), strict=True):
+        tried = {
+            f"{lr:g}": bound if math.isfinite(bound) else None for lr, bound in trials.get(row["method"], {}).items()
+        }
+        finished.append({**row, "relative_step_cost": cost, "trials": tried or None})
+    write_atomic(folder / "compare.json", json.dumps({"rows": finished, **contest.setting}, indent=2) + "\n")
+    return finished
 
 
 def draw_comparison(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the bound of every method and the divergence of its samples, with 95% intervals; hollow: not a bound."""
-    names = [row["method"] for row in rows]
-    with canvas(path, columns=2) as (left, right):
+    """Plot the bound of every method and order, and the divergence of the samples of each method, with 95% intervals.
+
+    The intervals of bounds are over seeds where there are several. Hollow: not a bound; diamond: the best order.
+    """
+    colours = dict(zip(dict.fromkeys(row["method"] for row in rows), cycle(COLOURS)))
+    sampled = [row for row in rows if row["best"]]
+    with canvas(path, columns=2, height=max(3.6, 1.2 + 0.28 * len(rows))) as (left, right):
         for place, row in enumerate(rows):
-            face = None if row["claims_bound"] else "white"
-            left.errorbar(row["bound"], place, xerr=1.96 * row["stderr"], fmt="o", markerfacecolor=face)
+            style = {"fmt": "D" if row["best"] else "o", "color": colours[row["method"]], "capsize": 2}
+            face = colours[row["method"]] if row["claims_bound"] else "white"
+            reach = [[row["bound"] - row["low"]], [row["high"] - row["bound"]]]
+            left.errorbar(row["bound"], place, xerr=reach, markerfacecolor=face, **style)
+        for place, row in enumerate(sampled):
             metric = row["quality"]["bigram_divergence"]
-            right.errorbar(metric["value"], place, xerr=1.96 * metric["stderr"], fmt="o")
-        floor = rows[0]["quality"]["bigram_divergence_of_data"]["value"]
+            style = {"fmt": "D", "color": colours[row["method"]], "capsize": 2}
+            right.errorbar(metric["value"], place, xerr=1.96 * metric["stderr"], **style)
+        floor = sampled[0]["quality"]["bigram_divergence_of_data"]["value"]
         right.axvline(floor, color="black", linestyle="--", linewidth=0.8)
-        left.set(xlabel=f"{rows[0]['unit']}, {rows[0]['calls']} calls (hollow: not a bound)", yticks=range(len(names)))
-        right.set(xlabel="bigram divergence of samples, bits (dashed: data)", yticks=range(len(names)))
-        for axis in (left, right):
-            axis.set_yticklabels(names)
-            axis.invert_yaxis()
+        left.set(xlabel=f"{rows[0]['unit']}, {rows[0]['calls']} calls\n{_legend(rows)}")
+        right.set(xlabel="bigram divergence of samples in the best order, bits\n(dashed: data)")
+        for axis, shown in ((left, rows), (right, sampled)):
+            axis.set_yticks(range(len(shown)), [label_of(row) for row in shown])
+            axis.set_ylim(len(shown) - 0.5, -0.5)
+
+
+def label_of(row: dict[str, Any]) -> str:
+    """Return method and order of a row."""
+    return " ".join(filter(None, (row["method"], row["order"])))
+
+
+def _legend(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the meaning of markers and intervals, as far as they occur."""
+    seeds = rows[0]["seeds"]
+    parts = [f"95% intervals over {f'{seeds} seeds' if seeds > 1 else 'sequences and noise'}"]
+    parts += ["diamond: best order"] if not all(row["best"] for row in rows) else []
+    parts += ["hollow: not a bound"] if not all(row["claims_bound"] for row in rows) else []
+    return f"({'; '.join(parts)})"

@@ -1,12 +1,14 @@
-"""The bound of every order of generation at several numbers of network calls, by which `auto` chooses."""
+"""Orders of generation: the bounds of a model by which `auto` chooses, and every method in each of its orders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Final, get_args
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
 
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.orders import is_trained_for
 from rdlm.config import OrderName
 from rdlm.data.store import Corpus
 from rdlm.evaluate.evaluate import (
@@ -19,6 +21,10 @@ from rdlm.evaluate.evaluate import (
     size_of,
     unit_per_sequence,
 )
+from rdlm.methods.autoregressive import Autoregressive
+from rdlm.methods.base import Method
+from rdlm.methods.mdlm import MDLM
+from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule, named_schedule
 from rdlm.random import generator_of
 from rdlm.storage.measurements import fingerprint
@@ -67,15 +73,99 @@ def measured_orders(model: LanguageModel, calls: Sequence[int]) -> Iterator[tupl
     for order in get_args(OrderName):
         seen = set()
         for asked in sorted({*calls, model.length}):
-            schedule, nfe = named_schedule(order, asked, model.length)
-            possible = model.rdlm.takes_blocks or not schedule.block
-            # From left to right with very few calls there would be no blocks: that is the strided order.
-            whole = order == "left-to-right" and not schedule.discretize(nfe, model.length).block
-            if nfe not in seen and possible and not whole:
-                seen.add(nfe)
-                yield order, schedule, nfe
+            usable = usable_schedule(model.rdlm, order, asked, model.length)
+            if usable is not None and usable[1] not in seen:
+                seen.add(usable[1])
+                yield order, *usable
+
+
+def usable_schedule(method: Rdlm, order: OrderName, nfe: int, length: int) -> tuple[TokenSchedule, int] | None:
+    """Return the schedule of a named order and the calls that it takes; None if the network cannot be used in it."""
+    schedule, nfe = named_schedule(order, nfe, length)
+    if schedule.block and not method.takes_blocks:
+        return None
+    # From left to right with very few calls there would be no blocks: that is the strided order.
+    whole = order == "left-to-right" and not schedule.discretize(nfe, length).block
+    return None if whole else (schedule, nfe)
 
 
 def _named_stage(stage: Stage, order: str) -> Stage:
     """Return a stage whose name begins with that of an order."""
     return lambda name, total: stage(f"{order}, {name}", total)
+
+
+# -- all methods ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedMethod:
+    """A trained method that generates in one of its orders; it shares the network with the others."""
+
+    order: str | None
+    """Name of the order; None: the method has its own, which has no name."""
+    method: Method
+    """The same object for names of the same order."""
+    nfe: int
+    """Network calls of a sample."""
+    trained: bool = True
+    """Whether the objective has sequences of this kind."""
+
+
+def orders_of(method: Method, nfe: int, length: int) -> list[OrderedMethod]:
+    """Return a method in each of its orders, with as many of `nfe` network calls as the order can use."""
+    if isinstance(method, Rdlm):
+        return list(_rdlm_orders(method, nfe, length))
+    if not isinstance(method, MDLM):
+        order = "left-to-right" if isinstance(method, Autoregressive) else None
+        return [OrderedMethod(order, method, method.sampling_nfe(length, nfe))]
+    names: tuple[Literal["random", "strided"], ...] = ("random", "strided")
+    possible = names if method.schedule == "log_linear" else names[:1]  # as configurations demand
+    return [OrderedMethod(name, _masked_in_order(method, name), nfe) for name in possible]
+
+
+def _masked_in_order(method: MDLM, order: Literal["random", "strided"]) -> MDLM:
+    other = copy(method)
+    other.order = order
+    return other
+
+
+def _rdlm_orders(method: Rdlm, nfe: int, length: int) -> Iterator[OrderedMethod]:
+    """Yield RDLM in every named order, left to right if it was trained block-wise, and in its own if that is another.
+
+    With one call per token the random and the strided order are the same.
+    """
+    schedules: dict[str, tuple[TokenSchedule, int]] = {}
+    for order in get_args(OrderName):
+        usable = usable_schedule(method, order, nfe, length)
+        if usable is not None and (order != "left-to-right" or method.config.objective.blockwise):
+            schedules[order] = usable
+    own, calls = _own_schedule(method.token_schedule, nfe, length)
+    known = [schedule.discretize(used, length) for schedule, used in schedules.values()]
+    if own.discretize(calls, length) not in known:
+        block = f", block {own.block}" if own.block else ""
+        schedules[f"{own.name}, window {own.width:g}{block}"] = own, calls
+    copies: dict[tuple[TokenSchedule, int], Rdlm] = {}
+    for name, (schedule, used) in schedules.items():
+        ordered = copies.setdefault((schedule, used), _rdlm_in_order(method, schedule))
+        yield OrderedMethod(name, ordered, used, is_trained_for(method.config, schedule))
+
+
+def _own_schedule(own: TokenSchedule, nfe: int, length: int) -> tuple[TokenSchedule, int]:
+    """Return the schedule of a configuration and its calls, as the named order that it is in `nfe` calls, if any."""
+    steps = own.discretize(nfe, length)
+    if own.width == 1 and not own.block:
+        return named_schedule("synchronous", nfe, length)
+    if steps.steps == 1 and own.order == "strided":
+        return named_schedule("left-to-right" if steps.block else "strided", nfe, length, steps.block)
+    if steps.steps == 1 and own.order == "random" and not steps.block:
+        return named_schedule("random", nfe, length)
+    return own, steps.nfe
+
+
+def _rdlm_in_order(method: Rdlm, schedule: TokenSchedule) -> Rdlm:
+    names: dict[str, OrderName] = {"left_to_right": "left-to-right", "random": "random", "strided": "strided"}
+    own = method.config.process
+    process = replace(own, window=schedule.width, order=names[schedule.order], block=schedule.block)
+    other = copy(method)
+    other.config = replace(method.config, process=process)
+    return other
