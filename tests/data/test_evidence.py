@@ -115,7 +115,7 @@ def test_grey_levels() -> None:
         (lambda: evidence.from_fastq("@a\nAC\n+\n"), "four lines"),
         (lambda: evidence.from_fastq("a\nAC\n+\n!!\n"), "not the beginning"),
         (lambda: evidence.from_fastq("@a\nAX\n+\n!!\n"), "'X' at position 1"),
-        (lambda: evidence.from_fastq("@a\nA\n+\n\x1f\n"), "not a Phred quality"),
+        (lambda: evidence.from_fastq("@a\nA\n+\n\x7f\n"), "not a Phred quality"),
         (lambda: evidence.from_levels(torch.zeros(2), 4, 0.0), "positive"),
     ],
 )
