@@ -201,6 +201,14 @@ def test_a_convolution_has_no_reference(toy, tmp_path):
         compare(replace(contest, methods=("autoregressive",)), tmp_path, steps=1, load=toy.corpus)
 
 
+def test_methods_that_read_no_evidence_have_no_inference_layer(toy):
+    config = replace(toy.config, model=replace(toy.config.model, belief="ngram", states=64))
+    contest = Contest(config, ("rdlm", "mdlm", "autoregressive", "udlm", "sedd", "fisher_flow"))
+    beliefs = [contest.configuration(name, 5).model.belief for name in contest.methods]
+    assert beliefs == ["ngram"] * 3 + ["none"] * 3
+    assert contest.configuration("udlm", 5).training.steps == 5
+
+
 def test_rates_are_numbers_of_a_list():
     assert lrs_of("1e-3,2e-3") == (1e-3, 2e-3) and lrs_of("") == ()
     with pytest.raises(InputError, match="not a list of numbers such as 1e-3,2e-3"):

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rdlm.config import MethodName, RunConfig, TransformerConfig
+from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
 from rdlm.display.figure import canvas
 from rdlm.display.progress import bar
@@ -95,8 +95,10 @@ class Contest:
                 raise InputError(f"--{key} must be at least 1, got {getattr(self, key)}")
 
     def configuration(self, method: MethodName, steps: int) -> RunConfig:
-        """Return the configuration of the run of one method."""
-        return replace(self.config, method=method, training=replace(self.config.training, steps=steps))
+        """Return the configuration of the run of one method; one that reads no evidence has no inference layer."""
+        model = self.config.model if method in READ_EVIDENCE else replace(self.config.model, belief="none")
+        training = replace(self.config.training, steps=steps)
+        return replace(self.config, method=method, model=model, training=training)
 
     @property
     def setting(self) -> dict[str, int]:
