@@ -316,14 +316,15 @@ def promoter_paper() -> RunConfig:
 
 
 def promoter_chr22() -> RunConfig:
-    """Promoters of human chromosome 22 on 2 cores: 5 convolutions over a 6-gram chain, 1,024 bases, 0.84M parameters.
+    """Promoters of human chromosome 22 on 2 cores: 5 convolutions over 1,024 bases, 0.84M parameters.
 
-    `rdlm train promoter-chr22 --minutes 5`. Measured: the chain has 1.92 bits per base without the network.
+    `rdlm train promoter-chr22 --minutes 5`. Measured: 1.900 [1.893, 1.907] bits per base in strided order at 64 calls
+    after 150 steps. An n-gram chain alone has 1.915, and the network learns no faster above it.
     """
     return RunConfig(
         data=DataConfig("promoter-chr22"),
         process=SYNCHRONOUS,
-        model=ConvolutionConfig(width=128, stacks=1, belief="ngram", states=1024),
+        model=ConvolutionConfig(width=128, stacks=1),
         objective=NO_BLOCKS,
         training=replace(SMALL, batch=8),
     )
