@@ -15,7 +15,6 @@ from rdlm.config import DenoiserConfig, Interface, ObjectiveConfig, ProcessConfi
 from rdlm.data.batch import Batch
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.network import build
-from rdlm.presets import ONE_BY_ONE
 from rdlm.process.layout import Layout
 from rdlm.random import Draw
 
@@ -29,8 +28,8 @@ SPLIT = replace(SMALL_TABLE, base=3)
 ONE_SPHERE = replace(SMALL_TABLE, bridge="logarithm")
 """On 30,523 coordinates the Brownian bridge and the evidence are out of range at the paper's noise."""
 PLAIN = DenoiserConfig(features="tokens", evidence=False)
-SYNCHRONOUS, WINDOWS = ObjectiveConfig(), ONE_BY_ONE
-BLOCKWISE = replace(ONE_BY_ONE, blockwise=1.0, block_sizes=(1,))
+SYNCHRONOUS, WINDOWS = ObjectiveConfig(), ObjectiveConfig(asynchronous=1.0, narrow=0.9, order="random")
+BLOCKWISE = replace(WINDOWS, blockwise=1.0, block_sizes=(1,))
 
 
 class Timed(nn.Module):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.trial import Budget, plot_trials, trial
-from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.config import DataConfig, ObjectiveConfig, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.presets import NARROW, ONE_BY_ONE, preset
+from rdlm.presets import preset
 
 Change = Mapping[str, Mapping[str, Any]]
 """New values of a configuration's keys, by section."""
@@ -90,7 +90,8 @@ def changed(config: RunConfig, change: Change) -> RunConfig:
 
 def variants(base: RunConfig) -> dict[str, RunConfig]:
     """Return all configurations by the name of their change."""
-    windowed = replace(base, process=replace(base.process, window=NARROW), objective=ONE_BY_ONE)
+    one_by_one = ObjectiveConfig(asynchronous=1.0, narrow=0.9, order="random")
+    windowed = replace(base, process=replace(base.process, window=1e-3), objective=one_by_one)
     synchronous = {name: changed(base, change) for name, change in SYNCHRONOUS.items()}
     return synchronous | {name: changed(windowed, change) for name, change in WINDOWS.items()}
 
@@ -108,7 +109,7 @@ def run(
     out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0, only: Sequence[str] = ()
 ) -> list[dict[str, object]]:
     """Return a row for each change in `only`, or for all, and plot them; `steps` overrides the training steps."""
-    paper = preset("text8")
+    paper = preset("text8-paper")
     base = replace(small(), data=paper.data, model=paper.model, training=paper.training) if paper_scale else small()
     base = replace(base, training=replace(base.training, seed=seed, steps=steps or base.training.steps))
     budget = Budget(256, 512, 4096) if paper_scale else Budget(64, 512, 1024)

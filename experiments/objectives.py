@@ -49,7 +49,7 @@ def small() -> RunConfig:
 
 def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0) -> list[dict[str, object]]:
     """Return a row for each objective, and plot them; `steps` overrides the training steps."""
-    base = preset("text8") if paper_scale else small()
+    base = preset("text8-paper") if paper_scale else small()
     training = replace(base.training, seed=seed, steps=steps or base.training.steps)
     budget = Budget(256, 512, 4096) if paper_scale else Budget()
     rows = []

@@ -32,7 +32,7 @@ LAWS: tuple[LawName, ...] = ("exact", "normal", "simulated")
 def run(out: Path, paper_scale: bool = False, repeats: int | None = None, seed: int = 0) -> list[dict[str, object]]:
     """Return a row for each law: seconds of a training step and of its states alone, and ratios to the simulation."""
     small = RunConfig(model=TransformerConfig(width=64, layers=2, heads=4))
-    base = preset("text8") if paper_scale else small
+    base = preset("text8-paper") if paper_scale else small
     count, length = (64, 256) if paper_scale else (16, 64)
     process = ProcessConfig(levels=STEPS_OF_SIMULATION, pairs=4096)
     ids = torch.randint(VOCABULARY, (count, length), generator=torch.Generator().manual_seed(seed))

@@ -50,7 +50,7 @@ def small() -> RunConfig:
 
 def large() -> RunConfig:
     """Return the configuration of the paper's scale: its LM1B network on WikiText-2."""
-    return replace(preset("lm1b"), data=DataConfig(name="wikitext-2", length=128))
+    return replace(preset("lm1b-paper"), data=DataConfig(name="wikitext-2", length=128))
 
 
 def run(out: Path, paper_scale: bool = False, steps: int | None = None, seed: int = 0) -> list[dict[str, object]]:

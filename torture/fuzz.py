@@ -39,6 +39,7 @@ OPTIONS = {
     "model.layers": 1,
     "model.heads": 1,
     "model.time-width": 2,
+    "model.states": 64,
     "process.levels": 4,
     "process.pairs": 4,
     "training.steps": 2,
@@ -138,7 +139,8 @@ def seed_runs(place: Path) -> list[Path]:
     book.write_text("some text of mine, and then some more of it. " * 80)
     runs = []
     for kind in ("characters", "bpe"):
-        more = {"data.tokenizer": kind, "data.vocabulary": 300, "process.base": 17} if kind == "bpe" else {}
+        pairs = {"data.tokenizer": kind, "data.vocabulary": 300, "process.base": 17, "model.belief": "none"}
+        more = pairs if kind == "bpe" else {}
         options = [word for key, value in (OPTIONS | more).items() for word in (f"--{key}", str(value))]
         run = place / kind
         assert cli.main(["train", "textfile", "--data.file", str(book), "--out", str(run), *options, "--json"]) == 0

@@ -26,6 +26,7 @@ TINY = {
     "model.layers": 1,
     "model.heads": 1,
     "model.time-width": 4,
+    "model.states": 64,
     "model.dropout": 0.1,
     "process.levels": 16,
     "process.pairs": 64,

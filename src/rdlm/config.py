@@ -128,7 +128,6 @@ class ConvolutionConfig(BeliefConfig):
 
 
 NetworkConfig = TransformerConfig | ConvolutionConfig
-Preset = tuple[NetworkConfig, Interface]
 
 
 def _at_least(config: Interface | NetworkConfig, lowest: dict[str, int]) -> None:
@@ -151,30 +150,6 @@ def _check_belief(config: NetworkConfig) -> None:
         raise InputError(f"model.states {config.states} must be at least 2")
     if config.belief != "none" and config.self_condition:
         raise InputError("model.belief cannot be combined with model.self_condition: choose one of them")
-
-
-def paper_text8() -> Preset:
-    """Return the text8 network, 92.5M parameters (the paper: 92.4M): 27 characters and the mask."""
-    return TransformerConfig(width=768, layers=12, heads=12, time_width=128), Interface(features=28, outputs=27)
-
-
-def paper_lm1b() -> Preset:
-    """Return the LM1B network, 107.8M parameters (the paper: 110M): ten base-3 digits in serial layout.
-
-    The paper's text has 12 layers, which amount to 92.5M; its parameter count needs 14 layers.
-    """
-    config = TransformerConfig(width=768, layers=14, heads=12, time_width=128)
-    return config, Interface(features=4, outputs=3, digits=10)
-
-
-def paper_cifar10() -> Preset:
-    """Return the pixel network, 28.0M parameters (the paper: 28M in its table, 35M in its text)."""
-    return TransformerConfig(width=448, layers=10, heads=7, time_width=128), Interface(features=257, outputs=256)
-
-
-def paper_promoter() -> Preset:
-    """Return the promoter network, 13.3M parameters (the paper: 13.3M): 4 bases, mask, one signal per position."""
-    return ConvolutionConfig(), Interface(features=5, outputs=4, signal=1)
 
 
 PAPER_TOTAL_NOISE = 0.03755909399773322

@@ -19,7 +19,7 @@ from rdlm.config import ConvolutionConfig, ObjectiveConfig, OrderName, ProcessCo
 from rdlm.data.tokenizer import bases
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.rdlm import Rdlm
-from rdlm.presets import LEFT_TO_RIGHT, ONE_BY_ONE
+from rdlm.presets import NO_BLOCKS, TEXT
 from rdlm.process.order import ONE_STEP, TokenSchedule
 from tests.sampling.untrained import LENGTH, tiny
 
@@ -168,8 +168,9 @@ def test_calls_that_an_order_cannot_use_are_named(given: dict[str, Any], steps: 
     ("objective", "trained"),
     [
         (ObjectiveConfig(), {"synchronous"}),
-        (ONE_BY_ONE, {"random", "strided"}),
-        (LEFT_TO_RIGHT, {"random", "strided", "left-to-right"}),
+        (ObjectiveConfig(asynchronous=1.0, order="random"), {"random", "strided"}),
+        (NO_BLOCKS, {"synchronous", "random", "strided"}),
+        (TEXT, {"synchronous", "random", "strided", "left-to-right"}),
         (ObjectiveConfig(asynchronous=0.5), {"synchronous", "random", "strided"}),
         (ObjectiveConfig(asynchronous=0.5, order="left_to_right"), {"synchronous"}),
         (ObjectiveConfig(blockwise=1.0), {"left-to-right"}),

@@ -58,10 +58,12 @@ def parsed(*options: str) -> Train:
 
 
 def test_options_change_a_preset() -> None:
-    command = parsed("text8", "--model.width", "512", "--model.heads", "8", "--denoiser.evidence", "--minutes", "2")
+    command = parsed(
+        "text8-paper", "--model.width", "512", "--model.heads", "8", "--denoiser.evidence", "--minutes", "2"
+    )
     assert command.config.model.width == 512 and command.config.denoiser.evidence
-    assert command.config.objective == preset("text8").objective
-    assert (command.source, command.minutes) == ("text8", 2.0)
+    assert command.config.objective == preset("text8-paper").objective
+    assert (command.source, command.minutes) == ("text8-paper", 2.0)
     assert parsed("promoter", "--model.stacks", "1").config.model == ConvolutionConfig(stacks=1)
 
 

@@ -226,7 +226,18 @@ def test_the_command_prints_seeds_and_trials(toy, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(compare, "__kwdefaults__", {**compare.__kwdefaults__, "load": toy.corpus})
     monkeypatch.setattr(race, "_trial_bound", lambda _, entrant: -entrant.run.config.training.lr)
     small = ["--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--data.length", "16"]
-    small += ["--objective.blockwise", "0", "--process.block", "0", "--process.pairs", "256", "--process.levels", "16"]
+    small += [
+        "--objective.blockwise",
+        "0",
+        "--objective.asynchronous",
+        "1",
+        "--objective.mixed",
+        "0",
+        "--process.pairs",
+        "256",
+        "--process.levels",
+        "16",
+    ]
     counts = ["--steps", "2", "--nfe", "2", "--sequences", "4", "--samples", "2", "--training.batch", "4"]
     more = ["--seeds", "2", "--lrs", "1e-3", "--trial", "1", "--out", str(tmp_path)]
     assert cli.main(["compare", "demo", "--methods", "rdlm", *small, *counts, *more]) == 0

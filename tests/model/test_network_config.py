@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from rdlm import config
-from rdlm.config import ConvolutionConfig, Interface, Preset, TransformerConfig
+from rdlm import config, presets
+from rdlm.config import ConvolutionConfig, Interface, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.model.network import build, parameter_count
 
@@ -19,14 +19,14 @@ from rdlm.model.network import build, parameter_count
 @pytest.mark.parametrize(
     ("preset", "published", "count"),
     [
-        (config.paper_text8(), 92.4e6, 92_490_651),
-        (config.paper_lm1b(), 110e6, 107_819_907),
-        (config.paper_cifar10(), 28e6, 28_037_120),
-        (config.paper_promoter(), 13.3e6, 13_328_388),
+        (presets.paper_text8(), 92.4e6, 92_490_651),
+        (presets.paper_lm1b(), 110e6, 107_819_907),
+        (presets.paper_cifar10(), 28e6, 28_037_120),
+        (presets.paper_promoter(), 13.3e6, 13_328_388),
     ],
     ids=["text8", "lm1b", "cifar10", "promoter"],
 )
-def test_presets_have_the_published_size(preset: Preset, published: float, count: int) -> None:
+def test_presets_have_the_published_size(preset: presets.Preset, published: float, count: int) -> None:
     with torch.device("meta"):
         network = build(*preset)
     assert parameter_count(network) == count

@@ -62,7 +62,16 @@ def shrunk(name: str) -> RunConfig:
     )
 
 
-@pytest.mark.parametrize(("name", "corpus"), [("cifar10", cifar10), ("lm1b", lm1b), ("lm1b-packed", lm1b)])
+FORMATS = [
+    ("cifar10", cifar10),
+    ("cifar10-paper", cifar10),
+    ("lm1b", lm1b),
+    ("lm1b-packed", lm1b),
+    ("lm1b-paper", lm1b),
+]
+
+
+@pytest.mark.parametrize(("name", "corpus"), FORMATS)
 def test_twenty_steps(name: str, corpus: object, tmp_path: Path) -> None:
     assert callable(corpus)
     found = corpus(tmp_path)

@@ -250,23 +250,37 @@ SHOWN_ROWS = 16
 """Largest number of steps in a figure, not counting the sample."""
 SHOWN_LETTERS = 64
 """Largest number of tokens per row."""
+CERTAIN = 0.99
+"""Probability from which on a token counts as certain in the choice of steps."""
+
+
+def spaced(frames: Sequence[Frame], most: int) -> list[tuple[str, Frame]]:
+    """Return up to `most` equally spaced steps, with their numbers from 1, and the sample, which is the last frame.
+
+    The steps end with the first one from which on all tokens are certain: later ones look like the sample.
+    """
+    uncertain = [m for m, frame in enumerate(frames) if min(frame.certainty) < CERTAIN]
+    last = min(max(uncertain, default=0) + 1, len(frames) - 2)
+    shown = np.linspace(0, last, min(most, last + 1)).round().astype(int).tolist()
+    return [(f"{m + 1}", frames[m]) for m in shown] + [("sample", frames[-1])]
 
 
 def draw(frames: Sequence[Frame], path: Path) -> None:
     """Draw the first tokens at equally spaced steps, darker for higher probabilities, and the sample below."""
-    nfe = len(frames) - 1  # the last frame is the sample
-    shown = np.linspace(0, nfe - 1, min(SHOWN_ROWS, nfe)).round().astype(int).tolist()
-    rows = [(f"{m + 1}", frames[m]) for m in shown] + [("sample", frames[-1])]
+    rows = spaced(frames, SHOWN_ROWS)
     columns = min(SHOWN_LETTERS, len(frames[-1].tokens))
-    with canvas(path, width=0.155 * columns + 0.8, height=0.24 * len(rows) + 0.7) as (axis,):
+    with canvas(path, width=0.155 * columns + 1.5, height=0.24 * len(rows) + 0.9) as (axis,):
         shades = np.array([frame.certainty[:columns] for _, frame in rows])
-        axis.imshow(shades, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
+        image = axis.imshow(shades, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
         for y, (_, frame) in enumerate(rows):
             for x in range(columns):
                 colour = "white" if shades[y, x] > 0.75 else "black"
-                axis.text(x, y, frame.tokens[x], ha="center", va="center", fontsize=7, family="monospace", color=colour)
+                axis.text(x, y, frame.tokens[x], ha="center", va="center", fontsize=8, family="monospace", color=colour)
         axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
         axis.set_xticks([])
         axis.grid(False)
+        axis.set_xlabel("position")
         axis.set_ylabel("step")
-        axis.set_title("most likely token at each position; darker: more certain", fontsize=8)
+        axis.set_title(f"most likely token at each position and step, of {len(frames) - 1} steps", fontsize=9)
+        bar = axis.figure.colorbar(image, ax=axis, pad=0.01, fraction=0.03, aspect=30, label="its probability")
+        bar.ax.set_ylim(0, 1)

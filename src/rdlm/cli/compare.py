@@ -56,7 +56,8 @@ class Compare:
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of all methods."""
     methods: str = "rdlm,mdlm,autoregressive"
-    """Methods, separated by commas: rdlm, mdlm, udlm, sedd, autoregressive, fisher_flow."""
+    """Methods, separated by commas: rdlm, mdlm, udlm, sedd, autoregressive, fisher_flow. The inference layer of
+    model.belief is that of rdlm, mdlm and autoregressive; the others do not read evidence."""
     steps: int | None = None
     """Optimiser steps of each method; None: the preset's, unless --budget is given."""
     budget: str | None = None

@@ -87,7 +87,8 @@ class Evaluate:
         # Checks the options before the model is loaded.
         self._plan(TokenSchedule(self.window or 1), 1 if self.nfe is None or self.nfe == "inf" else self.nfe)
         if self.orders:
-            return self._measure_orders()
+            self._show_orders(self.measure_orders())
+            return 0
         import torch
 
         import rdlm
@@ -159,8 +160,8 @@ class Evaluate:
             self.seed,
         )
 
-    def _measure_orders(self) -> int:
-        """Measure the bound of every order, write the table, print it, and return 0."""
+    def measure_orders(self) -> dict[str, Any]:
+        """Measure the bound of every order, write orders.json, and return its content."""
         import torch
 
         import rdlm
@@ -178,12 +179,14 @@ class Evaluate:
         with torch.no_grad(), _Bars() as bars:
             found = measure_orders(model, corpus, plan, [one for one in calls if one is not None], bars.begin)
         self._write_orders(model, found)
+        return found
+
+    def _show_orders(self, found: dict[str, Any]) -> None:
         if self.json:
             print_json(found)
-        else:
-            print(table(found["rows"], ("order", "block", "calls", "value", "low", "high")))
-            print(f"\n{found['unit']}, 95% intervals; {found['evaluations']} evaluations each")
-        return 0
+            return
+        print(table(found["rows"], ("order", "block", "calls", "value", "low", "high")))
+        print(f"\n{found['unit']}, 95% intervals; {found['evaluations']} evaluations each")
 
     def _write_orders(self, model: LanguageModel, found: dict[str, Any]) -> None:
         from rdlm.api.orders import ORDERS

@@ -20,6 +20,8 @@ from rdlm.storage import config_file
 if TYPE_CHECKING:
     from rdlm.train.loop import Result
 
+SOURCE = f"Name of a preset ({', '.join(PRESETS)}; -paper: the paper's settings), or a YAML file."
+
 
 @dataclass(frozen=True)
 class Train:
@@ -30,8 +32,7 @@ class Train:
     saving a checkpoint, and 1 if the run diverged.
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml")]
-    """Name of a preset, or a YAML file."""
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of the run."""
     out: Path | None = None

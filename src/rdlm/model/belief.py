@@ -129,7 +129,7 @@ def belief_of(config: NetworkConfig, interface: Interface) -> Belief:
     if interface.digits > 1 or interface.features not in (interface.outputs, interface.outputs + 1):
         raise InputError(
             f"model.belief {config.belief} needs tokens as they are and evidence as the network's input: "
-            "use process.base null and denoiser.features evidence"
+            "use process.base null and denoiser.features evidence, or model.belief none"
         )
     if config.belief == "hmm":
         return HiddenMarkov(interface.outputs, config.chain_states)
