@@ -128,6 +128,17 @@ def test_fewer_states_keep_the_contexts_that_gain_most() -> None:
     assert nats == sorted(nats, reverse=True) and nats[0] > nats[-1] + 0.1
 
 
+def test_states_that_are_not_needed_change_nothing() -> None:
+    symbols, generator = 14, torch.Generator().manual_seed(0)
+    rows = (torch.rand(400, 50, generator=generator).pow(3) * symbols).long().cumsum(1) % symbols
+    enough, plenty = Ngram(symbols, 3, 1 + symbols + symbols**2), Ngram(symbols, 3, 4000)
+    for belief in (enough, plenty):
+        belief.fit(rows)
+    assert int((plenty.length > 0).sum()) == int((enough.length > 0).sum())
+    # There may be more weights, because their number grows with that of the states, but not fewer.
+    assert int(plenty.weight.count_nonzero()) >= int(enough.weight.count_nonzero())
+
+
 def test_a_symbol_that_was_never_seen_is_possible() -> None:
     belief = Ngram(VOCABULARY + 1, 3, 12)
     belief.fit(source(20, 20))

@@ -204,7 +204,9 @@ def _chain(levels: list[_Level], kept: list[Tensor], states: int) -> Contexts:
 
 def _pruned(weight: Tensor, excess: Tensor, length: Tensor, suffix: Tensor, following: Tensor) -> Tensor:
     """Return the weights with the largest excess likelihood, and those to states that `h'` does not lead to."""
-    needed = (following != following[suffix]) | (length == 0)[:, None]
+    used = length > 0  # rows behind the contexts are empty
+    needed = (following != following[suffix]) & used[:, None]
+    needed[0] = True
     candidates = excess.masked_fill(needed, float("-inf")).flatten()
     most = max(0, ARCS * len(length) - int(needed.sum()))
     chosen = torch.zeros(weight.numel(), dtype=torch.bool)
