@@ -62,7 +62,7 @@ def flags_of() -> Callable[[str], dict[str, list[str] | None]]:
         module = importlib.import_module(entry.module)
         config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
         found: dict[str, list[str] | None] = {}
-        for preset in ("demo", "promoter") if entry.two_stages else ("",):
+        for preset in ("demo", "promoter-paper") if entry.two_stages else ("",):
             default = module.defaults([preset]) if entry.two_stages else tyro.MISSING_NONPROP
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of `get_parser`, which is only read

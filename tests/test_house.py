@@ -30,7 +30,9 @@ LAYERS += ["process", "model", "data", "likelihood", "sampling", "methods", "tra
 """Rooms (folders and root modules) from bottom to top; a room imports only rooms before it. This rules out cycles."""
 
 SHARED_FILES = {
-    **dict.fromkeys(["generate", "score", "publish", "evaluate", "compare"], "the command cli/NAME.py runs NAME.py"),
+    **dict.fromkeys(
+        ["generate", "score", "restore", "publish", "evaluate", "compare"], "the command cli/NAME.py runs NAME.py"
+    ),
     "metrics": "of a model in evaluate, of the service in serve",
     "page": "the report in evaluate, the web page in serve",
 }

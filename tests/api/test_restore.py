@@ -18,9 +18,9 @@ from rdlm.api.restore import (
     estimate_error,
     free_energy,
     observation_bound,
+    overlapping_windows,
     posterior_of,
     restore,
-    windows,
 )
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data import evidence as readings
@@ -168,7 +168,7 @@ def test_long_sequences_are_windows_whose_middles_are_joined() -> None:
     assert (found.posterior - whole.posterior).abs().mean() < 0.01
     assert torch.allclose(found.posterior[:4], restore(model, evidence[:8]).posterior[:4], atol=1e-6)
     for length in (1, 7, 8, 9, 15, 16, 17, 50):
-        spans = windows(length, 8)
+        spans = overlapping_windows(length, 8)
         assert spans[0][0] == 0 and spans[-1][1] == length
         assert all(later[0] <= earlier[1] - 4 for earlier, later in itertools.pairwise(spans))
 
@@ -205,6 +205,18 @@ def test_report_of_a_restoration() -> None:
     assert set(found.alternatives(4)) <= {"d", "e"}
     assert all(place["probability"] >= max(place["alternatives"].values(), default=0) for place in row["positions"])
     assert math.isclose(sum(found.posterior[2].tolist()), 1, abs_tol=1e-5)
+
+
+def test_a_text_is_read_through_a_channel() -> None:
+    model = markov_model()
+    reading = readings.from_text("ab?c[de]a", ALPHABET, readings.keyboard(ALPHABET, 0.2))
+    by_hand = restore(model, reading.evidence, reading.symbols)
+    for channel in ("keyboard", readings.keyboard(ALPHABET, 0.2)):
+        found = model.restore("ab?c[de]a", channel, 0.2)
+        assert found.text == by_hand.text and torch.equal(found.posterior, by_hand.posterior)
+    assert model.restore("abc").text == "abc"
+    with pytest.raises(InputError, match="keyboard"):
+        model.restore("abc", "keybord")
 
 
 @pytest.mark.parametrize(

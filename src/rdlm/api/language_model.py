@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -125,11 +125,23 @@ class LanguageModel:
 
         return ScoreList(score(self, texts, **options))
 
-    def restore(self, evidence: Tensor, **options: Any) -> Restoration:
-        """Return the posterior given evidence [positions, V]; options as in `rdlm.api.restore.restore`."""
-        from rdlm.api.restore import restore
+    def restore(
+        self,
+        reading: str | Tensor,
+        channel: str | Tensor | None = None,
+        error: float | Literal["auto"] = 0.1,
+        **options: Any,
+    ) -> Restoration:
+        """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence [positions, V].
 
-        return restore(self, evidence, **options)
+        `channel` is symmetric, keyboard or a matrix [true, read]; options as in `rdlm.api.restore.restore`.
+        """
+        from rdlm.api.restore import read_text_through, restore
+
+        if isinstance(reading, Tensor):
+            return restore(self, reading, **options)
+        found, _ = read_text_through(self, reading, channel, error)
+        return restore(self, found.evidence, found.symbols, **options)
 
     def save(self, folder: str | Path, *, dtype: Dtype = "float32") -> Path:
         """Publish the model into a folder and return the folder; weights of any type are loaded as float32."""

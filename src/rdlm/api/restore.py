@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,8 @@ from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
 from rdlm.config import OrderName
-from rdlm.errors import InputError
+from rdlm.data.evidence import Reading, from_text, keyboard, symmetric
+from rdlm.errors import InputError, unknown
 from rdlm.likelihood import Estimate
 from rdlm.likelihood.estimate import sample_mean
 from rdlm.methods.rdlm import Rdlm
@@ -45,6 +46,9 @@ UNSURE: Final = 0.05
 
 ITERATIONS: Final = 30
 """Most iterations of the estimate of an error rate."""
+
+CHANNELS: Final = {"symmetric": symmetric, "keyboard": keyboard}
+"""Channels with an error rate, by name."""
 
 Evidence = Float[Tensor, "positions v"]
 
@@ -121,7 +125,7 @@ def restore(
     for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
-    spans = windows(len(evidence), model.length)
+    spans = overlapping_windows(len(evidence), model.length)
     parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
     found = []
     for index, batch in enumerate(parts.split(_rows(parts.shape[1]))):
@@ -136,6 +140,29 @@ def restore(
     return Restoration(
         text, read or "?" * len(text), symbols_of(model), posterior, drawn, passes * steps if passes else 1
     )
+
+
+def read_text_through(
+    model: LanguageModel,
+    text: str,
+    channel: str | Float[Tensor, "v v"] | None = None,
+    error: float | Literal["auto"] = 0.1,
+) -> tuple[Reading, float | None]:
+    """Return the reading of a text with gaps and alternatives, and the error rate of the channel if it has one.
+
+    `channel` is `symmetric`, `keyboard`, a matrix [true, read] of probabilities, or None: what can be read is right.
+    """
+    alphabet = "".join(symbols_of(model))
+    if channel is None or isinstance(channel, Tensor):
+        return from_text(text, alphabet, channel), None
+    if channel not in CHANNELS:
+        raise unknown("channel", channel, CHANNELS)
+    make = CHANNELS[channel]
+    if error == "auto":
+        symbols = from_text(text, alphabet).symbols
+        read = torch.tensor([alphabet.find(symbol) if symbol != "?" else -1 for symbol in symbols])
+        error = estimate_error(model, lambda rate: from_text(text, alphabet, make(alphabet, rate)).evidence, read)
+    return from_text(text, alphabet, make(alphabet, error)), error
 
 
 def symbols_of(model: LanguageModel) -> tuple[str, ...]:
@@ -254,7 +281,7 @@ def _rows(length: int) -> int:
 # -- windows ------------------------------------------------------------------------------------------
 
 
-def windows(length: int, window: int) -> list[tuple[int, int]]:
+def overlapping_windows(length: int, window: int) -> list[tuple[int, int]]:
     """Return spans of at most `window` positions that cover a sequence; neighbours share half of their positions."""
     if length <= window:
         return [(0, length)]

@@ -97,7 +97,7 @@ class Restore:
 
     def _readings(self, model: LanguageModel, file: str) -> tuple[list[Reading], float | None]:
         """Return the readings in the input, and the error rate of the channel if it has one."""
-        from rdlm.api.restore import symbols_of
+        from rdlm.api.restore import read_text_through, symbols_of
         from rdlm.data import evidence
 
         alphabet = "".join(symbols_of(model))
@@ -109,40 +109,25 @@ class Restore:
             return [evidence.from_json_lines(text, alphabet)], None
         if kind == "fastq":
             return evidence.from_fastq(text, alphabet), None
-        return self._text_readings(model, text.removesuffix("\n"), alphabet)
+        reading, error = read_text_through(model, text.removesuffix("\n"), self._channel(alphabet), self._error())
+        return [reading], error
 
-    def _text_readings(self, model: LanguageModel, text: str, alphabet: str) -> tuple[list[Reading], float | None]:
-        from rdlm.data import evidence
+    def _channel(self, alphabet: str) -> str | Tensor | None:
+        """Return the name of a channel, or the confusion matrix in a file."""
+        from rdlm.api.restore import CHANNELS
+        from rdlm.data.evidence import confusion
 
-        if self.channel is None:
-            return [evidence.from_text(text, alphabet)], None
-        if self.channel not in ("symmetric", "keyboard"):
-            matrix = evidence.confusion(read_text(self.channel), alphabet, self.channel)
-            return [evidence.from_text(text, alphabet, matrix)], None
-        make = evidence.symmetric if self.channel == "symmetric" else evidence.keyboard
-        error = self._error(model, text, alphabet)
-        return [evidence.from_text(text, alphabet, make(alphabet, error))], error
+        if self.channel is None or self.channel in CHANNELS:
+            return self.channel
+        return confusion(read_text(self.channel), alphabet, self.channel)
 
-    def _error(self, model: LanguageModel, text: str, alphabet: str) -> float:
-        """Return the error rate that was given, or the one that is estimated from the text."""
-        if self.error != "auto":
-            try:
-                return float(self.error)
-            except ValueError:
-                raise InputError(f"--error must be a number between 0 and 1, or auto, got {self.error!r}") from None
-        import torch
-
-        from rdlm.api.restore import estimate_error
-        from rdlm.data import evidence
-
-        make = evidence.symmetric if self.channel == "symmetric" else evidence.keyboard
-
-        def reading(error: float) -> Tensor:
-            return evidence.from_text(text, alphabet, make(alphabet, error)).evidence
-
-        symbols = evidence.from_text(text, alphabet).symbols
-        read = torch.tensor([alphabet.find(symbol) if symbol != "?" else -1 for symbol in symbols])
-        return estimate_error(model, reading, read)
+    def _error(self) -> float | Literal["auto"]:
+        if self.error == "auto":
+            return "auto"
+        try:
+            return float(self.error)
+        except ValueError:
+            raise InputError(f"--error must be a number between 0 and 1, or auto, got {self.error!r}") from None
 
     def _show(self, reading: Reading, result: Restoration) -> None:
         if reading.name:
