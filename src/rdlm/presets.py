@@ -97,7 +97,7 @@ def paper_promoter() -> Preset:
 def demo() -> RunConfig:
     """State of the Union speeches in 27 characters: 0.9M parameters above a 6-gram chain, a few minutes on 2 cores.
 
-    `rdlm demo`, or `rdlm train demo --minutes 4`. Measured: 1.73 ± 0.03 bits per character from left to right in 64 calls
+    `rdlm demo`, or `rdlm train demo --minutes 4`. Measured: 1.73 ± 0.03 bits per character left to right in 64 calls
     and 1.71 ± 0.05 strided after 4 minutes (850 steps), which is what the chain has without the network.
     """
     return RunConfig(
