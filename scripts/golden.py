@@ -241,7 +241,7 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
 
 
 PRESET = Path(__file__).resolve().parent.parent / "tests/golden/textfile.yaml"
-"""The preset textfile as it was when the cases were recorded: presets and defaults may change, what they mean may not."""
+"""The preset textfile as it was when the cases were recorded: presets and defaults change, what they mean does not."""
 
 
 def cases() -> dict[str, Case]:
