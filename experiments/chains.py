@@ -29,7 +29,7 @@ def row(corpus: Corpus, order: int, states: int) -> dict[str, object]:
     vocabulary = corpus.tokenizer.size
     chain = Ngram(vocabulary, order, states)
     began = time.process_time()
-    chain.fit(corpus.rows())
+    chain.fit(corpus.rows)
     counted = time.process_time() - began
     held_out = torch.from_numpy(corpus.validation[: ROWS * LENGTH].astype("int64")).view(ROWS, LENGTH)
     nats = -chain.predicted(held_out).gather(-1, held_out[..., None])[:, FIRST:].mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from rdlm.config import Interface, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.model.belief import SMALLEST, Belief, BeliefNetwork, HiddenMarkov, Ngram
+from rdlm.model.belief import SMALLEST, TABLES, Belief, BeliefNetwork, HiddenMarkov, Ngram
 from rdlm.model.network import build
 from rdlm.model.ngram import count_contexts
 
@@ -33,7 +34,7 @@ def source(rows: int = 400, length: int = 50, seed: int = 0) -> Tensor:
 
 def ngram(order: int = 4, states: int = 25) -> Ngram:
     belief = Ngram(VOCABULARY, order, states)
-    belief.fit(source())
+    belief.fit(lambda: source())
     return belief
 
 
@@ -103,7 +104,7 @@ def test_context_behind_clean_blocks_equals_enumeration(make, block: int) -> Non
 def test_predictions_are_probabilities_and_approach_the_source() -> None:
     rows = source(2000, 50)
     belief = Ngram(VOCABULARY, 4, 41)
-    belief.fit(rows)
+    belief.fit(lambda: rows)
     held_out = source(200, 50, seed=0)[:, 3:]
     predicted = belief.predicted(held_out)
     assert torch.allclose(predicted.exp().sum(-1), torch.ones(()), atol=1e-5)
@@ -123,7 +124,7 @@ def test_fewer_states_keep_the_contexts_that_gain_most() -> None:
     nats = []
     for states in (4, 8, 13, 25, 41):
         belief = Ngram(VOCABULARY, 4, states)
-        belief.fit(rows)
+        belief.fit(lambda: rows)
         nats.append(float(-belief.predicted(held_out).gather(-1, held_out[..., None]).mean()))
     assert nats == sorted(nats, reverse=True) and nats[0] > nats[-1] + 0.1
 
@@ -133,15 +134,27 @@ def test_states_that_are_not_needed_change_nothing() -> None:
     rows = (torch.rand(400, 50, generator=generator).pow(3) * symbols).long().cumsum(1) % symbols
     enough, plenty = Ngram(symbols, 3, 1 + symbols + symbols**2), Ngram(symbols, 3, 4000)
     for belief in (enough, plenty):
-        belief.fit(rows)
+        belief.fit(lambda: rows)
     assert int((plenty.length > 0).sum()) == int((enough.length > 0).sum())
     # There may be more weights, because their number grows with that of the states, but not fewer.
     assert int(plenty.weight.count_nonzero()) >= int(enough.weight.count_nonzero())
 
 
+def test_counts_are_cached_by_the_digest_of_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path))
+    first, again, other, unnamed = (Ngram(VOCABULARY, 4, 25) for _ in range(4))
+    first.fit(source, "digest")
+    again.fit(lambda: pytest.fail("counted again"), "digest")
+    assert all(torch.equal(getattr(first, name), getattr(again, name)) for name in TABLES)
+    counted = []
+    for belief, digest in ((other, "another"), (unnamed, "")):
+        belief.fit(lambda: counted.append(1) or source(), digest)
+    assert len(counted) == 2
+
+
 def test_a_symbol_that_was_never_seen_is_possible() -> None:
     belief = Ngram(VOCABULARY + 1, 3, 12)
-    belief.fit(source(20, 20))
+    belief.fit(lambda: source(20, 20))
     context = belief(torch.tensor([[[0.0, 0, 0, 50.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))
     assert context.isfinite().all()
     assert (belief.predicted(torch.tensor([[3, 3, 1]])).exp() > 0).all()
@@ -173,7 +186,7 @@ def network(belief: str = "ngram", causal: bool = False, features: int = VOCABUL
     config = TransformerConfig(width=16, layers=2, heads=2, belief=belief, order=4, states=25, causal=causal)
     found = build(config, Interface(features, VOCABULARY))
     assert isinstance(found, BeliefNetwork)
-    found.belief.fit(source())
+    found.belief.fit(lambda: source())
     for parameter in found.network.parameters():  # logits are 0 at initialisation
         torch.nn.init.normal_(parameter, std=0.3)
     return found.eval()
@@ -187,7 +200,7 @@ def test_an_untrained_network_predicts_what_the_chain_does() -> None:
     torch.manual_seed(0)
     config = TransformerConfig(width=16, layers=2, heads=2, belief="ngram", order=4, states=25)
     fresh = build(config, Interface(VOCABULARY, VOCABULARY))
-    fresh.belief.fit(source())
+    fresh.belief.fit(lambda: source())
     evidence = torch.randn(2, LENGTH, VOCABULARY)
     assert torch.allclose(fresh.eval()(features_of(evidence), 0.5), fresh.belief(evidence), atol=1e-5)
 

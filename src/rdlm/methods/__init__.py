@@ -33,5 +33,5 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
         raise unknown("method", config.method, METHODS)
     method = METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
     if isinstance(method.network, BeliefNetwork):
-        method.network.belief.fit(corpus.rows())
+        method.network.belief.fit(corpus.rows, corpus.digest)
     return method

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ from rdlm.config import Interface, NetworkConfig
 from rdlm.errors import InputError
 from rdlm.model.ngram import Contexts, check_ngram, count_contexts
 from rdlm.model.transformer import Cache
+from rdlm.storage.tables import cached
 
 SMALLEST = 1e-9
 """Added to probabilities of the context, so that no symbol is excluded by rounding."""
@@ -41,6 +42,12 @@ WEIGHTS = 2
 
 ALONE = 0.5
 """Share of positions at which the network predicts without the chain in training."""
+
+TABLES = ("length", "suffix", "backoff", "weight", "following")
+"""The tables of an n-gram model: fields of `Contexts` and buffers of `Ngram`."""
+
+FORMAT = 1
+"""Version of cached tables: raised whenever the same data would give other ones."""
 
 MESSAGES = 1 << 27
 """Numbers in the forward messages of the sequences that are treated at once."""
@@ -141,8 +148,11 @@ class Belief(nn.Module, ABC):
 
     states: int
 
-    def fit(self, rows: Shaped[Tensor, "n length"]) -> None:
-        """Learn from training data what is not learned with the network; nothing by default."""
+    def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
+        """Learn from training data what is not learned with the network; nothing by default.
+
+        What is learned from data with a `digest` is cached on disk.
+        """
 
     def check(self) -> None:
         """Raise ValueError if tables that were read from a file are not those of a chain; nothing by default."""
@@ -267,11 +277,18 @@ class Ngram(Belief):
         self.register_buffer("following", (symbol + 1).repeat(states, 1))
         self._arcs: tuple[tuple[object, ...], _Arcs] | None = None
 
-    def fit(self, rows: Shaped[Tensor, "n length"]) -> None:
-        """Count the contexts of training data."""
-        contexts = count_contexts(rows, self.vocabulary, self.order, self.states)
-        for name in ("length", "suffix", "backoff", "weight", "following"):
-            getattr(self, name).copy_(getattr(contexts, name))
+    def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
+        """Count the contexts of training data, or take them from the cache."""
+
+        def make() -> dict[str, Tensor]:
+            contexts = count_contexts(rows(), self.vocabulary, self.order, self.states)
+            return {name: getattr(contexts, name) for name in TABLES}
+
+        parameters = {"format": FORMAT, "table": "ngram", "data": digest, "vocabulary": self.vocabulary}
+        parameters |= {"order": self.order, "states": self.states}
+        tables = cached(parameters, make) if digest else make()
+        for name in TABLES:
+            getattr(self, name).copy_(tables[name])
 
     def check(self) -> None:
         """Raise ValueError unless the tables are those of an n-gram model: a foreign file can have any numbers."""
