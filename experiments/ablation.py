@@ -25,7 +25,7 @@ import torch
 from experiments.changes import changed, chosen
 from rdlm import methods
 from rdlm.api import language_model
-from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.display.text_table import table
 from rdlm.evaluate.evaluate import held_out_sequences
@@ -33,6 +33,7 @@ from rdlm.methods.base import Method
 from rdlm.methods.bound import Setting, measure_bound, repeated_bound
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
+from rdlm.presets import SMALL
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 from rdlm.storage.files import write_atomic
@@ -44,18 +45,7 @@ BASE = RunConfig(
     process=ProcessConfig(),
     denoiser=DenoiserConfig(),
     model=TransformerConfig(width=128, layers=5, heads=4, time_scale=10.0),
-    training=TrainingConfig(
-        steps=3000,
-        batch=16,
-        optimizer="muon",
-        lr=2e-3,
-        warmup=200,
-        decay="cosine",
-        ema=0.999,
-        save_every=500,
-        validate_every=3000,
-        validation_sequences=64,
-    ),
+    training=replace(SMALL, steps=3000, batch=16, save_every=500, validation_sequences=64),
 )
 """The continuous process, synchronous: levels by information, no time input, one-hot codes."""
 

@@ -61,13 +61,13 @@ def test_codes_follow_the_gradient_of_the_bound(bridge: str, features: str) -> N
     codes_loss(made, codes, token.repeat(8, 1), None, 0, torch.Generator().manual_seed(1)).backward()
     found, before = codes.weight.grad, codes.weight.detach().clone()
     assert found is not None
-    step = torch.randn(before.shape, generator=torch.Generator().manual_seed(2))
+    step = found / found.norm()  # the steepest direction: differences of the bound are far above float32 rounding
     ends = []
     for sign in (1, -1):
         with torch.no_grad():
-            codes.weight.copy_(before + sign * 3e-3 * step)
+            codes.weight.copy_(before + sign * 1e-2 * step)
             ends.append(float(bound_of_codes(made, codes, token, None, torch.Generator().manual_seed(1))))
-    assert float((found * step).sum()) == pytest.approx((ends[0] - ends[1]) / 6e-3, rel=0.01, abs=3e-4)
+    assert float((found * step).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-2, rel=0.01)
 
 
 def test_the_cross_entropy_does_not_move_codes_and_the_bound_does_not_move_the_network() -> None:

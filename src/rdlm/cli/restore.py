@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,12 +151,15 @@ def _array(file: str) -> Any:
     """Return the array in a .npy file, without unpickling."""
     import numpy as np
 
-    path = Path(file).expanduser()
-    if file == "-" or not path.is_file():
-        raise InputError(f"{file} is not a file: an array is read from a .npy file")
-    if path.stat().st_size > LARGEST:
-        raise InputError(f"{file} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read")
+    from rdlm.data.recipe import open_regular
+
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        with open_regular(Path(file).expanduser()) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size > LARGEST:
+                raise InputError(f"{file} has {size:,} bytes; at most {LARGEST:,} are read")
+            return np.load(opened, allow_pickle=False)
+    except InputError:
+        raise
+    except (ValueError, EOFError, OSError, MemoryError) as error:
         raise InputError(f"{file} is not an array of numbers in NumPy's format: {error}") from None
