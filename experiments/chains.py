@@ -19,6 +19,7 @@ from rdlm import data
 from rdlm.data.store import Corpus
 from rdlm.display.text_table import table
 from rdlm.model.belief import Ngram
+from rdlm.model.ngram import Contexts
 
 ROWS, LENGTH, FIRST = 256, 512, 8
 """Validation rows, their length, and the first position that counts."""
@@ -38,7 +39,8 @@ def row(corpus: Corpus, order: int, states: int) -> dict[str, object]:
     began = time.process_time()
     chain(evidence)
     spent = time.process_time() - began
-    contexts = [int((chain.length == length).sum()) for length in range(1, order)]
+    lengths = Contexts.of(chain.suffix.long(), chain.oldest.long(), chain.weight).length
+    contexts = [int((lengths == length).sum()) for length in range(1, order)]
     found: dict[str, object] = {"order": order, "states": states, "bits": round(float(nats) / math.log(2), 4)}
     found |= {"arcs": len(chain.arcs.by_target.index), "inference_seconds": round(spent, 3)}
     return found | {"counting_seconds": round(counted, 1), "contexts_by_length": " ".join(map(str, contexts))}

@@ -71,7 +71,7 @@ def test_published_models_have_the_tables(run: Path, tmp_path: Path, dtype: str)
     model = rdlm.load(run)
     model.save(tmp_path / "published", dtype=dtype)
     again = rdlm.load(tmp_path / "published")
-    for name in ("length", "suffix", "following"):
+    for name in ("suffix", "oldest"):
         assert torch.equal(table(model, name), table(again, name))
     exact = dtype == "float32"
     assert torch.allclose(table(model, "weight"), table(again, "weight"), rtol=0, atol=0 if exact else 1e-3)
@@ -97,23 +97,28 @@ def test_a_run_continues_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "row", "value", "message"),
     [
-        ("following", 10**6, "not numbered in order"),
-        ("following", -1, "not numbered in order"),
-        ("following", 1, "does not end with the symbol"),
-        ("suffix", -7, "not numbered in order"),
-        ("length", 9, "sorted by length"),
-        ("weight", 0.9, "do not sum to 1"),
-        ("backoff", -0.5, "do not sum to 1"),
+        ("suffix", 5, 10**6, "not numbered in order"),
+        ("suffix", 5, -7, "not numbered in order"),
+        ("suffix", 3, 1, "single symbols"),
+        ("suffix", -1, 0, "sorted by length"),
+        ("oldest", 5, 10**6, "not numbered in order"),
+        ("oldest", 5, -1, "not numbered in order"),
+        ("oldest", 3, 0, "single symbols"),
+        ("weight", 5, 0.9, "do not sum to 1"),
+        ("weight", 5, -0.1, "do not sum to 1"),
+        ("weight", 0, 0.0, "do not sum to 1"),
+        ("weight", 5, float("nan"), "do not sum to 1"),
     ],
 )
-def test_tables_of_a_foreign_file_are_checked(name: str, value: float, message: str) -> None:
+def test_tables_of_a_foreign_file_are_checked(name: str, row: int, value: float, message: str) -> None:
     method = methods.build(config(), toy_corpus(config()))
     assert isinstance(method.network, BeliefNetwork) and isinstance(method.network.belief, Ngram)
     belief = method.network.belief
     belief.check()
-    getattr(belief, name)[5] = value
+    used = int((belief.suffix >= 0).sum())
+    getattr(belief, name)[row % used] = value
     with pytest.raises(ValueError, match=message):
         belief.check()
 
@@ -122,7 +127,7 @@ def test_a_damaged_table_is_a_damaged_file(run: Path, tmp_path: Path) -> None:
     rdlm.load(run).save(tmp_path / "published")
     file = tmp_path / "published" / "model.safetensors"
     tensors = load_file(file)
-    tensors["belief.following"][3] = 10**6
+    tensors["belief.suffix"][3] = 10**6
     save_file(tensors, file)
     reseal(tmp_path / "published")
     with pytest.raises(DamagedFileError, match="not numbered in order"):
@@ -153,4 +158,4 @@ def test_features_other_than_evidence_are_refused() -> None:
 def test_checkpoints_name_the_tables(run: Path) -> None:
     path = next(run.glob("checkpoint-*"))
     assert checkpoint.verify(path)
-    assert {"belief.weight", "belief.following"} <= load_file(path / "network.safetensors").keys()
+    assert {"belief.weight", "belief.suffix"} <= load_file(path / "network.safetensors").keys()

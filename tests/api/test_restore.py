@@ -55,7 +55,6 @@ def markov_model(length: int = LENGTH, **changes: object) -> LanguageModel:
         assert isinstance(method.network.belief, Ngram)
         first, move = chain_law()
         method.network.belief.weight.copy_(torch.cat([first[None], move]))
-        method.network.belief.backoff.zero_()
     method.network.eval()
     about = {"kind": "text", "length": length, "classes": [], "image": None, "signal": False, "protocol": "markov"}
     return LanguageModel("markov", method, Characters(ALPHABET), config, about, None)

@@ -130,9 +130,10 @@ def restore(
     found = []
     for index, batch in enumerate(parts.split(_rows(parts.shape[1]))):
         generator = generator_of("restore", seed, index)
-        found.append(
-            _refined(model.rdlm, batch, passes, steps, order, generator) if passes else _marginals(model, batch)
-        )
+        if passes:
+            found.append(refined_posterior(model.rdlm, batch, passes, steps, order, generator))
+        else:
+            found.append(_marginals(model, batch))
         progress(len(batch))
     posterior = _joined(torch.cat(found), spans, len(evidence))
     text = "".join(symbols_of(model)[index] for index in posterior.argmax(-1).tolist())
@@ -207,7 +208,7 @@ def posterior_of(
     return method.denoiser.predict(method.network, state, remaining, given=given).log_probs()
 
 
-def _refined(
+def refined_posterior(
     method: Rdlm, given: Tensor, passes: int, steps: int, order: OrderName, generator: torch.Generator
 ) -> Float[Tensor, "rows length v"]:
     """Return the mean over passes of the posterior before each position's last step."""

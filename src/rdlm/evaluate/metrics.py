@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
@@ -92,6 +92,36 @@ def likelihood(nats: Estimate, size: Size, kind: str, what: str) -> dict[str, Me
             f"{what}; exp of nats per whitespace-separated word of each sequence, no end-of-text token",
         )
     return found
+
+
+# -- calibration -----------------------------------------------------------------------------------------------------
+
+_BINS: Final = 15
+"""Bins of the probability of the best symbol."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How often predictions of a certainty are right: per bin the mean certainty, the share right, and the number."""
+
+    certainty: Float[Tensor, " bins"]
+    right: Float[Tensor, " bins"]
+    count: Int[Tensor, " bins"]
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean over predictions of `|share right - certainty|` of their bin."""
+        return float((self.count * (self.right - self.certainty).abs()).sum() / self.count.sum())
+
+
+def calibration(law: Float[Tensor, "n v"], truth: Int[Tensor, " n"], bins: int = _BINS) -> Calibration:
+    """Return the calibration of the most likely symbols of distributions; empty bins are left out."""
+    certainty, best = law.double().max(-1)
+    index = (certainty * bins).long().clamp_max(bins - 1)
+    count = torch.bincount(index, minlength=bins)
+    total, right = (torch.bincount(index, weights, bins) for weights in (certainty, (best == truth).double()))
+    used = count > 0
+    return Calibration(total[used] / count[used], right[used] / count[used], count[used])
 
 
 # -- maximum mean discrepancy ----------------------------------------------------------------------------------------

@@ -196,7 +196,6 @@ def markov_ngram() -> Ngram:
     first, move = sources.markov_law()
     chain = Ngram(len(first), order=2, states=len(first) + 1)
     chain.weight.copy_(torch.cat([first[None], move]))
-    chain.backoff.zero_()
     return chain
 
 

@@ -43,10 +43,10 @@ WEIGHTS = 2
 ALONE = 0.5
 """Share of positions at which the network predicts without the chain in training."""
 
-TABLES = ("length", "suffix", "backoff", "weight", "following")
+TABLES = ("suffix", "oldest", "weight")
 """The tables of an n-gram model: fields of `Contexts` and buffers of `Ngram`."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of cached tables: raised whenever the same data would give other ones."""
 
 MESSAGES = 1 << 27
@@ -258,23 +258,19 @@ class Ngram(Belief):
     back-off from each context to the next shorter one.
     """
 
-    length: Tensor
     suffix: Tensor
-    backoff: Tensor
+    oldest: Tensor
     weight: Tensor
-    following: Tensor
 
     def __init__(self, vocabulary: int, order: int, states: int) -> None:
         super().__init__()
         check_ngram(vocabulary, order, states)
         self.vocabulary, self.order, self.states = vocabulary, order, states
-        symbol = torch.arange(vocabulary, dtype=torch.int32)
         # Until contexts are counted: a chain without memory, in which all symbols are equally likely.
-        self.register_buffer("length", (torch.arange(states) > 0).int() * (torch.arange(states) <= vocabulary))
-        self.register_buffer("suffix", torch.zeros(states, dtype=torch.int32))
-        self.register_buffer("backoff", torch.ones(states).index_fill(0, torch.tensor(0), 0.0))
+        row = torch.arange(states, dtype=torch.int32)
+        self.register_buffer("suffix", torch.where(row <= vocabulary, 0, -1).int())
+        self.register_buffer("oldest", (row - 1) * ((row > 0) & (row <= vocabulary)))
         self.register_buffer("weight", torch.zeros(states, vocabulary).index_fill(0, torch.tensor(0), 1 / vocabulary))
-        self.register_buffer("following", (symbol + 1).repeat(states, 1))
         self._arcs: tuple[tuple[object, ...], _Arcs] | None = None
 
     def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
@@ -292,31 +288,29 @@ class Ngram(Belief):
 
     def check(self) -> None:
         """Raise ValueError unless the tables are those of an n-gram model: a foreign file can have any numbers."""
-        length, suffix, following = self.length.long(), self.suffix.long(), self.following.long()
-        used = 1 + int((length > 0).sum())
-        suffix, following = suffix[:used], following[:used]
-        inside = (suffix >= 0).all() and (suffix < used).all() and (following > 0).all() and (following < used).all()
-        if not bool(inside and used <= self.states and (length[1:used] > 0).all() and length[0] == 0):
+        suffix, oldest, weight = self.suffix.long(), self.oldest.long(), self.weight.float()
+        row, used = torch.arange(self.states, device=suffix.device), int((suffix >= 0).sum())
+        inside = (suffix[:used] >= 0).all() and (suffix[1:used] < row[1:used]).all() and suffix[0] == 0
+        if not bool(inside and (oldest >= 0).all() and (oldest < self.vocabulary).all()):
             raise ValueError("the states of its n-gram model are not numbered in order")
-        rows = slice(1, used)
-        ordered = (torch.diff(length[rows]) >= 0).all() and int(length.max()) < self.order
-        if not bool(ordered and (length[suffix[rows]] == length[rows] - 1).all()):
+        symbols = row[: self.vocabulary]
+        single = suffix[1 : 1 + self.vocabulary] == 0
+        if not bool(used > self.vocabulary and single.all() and (oldest[1 : 1 + self.vocabulary] == symbols).all()):
+            raise ValueError("the first contexts of its n-gram model are not the single symbols")
+        length = Contexts.of(suffix, oldest, weight).length
+        if not bool((torch.diff(length[:used]) >= 0).all() and int(length.max()) < self.order):
             raise ValueError("the contexts of its n-gram model are not sorted by length")
-        symbol = self.arcs.symbol[following]
-        if not bool((symbol == torch.arange(self.vocabulary, device=symbol.device)).all()):
-            raise ValueError("a context of its n-gram model does not end with the symbol that leads to it")
-        total = self.weight.sum(1) + self.backoff
-        positive = (self.weight >= 0).all() and (self.backoff >= 0).all() and (self.weight[0] > 0).all()
-        if not bool(positive and ((total[:used] - 1).abs() < 0.01).all()):
+        total = weight.sum(1)
+        positive = (weight >= 0).all() and (weight[0] > 0).all() and (total < 1.01).all() and total[0] > 0.99
+        if not bool(positive):
             raise ValueError("the probabilities of its n-gram model do not sum to 1")
 
     @property
     def arcs(self) -> _Arcs:
         """The tables in the form that inference needs, computed once after they change."""
-        key = (self.weight._version, self.weight.data_ptr(), self.following._version, self.weight.device)
+        key = (self.weight._version, self.weight.data_ptr(), self.suffix._version, self.weight.device)
         if self._arcs is None or self._arcs[0] != key:
-            tables = (self.length.long(), self.suffix.long(), self.backoff.float(), self.weight.float())
-            self._arcs = (key, _Arcs.of(Contexts(*tables, self.following.long())))
+            self._arcs = (key, _Arcs.of(Contexts.of(self.suffix.long(), self.oldest.long(), self.weight.float())))
         return self._arcs[1]
 
     @torch.no_grad()
@@ -361,7 +355,7 @@ class Ngram(Belief):
         return message
 
     def _emitted(self, likelihood: Float[Tensor, "v batch"]) -> Float[Tensor, "n batch"]:
-        return likelihood[self.arcs.symbol]
+        return likelihood.index_select(0, self.arcs.symbol)
 
     def _by_symbol(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "v batch"]:
         return self.arcs.by_symbol(message)
@@ -408,7 +402,7 @@ class _Arcs:
     def of(contexts: Contexts) -> _Arcs:
         """Return the matrices of counted contexts, whose rows are sorted by length behind the root."""
         length, suffix, weight, following = contexts.length, contexts.suffix, contexts.weight, contexts.following
-        states, vocabulary = weight.shape
+        (states, vocabulary), backoff = weight.shape, contexts.backoff
         used = 1 + int((length > 0).sum())
         bounds = [0, *(1 + int(((length > 0) & (length <= level)).sum()) for level in range(int(length.max()) + 1))]
         slices = [slice(low, high) for low, high in itertools.pairwise(bounds)]  # root, length 1, 2, ...
@@ -420,13 +414,13 @@ class _Arcs:
                 symbol[level] = symbol[suffix[level]]
             rows = torch.arange(level.stop - level.start, device=weight.device)
             target = suffix[level] - shorter.start
-            sums = _Sums.of(target, rows, contexts.backoff[level], shorter.stop - shorter.start)
+            sums = _Sums.of(target, rows, backoff[level], shorter.stop - shorter.start)
             levels.append((level, shorter, sums))
         source, target, value = _entries(contexts, used)
         everyone = torch.arange(1, used, device=weight.device)
         return _Arcs(
             suffix,
-            contexts.backoff,
+            backoff,
             following,
             contexts.probability.log(),
             symbol,

@@ -12,7 +12,7 @@ takes the way through `h'`. The model without any context, the root, is the freq
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -40,21 +40,48 @@ class Contexts:
     length: Int[Tensor, " states"]
     """Symbols of each context."""
     suffix: Int[Tensor, " states"]
-    """The state of the context without its oldest symbol; 0 for the root."""
-    backoff: Float[Tensor, " states"]
-    """`b(h)`; 0 for the root."""
+    """The state of the context without its oldest symbol; 0 for the root, -1 for unused rows."""
+    oldest: Int[Tensor, " states"]
+    """The oldest symbol of each context."""
     weight: Float[Tensor, "states v"]
     """`w(h, e)`; 0 where a symbol is reached through the shorter context alone."""
     following: Int[Tensor, "states v"]
-    """The state after each symbol."""
+    """The state after each symbol: the longest kept context with which the longer string ends."""
+
+    @staticmethod
+    def of(
+        suffix: Int[Tensor, " states"], oldest: Int[Tensor, " states"], weight: Float[Tensor, "states v"]
+    ) -> Contexts:
+        """Return the states from what is stored of them; rows must be sorted by length."""
+        (states, vocabulary), used = weight.shape, int((suffix >= 0).sum())
+        length = torch.zeros_like(suffix)
+        while not torch.equal(longer := 1 + length[suffix[1:used]], length[1:used]):
+            length[1:used] = longer
+        extension = torch.full((states, vocabulary), -1, device=suffix.device)
+        extension[suffix[1:used], oldest[1:used]] = torch.arange(1, used, device=suffix.device)
+        following = torch.zeros_like(extension)
+        following[0] = extension[0]
+        for index in range(1, int(length.max()) + 1):
+            rows = (length == index).nonzero()[:, 0]
+            shorter = following[suffix[rows]]  # the longest kept suffix of h'e
+            longer = extension[shorter, oldest[rows, None]]  # h e, if it is kept and h' e is
+            following[rows] = torch.where((length[shorter] == index) & (longer >= 0), longer, shorter)
+        return Contexts(length, suffix, oldest, weight, following)
+
+    @property
+    def backoff(self) -> Float[Tensor, " states"]:
+        """Return `b(h)` of every state; 0 for the root."""
+        found = (1 - self.weight.sum(1)).clamp_min(0)
+        found[0] = 0
+        return found
 
     @property
     def probability(self) -> Float[Tensor, "states v"]:
         """Return `p(e | h)` of every state, Eq. (53)."""
-        probability = self.weight.clone()
+        probability, backoff = self.weight.clone(), self.backoff
         for level in range(1, int(self.length.max()) + 1):
             rows = self.length == level
-            probability[rows] += self.backoff[rows, None] * probability[self.suffix[rows]]
+            probability[rows] += backoff[rows, None] * probability[self.suffix[rows]]
         return probability
 
 
@@ -172,43 +199,31 @@ def _kept(levels: list[_Level], probability: list[Tensor], states: int) -> list[
 def _chain(levels: list[_Level], kept: list[Tensor], states: int) -> Contexts:
     """Return the chain on the kept contexts, whose suffixes are still rows of all candidates."""
     vocabulary = levels[0].count.shape[1]
-    length = torch.zeros(states, dtype=torch.long)
-    suffix, following = torch.zeros(states, dtype=torch.long), torch.zeros(states, vocabulary, dtype=torch.long)
+    suffix, oldest = torch.full((states,), -1), torch.zeros(states, dtype=torch.long)
     weight, excess = torch.zeros(states, vocabulary, dtype=torch.float64), torch.zeros(states, vocabulary)
     probability = torch.zeros(states, vocabulary, dtype=torch.float64)
-    extension = torch.full((states, vocabulary), -1)
-    weight[0] = probability[0] = _root(levels[0].count)[0]
+    suffix[0], weight[0] = 0, _root(levels[0].count)[0]
+    probability[0] = weight[0]
     first, before = 1, 0
     for index, level in enumerate(levels[1:], 1):
         row = (kept[index - 1].cumsum(0) - 1)[level.suffix] + before
         own = slice(first, first + len(row))
-        extension[row, level.oldest] = torch.arange(first, first + len(row))
-        length[own], suffix[own], weight[own] = index, row, _weights(level.count)
+        suffix[own], oldest[own], weight[own] = row, level.oldest, _weights(level.count)
         lower = (1 - weight[own].sum(1, keepdim=True)) * probability[row]
         probability[own] = weight[own] + lower
         excess[own] = (level.count * (probability[own] / lower.clamp_min(1e-300)).log()).float()
         first, before = first + len(row), first
-    used = first
-    following[0] = extension[0]
-    oldest = torch.cat([torch.zeros(1, dtype=torch.long), *(level.oldest for level in levels[1:])])
-    for index in range(1, len(levels)):
-        rows = (length[:used] == index).nonzero()[:, 0]
-        shorter = following[suffix[rows]]  # the longest kept suffix of h'e
-        longer = extension[shorter, oldest[rows, None]]  # h e, if it is kept and h' e is
-        following[rows] = torch.where((length[shorter] == index) & (longer >= 0), longer, shorter)
-    weight = _pruned(weight, excess, length, suffix, following)
-    backoff = 1 - weight.sum(1)
-    backoff[length == 0] = 0
-    return Contexts(length, suffix, backoff.float(), weight.float(), following)
+    found = Contexts.of(suffix, oldest, weight)
+    return replace(found, weight=_pruned(found, excess).float())
 
 
-def _pruned(weight: Tensor, excess: Tensor, length: Tensor, suffix: Tensor, following: Tensor) -> Tensor:
+def _pruned(contexts: Contexts, excess: Float[Tensor, "states v"]) -> Float[Tensor, "states v"]:
     """Return the weights with the largest excess likelihood, and those to states that `h'` does not lead to."""
-    used = length > 0  # rows behind the contexts are empty
-    needed = (following != following[suffix]) & used[:, None]
+    weight, following = contexts.weight, contexts.following
+    needed = (following != following[contexts.suffix]) & (contexts.length > 0)[:, None]
     needed[0] = True
     candidates = excess.masked_fill(needed, float("-inf")).flatten()
-    most = max(0, ARCS * len(length) - int(needed.sum()))
+    most = max(0, ARCS * len(weight) - int(needed.sum()))
     chosen = torch.zeros(weight.numel(), dtype=torch.bool)
     chosen[candidates.topk(min(most, len(candidates))).indices] = True
     chosen &= candidates > 0
