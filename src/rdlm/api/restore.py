@@ -98,9 +98,12 @@ class Restoration:
     def to_json(self) -> dict[str, Any]:
         """Return the restoration as plain values."""
         certainty = self.certainty
+        best = [self.symbols[index] for index in self.posterior.argmax(-1).tolist()]
+        symbols = best if self.rows is None else [None if row is None else best[row] for row in self.rows]
+        zipped = zip(self.text, symbols, self.read, certainty.tolist(), strict=True)
         places = [
-            {"char": char, "read": read, "probability": sure, "alternatives": self.alternatives(at)}
-            for at, (char, read, sure) in enumerate(zip(self.text, self.read, certainty.tolist(), strict=True))
+            {"char": char, "symbol": symbol, "read": read, "probability": sure, "alternatives": self.alternatives(at)}
+            for at, (char, symbol, read, sure) in enumerate(zipped)
         ]
         about = {"text": self.text, "read": self.read, "changed": len(self.changed), "calls": self.calls}
         return {**about, "expected_errors": float((1 - certainty).sum()), "positions": places} | (

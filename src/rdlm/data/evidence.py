@@ -143,8 +143,9 @@ def to_symbols(read: Sequence[Read], alphabet: str) -> list[Seen]:
     """Return what a model sees of each character of a reading; `put_back` is the way back.
 
     A character outside of the alphabet is seen in the other case or without its accent if that is a symbol. Runs of
-    blanks, digits and punctuation are seen as one space; a hyphen at the end of a line, and runs at the ends of the
-    text, as nothing. Other letters are seen as unreadable. InputError where an alphabet has no space to stand for them.
+    blanks, digits and punctuation are seen as one space, with unreadable characters beside a digit; a hyphen at the end
+    of a line, and runs at the ends of the text, as nothing. Other letters are seen as unreadable. InputError where an
+    alphabet has no space to stand for them.
     """
     seen: list[Seen] = []
     for char in read:
@@ -171,8 +172,8 @@ def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str])
     text = []
     for at, (char, view) in enumerate(zip(read, seen, strict=True)):
         new = "" if view == "" else next(rest)
-        if char is not None and (new == view or is_kept(char, view)):
-            text.append(char)
+        if new == view or is_kept(char, view):
+            text.append(char or "?")
         else:
             text.append(_in_case(new, _pattern(read, seen, at)))
     return text
@@ -180,7 +181,7 @@ def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str])
 
 def is_kept(char: Read, view: Seen) -> bool:
     """Return whether a character stays in the text whatever the model restores."""
-    return char is not None and (not view or (view == " " and char != " "))
+    return view == "" or (char is not None and (view is None or (view == " " and char != " ")))
 
 
 def nearest_symbol(char: str, alphabet: str) -> str | None:
@@ -198,9 +199,13 @@ def _is_mark(char: str) -> bool:
 def _join_blanks(read: Sequence[Read], seen: list[Seen]) -> None:
     """Let one character of every run of blanks, digits and punctuation be seen as a space, the others as nothing."""
 
+    digits = _gaps_in_numbers(read, seen)
+
     def is_blank(at: int) -> bool:
         char = read[at]
-        return char is not None and (seen[at] == " " or (seen[at] is None and not char.isalpha()))
+        if char is None:
+            return at in digits
+        return seen[at] == " " or (seen[at] is None and not char.isalpha())
 
     for blank, run in groupby(range(len(read)), is_blank):
         if not blank:
@@ -213,6 +218,19 @@ def _join_blanks(read: Sequence[Read], seen: list[Seen]) -> None:
             seen[at] = ""
         if spaces or not (divided or outside):
             seen[spaces[0] if spaces else places[0]] = " "
+
+
+def _gaps_in_numbers(read: Sequence[Read], seen: Sequence[Seen]) -> set[int]:
+    """Return the unreadable characters that only others like them separate from a digit outside of the alphabet."""
+    found: set[int] = set()
+    for places in (range(len(read)), range(len(read) - 1, -1, -1)):
+        beside = False
+        for at in places:
+            char = read[at]
+            beside = beside if char is None else char.isdigit() and seen[at] is None
+            if beside and char is None:
+                found.add(at)
+    return found
 
 
 def _pattern(read: Sequence[Read], seen: Sequence[Seen], at: int) -> str:
@@ -279,7 +297,7 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
     evidence = symbol_evidence(read, seen, alphabet, log_channel)
     row = 0
     for at, (_, alternatives) in enumerate(places):
-        if alternatives:
+        if alternatives and seen[at] is None:
             evidence[row] = _alternatives(alphabet, alternatives, at)
         row += seen[at] != ""
     return make_reading(evidence, read, seen)
