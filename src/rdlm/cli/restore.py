@@ -97,6 +97,7 @@ class Restore:
         import rdlm
 
         model = rdlm.load(run)
+        _check_model(model)
         if model.kind == "image":
             return self._restore_image(model, file)
         if self.noise is not None:
@@ -124,14 +125,13 @@ class Restore:
         alphabet = "".join(symbols_of(model))
         kind = SUFFIXES.get(Path(file).suffix.lower(), "text") if self.format == "auto" else self.format
         if kind == "png":
-            raise InputError(
-                f"{file} is an image; {model.name} is a model of {model.kind}. Read it by OCR, and give hOCR"
-            )
+            advice = "read it by Tesseract, and give the .hocr file (docs/guides/restore.md)"
+            raise InputError(f"{file} is an image, {model.name} a model of {model.kind}: {advice}")
         if kind != "text" and (self.channel is not None or self.error is not None or self.literal):
             raise InputError(f"--channel, --error and --literal are for text; {file} is {kind}")
         if kind == "npy":
             return [evidence.from_array(_array(file), alphabet)], None
-        text = read_text(file)
+        text = read_text(file, "restore")
         if kind == "jsonl":
             return [evidence.from_json_lines(text, alphabet)], None
         if kind == "fastq":
@@ -241,7 +241,7 @@ class Restore:
             raise InputError("--html, --bound and --channel are for text; an image is written by --out restored.png")
         if self.out is None and not self.json:
             raise InputError("the restored image needs a file: --out restored.png (or --json)")
-        found = restore_image(model, _pixels(file, self.format, model), self.noise, **self._options())
+        found = restore_image(model, _pixels(file, self.format, model, self.noise), self.noise, **self._options())
         if self.out is not None:
             self._write_picture(model, found)
         if self.json:
@@ -266,6 +266,15 @@ class Restore:
         print(f"rdlm: wrote {self.out}: given, restored{', samples' if len(drawn) else ''}", file=sys.stderr)
 
 
+def _check_model(model: LanguageModel) -> None:
+    """Raise InputError for a model that takes no evidence, with a way to one that does."""
+    try:
+        model.rdlm.denoiser.check_given()
+    except InputError as error:
+        advice = "rdlm demo trains one in minutes: rdlm restore runs/demo FILE"
+        raise InputError(f"{model.name} cannot restore: {error}. {advice}") from None
+
+
 def _summary(model: LanguageModel, found: list[Restoration], error: float | None) -> str:
     """Return one line about restorations: error rate, characters changed, mean certainty of those not kept."""
     import torch
@@ -288,17 +297,20 @@ def _fastq(row: dict[str, Any]) -> str:
     return f"@{row['name']}\n{row['text']}\n+\n{quality}\n"
 
 
-def _pixels(file: str, kind: Format, model: LanguageModel) -> Tensor:
-    """Return the levels of an image [height, width, channels] from 0 to 1."""
+def _pixels(file: str, kind: Format, model: LanguageModel, noise: float) -> Tensor:
+    """Return the levels of an image [height, width, channels] from 0 to 1; noise may exceed that."""
     import numpy as np
     import torch
 
     if (Path(file).suffix.lower() if kind == "auto" else f".{kind}") == ".npy":
         array = _array(file)
-        if array.dtype.kind not in "fu" or array.ndim not in (2, 3) or not np.isfinite(array).all():
+        array = array / 255 if array.dtype == np.uint8 else array
+        if array.dtype.kind != "f" or array.ndim not in (2, 3) or not array.size or not np.isfinite(array).all():
             what = "an array of grey levels [height, width] has numbers from 0 to 1, or bytes"
             raise InputError(f"{file}: {what}; got {list(array.shape)} of {array.dtype}")
-        array = array / 255 if array.dtype == np.uint8 else array
+        farthest = float(np.abs(array - 0.5).max()) + 0.5
+        if farthest > 1 + 8 * noise:
+            raise InputError(f"{file}: levels from 0 to 1 with noise {noise:g} do not reach {farthest:g}: rescale them")
     else:
         array = _png(file, model) / 255
     return torch.from_numpy(np.array(array if array.ndim == 3 else array[..., None], dtype=np.float64))

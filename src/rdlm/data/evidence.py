@@ -207,13 +207,14 @@ def _join_blanks(read: Sequence[Read], seen: list[Seen]) -> None:
             return at in digits
         return seen[at] == " " or (seen[at] is None and not char.isalpha())
 
-    for blank, run in groupby(range(len(read)), is_blank):
+    order = [at for at, view in enumerate(seen) if view != ""]
+    for blank, run in groupby(order, is_blank):
         if not blank:
             continue
         places = list(run)
         spaces = [at for at in places if seen[at] == " "]
         divided = "".join(read[at] or "" for at in places) in ("-\n", "-\r\n")
-        outside = places[0] == 0 or places[-1] == len(read) - 1
+        outside = places[0] == order[0] or places[-1] == order[-1]
         for at in places:
             seen[at] = ""
         if spaces or not (divided or outside):
@@ -375,6 +376,8 @@ def from_json_lines(text: str, alphabet: str) -> Reading:
         for symbol, probability in law.items():
             row[_index(alphabet, symbol, where)] = _number(probability, f"{where}: p({symbol!r})")
         total, missing = float(row.nansum()), row.isnan()
+        if total == 0:
+            raise InputError(f"{where}: the evidence excludes every symbol: all probabilities are 0")
         if total > 1 + TOLERANCE:
             raise InputError(f"{where}: the probabilities sum to {total:.4g}, which is more than 1")
         row[missing] = max(0.0, 1 - total) / max(int(missing.sum()), 1)

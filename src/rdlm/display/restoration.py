@@ -66,10 +66,11 @@ def _spans(places: Sequence[Place]) -> Iterator[str]:
     """Yield the restored text; characters that were changed or are unsure can be pointed at and focused."""
     for place in places:
         state, char = state_of(place), escape(place["char"])
-        changed = " changed" if state and place["char"] != place["read"] else ""
+        changed = bool(state) and place["char"] != place["read"]
+        kind = f"{state} changed" if changed and state != "changed" else state
         label = escape(describe(place))
         shown = "␣" if changed and char == " " else char
-        yield f'<b class="{state}{changed}" tabindex="0" data-about="{label}">{shown}</b>' if state else char
+        yield f'<b class="{kind}" tabindex="0" data-about="{label}">{shown}</b>' if state else char
 
 
 def _read_spans(places: Sequence[Place]) -> Iterator[str]:
