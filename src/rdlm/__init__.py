@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel as LanguageModel
     from rdlm.api.language_model import load as load
+    from rdlm.api.restore import restore as restore
 
 
 __version__ = "0.2.0.dev0"
 
-_HOME: dict[str, str] = {"LanguageModel": "rdlm.api.language_model", "load": "rdlm.api.language_model"}
+_HOME: dict[str, str] = {
+    "LanguageModel": "rdlm.api.language_model",
+    "load": "rdlm.api.language_model",
+    "restore": "rdlm.api.restore",
+}
 
 
 def __getattr__(name: str) -> object:

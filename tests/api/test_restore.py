@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+import rdlm
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.restore import (
     certain,
@@ -20,11 +21,13 @@ from rdlm.api.restore import (
     observation_bound,
     overlapping_windows,
     posterior_of,
+    read_text_through,
     restore,
+    restore_image,
 )
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data import evidence as readings
-from rdlm.data.tokenizer import Characters
+from rdlm.data.tokenizer import Characters, Levels
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork, Ngram
@@ -42,7 +45,7 @@ def chain_law() -> tuple[Tensor, Tensor]:
     return first / first.sum(), move / move.sum(1, keepdim=True)
 
 
-def markov_model(length: int = LENGTH, **changes: object) -> LanguageModel:
+def markov_model(length: int = LENGTH, alphabet: str = ALPHABET, **changes: object) -> LanguageModel:
     """A model whose network adds nothing to the chain of the source: its posterior is exact."""
     config = RunConfig(
         data=DataConfig(length=length),
@@ -57,7 +60,7 @@ def markov_model(length: int = LENGTH, **changes: object) -> LanguageModel:
         method.network.belief.weight.copy_(torch.cat([first[None], move]))
     method.network.eval()
     about = {"kind": "text", "length": length, "classes": [], "image": None, "signal": False, "protocol": "markov"}
-    return LanguageModel("markov", method, Characters(ALPHABET), config, about, None)
+    return LanguageModel("markov", method, Characters(alphabet), config, about, None)
 
 
 def log_joint(length: int = LENGTH) -> Tensor:
@@ -216,6 +219,55 @@ def test_a_text_is_read_through_a_channel() -> None:
     assert model.restore("abc").text == "abc"
     with pytest.raises(InputError, match="keyboard"):
         model.restore("abc", "keybord")
+
+
+def test_ordinary_text_is_restored_around_what_the_alphabet_lacks() -> None:
+    model = markov_model(alphabet="abcd ")
+    found = model.restore("Ab, ?C. 5", "symmetric", 0.01, samples=2, steps=4)
+    plain = model.restore("ab ?c ", "symmetric", 0.01)
+    assert found.read == "Ab, ?C. 5" and torch.equal(found.posterior, plain.posterior)
+    assert found.rows == (0, 1, None, 2, 3, 4, None, 5, None)
+    assert [found.text[at] for at in (2, 6, 8)] == [",", ".", "5"] and found.text[0] == "A"
+    assert found.certainty[[2, 6, 8]].tolist() == [1, 1, 1] and found.alternatives(2) == {}
+    assert torch.allclose(found.certainty[[0, 1, 3, 4, 5, 7]], plain.certainty)
+    assert all(len(text) == len(found.read) and text[2] == "," for text in found.samples)
+    places = found.to_json()["positions"]
+    assert (places[0]["char"], places[0]["symbol"], places[2]["symbol"]) == ("A", "a", None)
+
+
+def test_the_error_rate_is_not_estimated_from_characters_that_are_kept() -> None:
+    model = markov_model(16, alphabet="abcd ")
+    _, plain = read_text_through(model, "abbacabdca dabcad", "symmetric", "auto")
+    _, marked = read_text_through(model, "(abbacabdca dabcad)", "symmetric", "auto")
+    assert plain == marked and plain is not None and 0 < plain < 1
+
+
+def test_the_door_of_the_package() -> None:
+    found = rdlm.restore(markov_model(), "ab?c", channel="symmetric", error=0.2)
+    assert torch.equal(found.posterior, markov_model().restore("ab?c", "symmetric", 0.2).posterior)
+    assert "restore" in dir(rdlm)
+
+
+def test_progress_counts_windows() -> None:
+    counted: list[int] = []
+    restore(markov_model(8), some_evidence(6, 1.0, 50), samples=1, steps=2, progress=counted.append)
+    assert sum(counted) == 2 * len(overlapping_windows(50, 8))
+
+
+def test_an_image_is_restored_from_its_levels() -> None:
+    about = {"image": [2, 3, 1], "kind": "image"}
+    model = replace(markov_model(), tokenizer=Levels(SIZE), about={**markov_model().about, **about})
+    levels = torch.tensor([0.1, 0.5, 0.9, 0.2, 0.0, 1.0]).double()
+    found = restore_image(model, levels.view(2, 3, 1), 0.2, samples=2, steps=4)
+    evidence = readings.from_levels(levels * 4, SIZE, 0.8)
+    assert torch.equal(found.posterior.view(6, SIZE), restore(markov_model(), evidence).posterior)
+    expected = (found.posterior * torch.arange(SIZE) / 4).sum(-1)
+    assert torch.allclose(found.mean, expected) and found.samples.shape == (2, 2, 3, 1)
+    assert found.to_json()["levels"] == found.levels.tolist()
+    with pytest.raises(InputError, match="3 x 2 pixels; this one has 2 x 3"):
+        restore_image(model, levels.view(3, 2, 1), 0.2)
+    with pytest.raises(InputError, match="not of images"):
+        restore_image(markov_model(), levels.view(2, 3, 1), 0.2)
 
 
 @pytest.mark.parametrize(

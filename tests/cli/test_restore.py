@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,11 @@ import pytest
 
 from rdlm import methods
 from rdlm.cli.main import main
+from rdlm.cli.restore import _fastq
 from rdlm.config import DataConfig, ObjectiveConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.data.image import decode_png, encode_png
+from rdlm.data.store import Corpus
+from rdlm.data.tokenizer import Levels
 from rdlm.train.loop import train
 from tests.train.toy import toy_corpus
 
@@ -83,6 +89,13 @@ def test_evidence_files(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--channel", "symmetric", "--error", "much"], "--error must be a number"),
         (["--channel", "symmetric", "--error", "2"], "between 0 and 1"),
         (["--channel", "nosuch.csv"], "nosuch.csv"),
+        (["--error", "0.1"], "--error needs --channel"),
+        (["--noise", "0.1"], "--noise is for images"),
+        (["--format", "png"], "read it by Tesseract"),
+        (["--format", "hocr"], "not hOCR"),
+        (["--format", "jsonl", "--channel", "symmetric"], "are for text"),
+        (["--html", "nosuch/page.html"], "a folder that exists"),
+        (["--out", "."], "a folder that exists"),
         (["--samples", "-1"], "samples must be at least 0"),
         (["--steps", "0"], "steps must be at least 1"),
         (["--format", "jsonl"], "not JSON"),
@@ -111,3 +124,117 @@ def test_a_model_with_a_time_input_says_what_it_lacks(tmp_path: Path, capsys: py
     old = Path(__file__).parents[1] / "golden" / "published-0.1" / "rdlm"
     assert command(str(old), str(file)) == 2
     assert "without a time input" in capsys.readouterr().err
+
+
+def test_ordinary_english_keeps_its_case_and_punctuation(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page, out = (tmp_path / name for name in ("text.txt", "page.html", "restored.txt"))
+    file.write_text("The quixk Brown fox, 'jumpa' over\nthe lszy dog!\n")
+    options = ("--channel", "keyboard", "--html", str(page))
+    assert command(run, str(file), *options) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "The quick Brown fox, 'jumps' over\nthe lazy dog!\n"
+    assert "4 characters are not in the model's alphabet" in printed.err and "3 of 47 characters changed" in printed.err
+    assert 'data-about="c ' in page.read_text() and "read x" in page.read_text()
+    assert command(run, str(file), *options, "--out", str(out)) == 0
+    assert out.read_text() == printed.out and capsys.readouterr().out == ""
+    assert command(run, str(file), *options, "--color", "always") == 0
+    assert "qui\033[" in capsys.readouterr().out
+
+
+def test_question_marks_are_gaps_unless_literal(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("The lszy dog?")
+    assert command(run, str(file), "--channel", "symmetric") == 0
+    assert "1 characters ? _ [] are read as gaps" in capsys.readouterr().err
+    assert command(run, str(file), "--channel", "symmetric", "--literal") == 0
+    assert capsys.readouterr().out == "The lazy dog?\n"
+
+
+def test_a_page_of_tesseract(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[1] / "data" / "page.hocr"
+    assert command(run, str(page), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    row = found["rows"][0]
+    assert "The quick fox,\n1787 lazy dog" in row["text"] and row["kept"] == 7 and found["channel"] is None
+
+
+def test_the_reading_itself_has_a_bound(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("the qu?ck")
+    assert command(run, str(file), "--bound", "--json") == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["nats"] > 0 and row["stderr"] >= 0 and row["claims_bound"]
+
+
+def toy_images(config: RunConfig) -> Corpus:
+    rows = (np.tile(4 * np.eye(4, dtype=np.int64), (40, 1, 1)).reshape(40, 16)) % 5
+    tokens = {"train": rows[:32], "validation": rows[32:]}
+    about = ("toy", "toy", "image", 16, Levels(5), "none", "made up", Path("."), tokens, {}, {})
+    return replace(Corpus(*about), image=(4, 4, 1))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of images of 4 x 4 pixels in 5 levels, with a light diagonal; its network is hardly trained."""
+    folder = tmp_path_factory.mktemp("images") / "run"
+    config = RunConfig(
+        data=DataConfig("toy", length=16),
+        model=TransformerConfig(width=16, layers=1, heads=2, places=16),
+        objective=ObjectiveConfig(asynchronous=0.3, mixed=0.3),
+        training=TrainingConfig(steps=2, batch=8, validate_every=2, validation_sequences=4, validation_nfe=4),
+    )
+    train(config, folder, methods.build, load=toy_images)
+    return str(folder)
+
+
+def test_an_image_with_noise(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, levels = tmp_path / "restored.png", np.eye(4)
+    np.save(tmp_path / "given.npy", levels)
+    (tmp_path / "given.png").write_bytes(encode_png((255 * levels[..., None]).astype(np.uint8)))
+    rows = []
+    for name in ("given.npy", "given.png"):
+        given = str(tmp_path / name)
+        assert (
+            command(images, given, "--noise", "0.05", "--json", "--out", str(out), "--samples", "1", "--steps", "2")
+            == 0
+        )
+        rows.append(json.loads(capsys.readouterr().out))
+    assert rows[0] == rows[1] and np.array_equal(np.array(rows[0]["levels"])[..., 0], 4 * levels)
+    assert np.array(rows[0]["probability"]).shape == (4, 4, 1) and len(rows[0]["samples"]) == 1
+    picture = decode_png(out.read_bytes())[..., 0]  # two rows of two images with a line between, enlarged
+    factor = len(picture) // 9
+    small = picture[::factor, ::factor].astype(float) / 255
+    assert np.allclose(small[:4, :4], levels) and np.abs(small[:4, 5:9] - levels).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("small.png", ["--noise", "0.1"], "images of 4 x 4 pixels; .*small.png has 3 x 2"),
+        ("small.npy", ["--noise", "0.1"], "images of 4 x 4 pixels; this one has 3 x 2"),
+        ("large.npy", ["--noise", "0.1"], "rescale"),
+        ("objects.npy", ["--noise", "0.1"], "not an array"),
+        ("small.png", [], "needs --noise"),
+        ("small.npy", ["--noise", "0"], "images of|positive"),
+        ("broken.png", ["--noise", "0.1"], "not a PNG file"),
+        ("nosuch.png", ["--noise", "0.1"], "cannot read"),
+    ],
+)
+def test_wrong_images_are_named_and_nothing_is_written(
+    images: str, tmp_path: Path, name: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.png").write_bytes(encode_png(np.zeros((2, 3, 1), np.uint8)))
+    (tmp_path / "broken.png").write_bytes(b"GIF89a")
+    np.save(tmp_path / "small.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "large.npy", np.full((4, 4), 16.0))
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    out = tmp_path / "restored.png"
+    assert command(images, str(tmp_path / name), *arguments, "--out", str(out)) == 2
+    assert re.search(message, capsys.readouterr().err) and not out.exists()
+
+
+def test_reads_are_written_with_the_qualities_of_the_posterior() -> None:
+    row = {"name": "r", "text": "AC", "positions": [{"probability": 0.9995}, {"probability": 1.0}]}
+    assert _fastq(row) == f"@r\nAC\n+\n{chr(33 + 33)}{chr(33 + 60)}\n"

@@ -122,3 +122,92 @@ def test_grey_levels() -> None:
 def test_mistakes_are_named(make, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+# -- ordinary text -----------------------------------------------------------------------------------
+
+ordinary = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("aB ?.\n-'3é")), max_size=40)
+readings = st.lists(st.none() | st.sampled_from("aBz .,\n-'3éßΩ\u0301"), max_size=30)
+
+
+def restored(read, seen, symbols: str) -> str:
+    return "".join(evidence.put_back(read, seen, symbols))
+
+
+@given(text=ordinary, fill=st.sampled_from(TEXT8))
+def test_what_the_model_sees_is_put_back_as_it_was(text: str, fill: str) -> None:
+    seen = evidence.to_symbols(text, TEXT8)
+    views = [view for view in seen if view != ""]
+    assert len(seen) == len(text) and all(view is None or view in TEXT8 for view in views)
+    assert restored(text, seen, "".join(view or fill for view in views)) == text
+    assert "  " not in "".join(view or fill.strip() or "x" for view in views)  # as in the texts of such alphabets
+
+
+@given(read=readings, data=st.data())
+def test_whatever_is_restored_the_rest_and_the_case_stay(read, data: st.DataObject) -> None:
+    seen = evidence.to_symbols(read, TEXT8)
+    count = sum(view != "" for view in seen)
+    new = data.draw(st.text(st.sampled_from(TEXT8), min_size=count, max_size=count))
+    found = evidence.put_back(read, seen, new)
+    assert len(found) == len(read) and all(len(char) == 1 for char in found)
+    symbols = iter(new)
+    for char, view, after in zip(read, seen, found, strict=True):
+        symbol = next(symbols) if view != "" else ""
+        if evidence.is_kept(char, view):
+            assert after == (char or "?")
+        else:
+            assert evidence.nearest_symbol(after, TEXT8) == symbol  # the model's symbol, in one case or the other
+            if char is not None and char.isalpha() and after.isalpha():
+                assert after.isupper() == char.isupper()
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("Don't", "don t"),
+        ("Taxes, Duties  &\n Imposts", "taxes duties imposts"),
+        ("collec-\ntion", "collection"),
+        ("“Café”", "cafe"),
+        ("in 17?? we", "in we"),
+        ("a Ω b", "a ? b"),
+        ("e\u0301t", "et"),
+    ],
+)
+def test_what_a_model_of_27_characters_sees(text: str, seen: str) -> None:
+    assert evidence.from_text(text, TEXT8).symbols == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "new", "expected"),
+    [
+        ("The Cinbress", "the congress", "The Congress"),
+        ("CON?RESS", "congress", "CONGRESS"),
+        ("T?e", "the", "The"),
+        ("U?A, I?", "usa it", "USA, It"),
+        ("of 17?? and", "of and", "of 17?? and"),
+        ("Dont stop", "done stop", "Done stop"),
+    ],
+)
+def test_restored_symbols_take_the_case_of_the_reading(text: str, new: str, expected: str) -> None:
+    reading = evidence.from_text(text, TEXT8)
+    assert restored(reading.read, reading.seen, new) == expected
+
+
+def test_alphabets_of_one_case_read_both_and_without_a_space_only_line_breaks_are_kept() -> None:
+    reading = evidence.from_text("acg\nT?a", "ACGT")
+    assert reading.symbols == "ACGT?A" and restored(reading.read, reading.seen, "ACTTGA") == "act\nTGa"
+    with pytest.raises(InputError, match="'N' at position 1"):
+        evidence.from_text("aN", "ACGT")
+
+
+def test_kept_characters_are_certain_spaces_and_counted() -> None:
+    reading = evidence.from_text("a, b.", TEXT8, evidence.symmetric(TEXT8, 0.1))
+    assert reading.symbols == "a b" and reading.kept == 2
+    assert float(reading.evidence[1, 0]) == pytest.approx(math.log(0.9))  # the blank itself was read
+    dash = evidence.from_text("a—b", TEXT8, evidence.symmetric(TEXT8, 0.1)).evidence
+    assert dash[1].exp().tolist() == [1.0] + 26 * [0.0]
+
+
+def test_literal_text_has_no_gaps() -> None:
+    reading = evidence.from_text("a? [b]", TEXT8, literal=True)
+    assert reading.symbols == "a b" and restored(reading.read, reading.seen, "a b") == "a? [b]"

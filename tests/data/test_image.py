@@ -56,13 +56,17 @@ def test_every_png_filter(kind: int) -> None:
 def test_png_of_another_writer() -> None:
     smooth = (np.add.outer(np.arange(40), np.arange(30))[..., None] * [1, 2, 3] % 256).astype(np.uint8)
     assert np.array_equal(image.decode_png(as_png(smooth)), smooth)
+    assert np.array_equal(image.decode_png(as_png(smooth[..., 0])), smooth[..., :1])  # grey
+    assert image.png_shape(as_png(smooth)) == (40, 30, 3)
 
 
 def test_damaged_pngs_are_refused() -> None:
     good = as_png(np.zeros((4, 4, 3), np.uint8))
-    grey = as_png(np.zeros((4, 4), np.uint8))
+    transparent = as_png(np.zeros((4, 4, 4), np.uint8))
+    wide = struct.pack(">IIBBBBB", 1 << 30, 1 << 30, 8, 2, 0, 0, 0)
+    huge = image.SIGNATURE + struct.pack(">I4s", 13, b"IHDR") + wide + struct.pack(">I", zlib.crc32(b"IHDR" + wide))
     flipped = good[:50] + bytes([good[50] ^ 1]) + good[51:]
-    for bad in (b"GIF89a", grey, good[:-3], good[:45], flipped):
+    for bad in (b"GIF89a", image.SIGNATURE, transparent, huge, good[:-3], good[:45], flipped):
         with pytest.raises(DamagedFileError, match="PNG"):
             image.decode_png(bad)
 

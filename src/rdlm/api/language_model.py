@@ -136,12 +136,9 @@ class LanguageModel:
 
         `channel` is symmetric, keyboard or a matrix [true, read]; options as in `rdlm.api.restore.restore`.
         """
-        from rdlm.api.restore import read_text_through, restore
+        from rdlm.api.restore import restore
 
-        if isinstance(reading, Tensor):
-            return restore(self, reading, **options)
-        found, _ = read_text_through(self, reading, channel, error)
-        return restore(self, found.evidence, found.symbols, **options)
+        return restore(self, reading, channel=channel, error=error, **options)
 
     def save(self, folder: str | Path, *, dtype: Dtype = "float32") -> Path:
         """Publish the model into a folder and return the folder; weights of any type are loaded as float32."""

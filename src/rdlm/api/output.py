@@ -44,13 +44,17 @@ def fasta(samples: Sequence[Sample]) -> str:
 
 def picture(model: LanguageModel, samples: Sequence[Sample]) -> NDArray[np.uint8]:
     """Return the samples side by side [height, width, channels], a pixel between them, small ones enlarged."""
-    height, width, channels = model.about["image"]
-    levels = model.tokenizer.size
-    columns = math.ceil(math.sqrt(len(samples)))
-    rows = -(-len(samples) // columns)
+    shape, levels = model.about["image"], model.tokenizer.size
+    return grid([(np.array(sample.tokens).reshape(shape) * 255 // (levels - 1)).astype(np.uint8) for sample in samples])
+
+
+def grid(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Return images of one shape side by side in rows, a grey pixel between them, small ones enlarged."""
+    height, width, channels = images[0].shape
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = -(-len(images) // columns)
     sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), 128, np.uint8)
-    for index, sample in enumerate(samples):
-        pixels = np.array(sample.tokens).reshape(height, width, channels) * 255 // (levels - 1)
+    for index, pixels in enumerate(images):
         top, left = index // columns * (height + 1), index % columns * (width + 1)
         sheet[top : top + height, left : left + width] = pixels
     factor = max(1, LONGEST_SIDE // max(sheet.shape[:2]))

@@ -8,6 +8,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 | function | what it returns | network calls |
 |---|---|---|
 | `restore` | posterior of every position; samples | 1, or `passes * steps`; `steps` per window for samples |
+| `restore_image` | the same of an image with noise | the same |
 | `estimate_error` | the error rate under which a reading is most likely | a few |
 | `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
 """
@@ -15,18 +16,19 @@ that of the window in which it is farthest from the ends, and samples continue b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.api.language_model import LanguageModel
+from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import OrderName
-from rdlm.data.evidence import Reading, from_text, keyboard, symmetric
+from rdlm.data.evidence import Reading, from_levels, from_text, is_kept, keyboard, put_back, symmetric
 from rdlm.errors import InputError, unknown
 from rdlm.likelihood import Estimate
 from rdlm.likelihood.estimate import sample_mean
@@ -58,7 +60,7 @@ class Restoration:
     """The posterior of a sequence, its most likely symbols, and samples of it."""
 
     text: str
-    """The most likely symbol of every position."""
+    """The most likely symbol of every position, and what was kept of the reading."""
     read: str
     """What was read; `?` where nothing was."""
     symbols: tuple[str, ...]
@@ -67,32 +69,44 @@ class Restoration:
     samples: tuple[str, ...]
     calls: int
     """Network calls per window for the posterior."""
+    rows: tuple[int | None, ...] | None = None
+    """For every character its row of the posterior, None where it was kept as it was read; None: one row each."""
 
     @property
-    def certainty(self) -> Float[Tensor, " positions"]:
-        """Return the posterior probability of the most likely symbol of every position."""
-        return self.posterior.amax(-1)
+    def certainty(self) -> Float[Tensor, " characters"]:
+        """Return the posterior probability of every character of the text; 1 where it was kept."""
+        found = self.posterior.amax(-1)
+        if self.rows is None:
+            return found
+        row = torch.tensor([-1 if row is None else row for row in self.rows])
+        return torch.where(row < 0, 1.0, found[row.clamp_min(0)])
 
     @property
     def changed(self) -> list[int]:
-        """Return the positions whose symbol is not the one that was read."""
+        """Return the places whose character is not the one that was read."""
         return [at for at, (new, old) in enumerate(zip(self.text, self.read, strict=True)) if new != old]
 
-    def alternatives(self, position: int) -> dict[str, float]:
-        """Return other symbols of a position with a probability of at least `UNSURE`, the most likely first."""
-        law = self.posterior[position]
-        order = law.argsort(descending=True)[1:].tolist()
-        return {self.symbols[index]: float(law[index]) for index in order if float(law[index]) >= UNSURE}
+    def alternatives(self, place: int) -> dict[str, float]:
+        """Return other symbols of a character with a probability of at least `UNSURE`, the most likely first."""
+        row = place if self.rows is None else self.rows[place]
+        if row is None:
+            return {}
+        likely, index = self.posterior[row].topk(min(int(1 / UNSURE) + 1, len(self.symbols)))
+        pairs = list(zip(index.tolist(), likely.tolist(), strict=True))[1:]
+        return {self.symbols[index]: probability for index, probability in pairs if probability >= UNSURE}
 
     def to_json(self) -> dict[str, Any]:
         """Return the restoration as plain values."""
-        certainty = self.certainty.tolist()
+        certainty = self.certainty
+        best = [self.symbols[index] for index in self.posterior.argmax(-1).tolist()]
+        symbols = best if self.rows is None else [None if row is None else best[row] for row in self.rows]
+        zipped = zip(self.text, symbols, self.read, certainty.tolist(), strict=True)
         places = [
-            {"symbol": symbol, "read": read, "probability": certainty[at], "alternatives": self.alternatives(at)}
-            for at, (symbol, read) in enumerate(zip(self.text, self.read, strict=True))
+            {"char": char, "symbol": symbol, "read": read, "probability": sure, "alternatives": self.alternatives(at)}
+            for at, (char, symbol, read, sure) in enumerate(zipped)
         ]
         about = {"text": self.text, "read": self.read, "changed": len(self.changed), "calls": self.calls}
-        return {**about, "expected_errors": float((1 - self.certainty).sum()), "positions": places} | (
+        return {**about, "expected_errors": float((1 - certainty).sum()), "positions": places} | (
             {"samples": list(self.samples)} if self.samples else {}
         )
 
@@ -103,12 +117,13 @@ class Restoration:
         )
 
 
-@torch.no_grad()
 def restore(
-    model: LanguageModel,
-    evidence: Evidence,
+    model: LanguageModel | str | Path | None,
+    evidence: Evidence | Reading | str,
     read: str | None = None,
     *,
+    channel: str | Float[Tensor, "v v"] | None = None,
+    error: float | Literal["auto"] = 0.1,
     passes: int = 0,
     samples: int = 0,
     steps: int = 64,
@@ -116,10 +131,113 @@ def restore(
     seed: int = 0,
     progress: Callable[[int], object] = lambda windows: None,
 ) -> Restoration:
-    """Return the posterior given evidence [positions, V], from one network call or refined by `passes` samples.
+    """Return the posterior of an uncertain text, of a reading, or given evidence [positions, V].
 
-    A pass draws a sample in `steps` calls and takes the posterior before its last step; their mean replaces the one
-    call's. `samples` are drawn in `steps` calls per window. `read` is shown beside the result.
+    `model` is a model or what `rdlm.load` takes. A text has the notation of `rdlm.data.evidence.from_text` and was read
+    through a channel: `symmetric` or `keyboard` with an error rate, or a matrix [true, read]. `read` is shown beside
+    the result. One network call, or the mean of `passes` samples: a pass draws a sample in `steps` calls and takes the
+    posterior before its last step. `samples` of the joint posterior are drawn in `steps` calls per window.
+    """
+    model = model if isinstance(model, LanguageModel) else load(model)
+    if isinstance(evidence, str):
+        evidence, _ = read_text_through(model, evidence, channel, error)
+    symbols = symbols_of(model)
+    given = evidence.evidence if isinstance(evidence, Reading) else evidence
+    posterior, drawn = sequence_posterior(
+        model, given, passes=passes, samples=samples, steps=steps, order=order, seed=seed, progress=progress
+    )
+    texts = [[symbols[index] for index in row] for row in (posterior.argmax(-1).tolist(), *drawn.tolist())]
+    calls, rows = passes * steps if passes else 1, None
+    if isinstance(evidence, Reading):
+        read = read or evidence.symbols
+        if evidence.read:
+            texts = [put_back(evidence.read, evidence.seen, text) for text in texts]
+            read, rows = "".join(char or "?" for char in evidence.read), _rows_of_characters(evidence)
+    text, *others = ("".join(text) for text in texts)
+    return Restoration(text, read or "?" * len(text), symbols, posterior, tuple(others), calls, rows)
+
+
+def _rows_of_characters(reading: Reading) -> tuple[int | None, ...]:
+    """Return the row of the posterior of each character, None for those that are kept."""
+    rows: list[int | None] = []
+    row = 0
+    for char, view in zip(reading.read, reading.seen, strict=True):
+        rows.append(None if is_kept(char, view) else row)
+        row += view != ""
+    return tuple(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRestoration:
+    """The posterior of an image, [height, width, channels, levels], and samples of it, in levels."""
+
+    given: Float[Tensor, "height width channels"]
+    """The levels that were observed, from 0 to 1; noise may exceed that."""
+    posterior: Float[Tensor, "height width channels v"]
+    samples: Int[Tensor, "samples height width channels"]
+    calls: int
+
+    @property
+    def levels(self) -> Int[Tensor, "height width channels"]:
+        """Return the most likely level of every pixel."""
+        return self.posterior.argmax(-1)
+
+    @property
+    def mean(self) -> Float[Tensor, "height width channels"]:
+        """Return the mean of the posterior, from 0 to 1; it has the least expected squared error."""
+        return self.posterior @ torch.linspace(0, 1, self.posterior.shape[-1])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the restoration as plain values: lists [height][width][channels]."""
+        certainty = self.posterior.amax(-1)
+        about: dict[str, Any] = {
+            "shape": list(self.levels.shape),
+            "levels": self.levels.tolist(),
+            "mean": self.mean.tolist(),
+        }
+        about |= {"probability": certainty.tolist(), "expected_errors": float((1 - certainty).sum())}
+        return {**about, "calls": self.calls} | ({"samples": self.samples.tolist()} if len(self.samples) else {})
+
+
+def restore_image(
+    model: LanguageModel, given: Float[Tensor, "height width channels"], noise: float, **options: Any
+) -> ImageRestoration:
+    """Return the posterior of an image observed with Gaussian noise; levels and noise are in units of the whole range.
+
+    Options are those of `sequence_posterior`.
+    """
+    shape = model.about["image"]
+    if shape is None:
+        raise InputError(f"{model.name} is a model of {model.kind}, not of images")
+    if list(given.shape) != list(shape):
+        raise InputError(f"{model.name} has images of {_size(shape)}; this one has {_size(given.shape)}")
+    top = model.tokenizer.size - 1
+    evidence = from_levels(given.flatten() * top, model.tokenizer.size, noise * top)
+    posterior, drawn = sequence_posterior(model, evidence, **options)
+    calls = options["passes"] * options.get("steps", 64) if options.get("passes") else 1
+    return ImageRestoration(given, posterior.view(*shape, -1), drawn.view(-1, *shape), calls)
+
+
+def _size(shape: Sequence[int]) -> str:
+    height, width, *channels = shape
+    return f"{width} x {height} pixels" + (f" and {channels[0]} channels" if channels and channels[0] > 1 else "")
+
+
+@torch.no_grad()
+def sequence_posterior(
+    model: LanguageModel,
+    evidence: Evidence,
+    *,
+    passes: int = 0,
+    samples: int = 0,
+    steps: int = 64,
+    order: OrderName = "synchronous",
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda windows: None,
+) -> tuple[Float[Tensor, "positions v"], Int[Tensor, "samples positions"]]:
+    """Return the posterior of every position and samples of the joint posterior, as `restore` explains them.
+
+    `progress` is given the number of windows that are done: each is counted once, and once more for samples.
     """
     evidence = check_evidence(model, evidence)
     for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
@@ -136,11 +254,8 @@ def restore(
             found.append(_marginals(model, batch))
         progress(len(batch))
     posterior = _joined(torch.cat(found), spans, len(evidence))
-    text = "".join(symbols_of(model)[index] for index in posterior.argmax(-1).tolist())
-    drawn = _samples(model, evidence, spans, samples, steps, order, generator_of("restore samples", seed))
-    return Restoration(
-        text, read or "?" * len(text), symbols_of(model), posterior, drawn, passes * steps if passes else 1
-    )
+    drawn = _samples(model, evidence, spans, samples, steps, order, generator_of("restore samples", seed), progress)
+    return posterior, drawn
 
 
 def read_text_through(
@@ -148,22 +263,31 @@ def read_text_through(
     text: str,
     channel: str | Float[Tensor, "v v"] | None = None,
     error: float | Literal["auto"] = 0.1,
+    literal: bool = False,
 ) -> tuple[Reading, float | None]:
     """Return the reading of a text with gaps and alternatives, and the error rate of the channel if it has one.
 
     `channel` is `symmetric`, `keyboard`, a matrix [true, read] of probabilities, or None: what can be read is right.
+    With `literal` there are no gaps: all characters are ordinary.
     """
     alphabet = "".join(symbols_of(model))
     if channel is None or isinstance(channel, Tensor):
-        return from_text(text, alphabet, channel), None
+        return from_text(text, alphabet, channel, literal), None
     if channel not in CHANNELS:
         raise unknown("channel", channel, CHANNELS)
     make = CHANNELS[channel]
     if error == "auto":
-        symbols = from_text(text, alphabet).symbols
-        read = torch.tensor([alphabet.find(symbol) if symbol != "?" else -1 for symbol in symbols])
-        error = estimate_error(model, lambda rate: from_text(text, alphabet, make(alphabet, rate)).evidence, read)
-    return from_text(text, alphabet, make(alphabet, error)), error
+        read = _symbols_through_channel(from_text(text, alphabet, None, literal), alphabet)
+        error = estimate_error(
+            model, lambda rate: from_text(text, alphabet, make(alphabet, rate), literal).evidence, read
+        )
+    return from_text(text, alphabet, make(alphabet, error), literal), error
+
+
+def _symbols_through_channel(reading: Reading, alphabet: str) -> Int[Tensor, " positions"]:
+    """Return the symbols that were read through the channel; -1 for gaps and for characters that are kept."""
+    pairs = [(char, view) for char, view in zip(reading.read, reading.seen, strict=True) if view != ""]
+    return torch.tensor([-1 if view is None or is_kept(char, view) else alphabet.index(view) for char, view in pairs])
 
 
 def symbols_of(model: LanguageModel) -> tuple[str, ...]:
@@ -250,13 +374,12 @@ def _samples(
     steps: int,
     order: OrderName,
     generator: torch.Generator,
-) -> tuple[str, ...]:
+    progress: Callable[[int], object],
+) -> Int[Tensor, "count positions"]:
     """Return samples of the joint posterior; each window is drawn behind what the one before has drawn."""
-    if count == 0:
-        return ()
     token = torch.zeros(count, len(evidence), dtype=torch.long)
     done = 0
-    for begin, end in spans:
+    for begin, end in spans if count else []:
         given = evidence[begin:end].expand(count, -1, -1).clone()
         known = done - begin
         if known > 0:
@@ -266,7 +389,8 @@ def _samples(
         )
         token[:, max(begin, done) : end] = drawn[:, max(0, known) :]
         done = end
-    return tuple(model.tokenizer.decode(row) for row in token.tolist())
+        progress(1)
+    return token
 
 
 def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows length v"]:

@@ -120,7 +120,7 @@ class ScoreText:
         print(f"rdlm: {draws}, {how['network_windows']} in total, in {how['seconds']:.1f} s", file=sys.stderr)
 
 
-def read_text(name: str) -> str:
+def read_text(name: str, purpose: str = "score") -> str:
     """Return the text of a file, or of standard input for `-`; an empty text is an error."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
@@ -130,7 +130,7 @@ def read_text(name: str) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 text at byte {error.start}") from None
     if not text.strip():
-        raise InputError(f"{'standard input' if name == '-' else name} is empty: there is nothing to score")
+        raise InputError(f"{'standard input' if name == '-' else name} is empty: there is nothing to {purpose}")
     return text
 
 

@@ -4,12 +4,16 @@
 |---|---|
 | text with `?` or `_` for unreadable characters and `[ae]` for alternatives | `from_text` |
 | one {character: probability} per position, as JSON lines | `from_json_lines` |
+| a page read by Tesseract, as hOCR with the confidence of every character | `hocr.from_hocr` |
 | an array of log-likelihoods | `from_array` |
 | bases with Phred qualities | `from_fastq` |
 | grey levels with Gaussian noise | `from_levels` |
 
 A channel is the law of what is read given the true symbol, a matrix [true, read]: `symmetric`, `keyboard`, or a
 confusion matrix of the user (`confusion`).
+
+Ordinary text has characters that a small alphabet lacks: `to_symbols` gives what the model sees of each character, and
+`put_back` writes restored symbols in the place, the case and between the punctuation of the reading.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -123,6 +129,140 @@ def _symbol(cell: str) -> str:
     return " " if cell.strip() in ("", "space") else cell.strip()
 
 
+# -- characters and symbols ------------------------------------------------------------------------
+
+
+Read = str | None
+"""A character of a reading; None for an unreadable one."""
+
+Seen = str | None
+"""What a model sees of a character: a symbol of its alphabet, None for no evidence, the empty string for nothing."""
+
+
+def to_symbols(read: Sequence[Read], alphabet: str) -> list[Seen]:
+    """Return what a model sees of each character of a reading; `put_back` is the way back.
+
+    A character outside of the alphabet is seen in the other case or without its accent if that is a symbol. Runs of
+    blanks, digits and punctuation are seen as one space, with unreadable characters beside a digit; a hyphen at the end
+    of a line, and runs at the ends of the text, as nothing. Other letters are seen as unreadable. InputError where an
+    alphabet has no space to stand for them.
+    """
+    seen: list[Seen] = []
+    for char in read:
+        near = None if char is None else nearest_symbol(char, alphabet)
+        seen.append("" if char is not None and near is None and _is_mark(char) else near)
+    if " " in alphabet:
+        _join_blanks(read, seen)
+        return seen
+    for at, (char, view) in enumerate(zip(read, seen, strict=True)):
+        if char is not None and view is None:
+            if not char.isspace():
+                raise InputError(f"character {char!r} at position {at} is outside the alphabet {alphabet!r}")
+            seen[at] = ""
+    return seen
+
+
+def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str]) -> list[str]:
+    """Return a text with one entry per character of a reading, from one restored symbol for each that the model sees.
+
+    A character stays as it is if the model did not restore it, or restored what it has seen. A new symbol has the case
+    of the character that it replaces, and in a gap that of the letters around it.
+    """
+    rest = iter(symbols)
+    text = []
+    for at, (char, view) in enumerate(zip(read, seen, strict=True)):
+        new = "" if view == "" else next(rest)
+        if new == view or is_kept(char, view):
+            text.append(char or "?")
+        else:
+            text.append(_in_case(new, _pattern(read, seen, at)))
+    return text
+
+
+def is_kept(char: Read, view: Seen) -> bool:
+    """Return whether a character stays in the text whatever the model restores."""
+    return view == "" or (char is not None and (view is None or (view == " " and char != " ")))
+
+
+def nearest_symbol(char: str, alphabet: str) -> str | None:
+    """Return the symbol for a character: itself, its other case, or its letter without an accent."""
+    base = unicodedata.normalize("NFD", char)[:1]
+    forms = (form(letter) for letter in (char, base) for form in (str, str.lower, str.upper))
+    return next((form for form in forms if len(form) == 1 and form in alphabet), None)
+
+
+def _is_mark(char: str) -> bool:
+    """Return whether a character belongs to the one before it, or shows a place where a word may be divided."""
+    return char == "\u00ad" or unicodedata.category(char) in ("Mn", "Me", "Cf")
+
+
+def _join_blanks(read: Sequence[Read], seen: list[Seen]) -> None:
+    """Let one character of every run of blanks, digits and punctuation be seen as a space, the others as nothing."""
+
+    digits = _gaps_in_numbers(read, seen)
+
+    def is_blank(at: int) -> bool:
+        char = read[at]
+        if char is None:
+            return at in digits
+        return seen[at] == " " or (seen[at] is None and not char.isalpha())
+
+    order = [at for at, view in enumerate(seen) if view != ""]
+    for blank, run in groupby(order, is_blank):
+        if not blank:
+            continue
+        places = list(run)
+        spaces = [at for at in places if seen[at] == " "]
+        divided = "".join(read[at] or "" for at in places) in ("-\n", "-\r\n")
+        outside = places[0] == order[0] or places[-1] == order[-1]
+        for at in places:
+            seen[at] = ""
+        if spaces or not (divided or outside):
+            seen[spaces[0] if spaces else places[0]] = " "
+
+
+def _gaps_in_numbers(read: Sequence[Read], seen: Sequence[Seen]) -> set[int]:
+    """Return the unreadable characters that only others like them separate from a digit outside of the alphabet."""
+    found: set[int] = set()
+    for places in (range(len(read)), range(len(read) - 1, -1, -1)):
+        beside = False
+        for at in places:
+            char = read[at]
+            beside = beside if char is None else char.isdigit() and seen[at] is None
+            if beside and char is None:
+                found.add(at)
+    return found
+
+
+def _pattern(read: Sequence[Read], seen: Sequence[Seen], at: int) -> str:
+    """Return a letter whose case a new symbol takes, or nothing if it takes none.
+
+    This is the replaced letter where the alphabet lacks its case; for a gap it is a neighbour in the same word, if
+    there are at least two within two places and all have that case.
+    """
+    char = read[at]
+    if char is not None and char.isalpha():
+        return char if char != seen[at] else ""
+    near = [*_word_part(read, range(at - 1, at - 3, -1)), *_word_part(read, range(at + 1, at + 3))]
+    letters = "".join(str(read[place]) for place in near)
+    alike = len(near) > 1 and (letters.isupper() or letters.islower())
+    return letters[0] if alike and all(read[place] != seen[place] for place in near) else ""
+
+
+def _word_part(read: Sequence[Read], places: range) -> Iterator[int]:
+    """Yield places up to the first without a letter."""
+    for at in places:
+        char = read[at] if 0 <= at < len(read) else None
+        if char is None or not char.isalpha():
+            return
+        yield at
+
+
+def _in_case(symbol: str, pattern: str) -> str:
+    changed = symbol.upper() if pattern.isupper() else symbol.lower() if pattern.islower() else symbol
+    return changed if len(changed) == 1 else symbol
+
+
 # -- readings --------------------------------------------------------------------------------------
 
 
@@ -132,44 +272,89 @@ class Reading(NamedTuple):
     evidence: Evidence
     symbols: str
     name: str = ""
+    read: tuple[Read, ...] = ()
+    """The characters of the reading; nothing: the symbols themselves."""
+    seen: tuple[Seen, ...] = ()
+    """What the model sees of each character, by `to_symbols`."""
+
+    @property
+    def kept(self) -> int:
+        """Return the number of characters other than blanks that stay as they are."""
+        pairs = zip(self.read, self.seen, strict=True)
+        return sum(is_kept(char, view) and not str(char).isspace() for char, view in pairs)
 
 
-def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = None) -> Reading:
+def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = None, literal: bool = False) -> Reading:
     r"""Return the evidence of a text: `?` and `_` are unreadable, `[ae]` are alternatives, `\` quotes a character.
 
-    Other characters were read through the channel; without one they are certain.
+    Other characters were read through the channel; without one they are certain. With `literal` all are ordinary.
     """
+    places = [(char, "") for char in text] if literal else list(_places(text))
+    if not places:
+        raise InputError("there is nothing to restore: the text is empty")
+    read = tuple(char for char, _ in places)
+    seen = tuple(to_symbols(read, alphabet))
     log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
-    rows, symbols, at = [], [], 0
+    evidence = symbol_evidence(read, seen, alphabet, log_channel)
+    row = 0
+    for at, (_, alternatives) in enumerate(places):
+        if alternatives and seen[at] is None:
+            evidence[row] = _alternatives(alphabet, alternatives, at)
+        row += seen[at] != ""
+    return make_reading(evidence, read, seen)
+
+
+def _places(text: str) -> Iterator[tuple[Read, str]]:
+    """Yield the characters of a text in our notation, None for unreadable ones, each with its alternatives."""
+    at = 0
     while at < len(text):
-        letter = text[at]
-        if letter == "\\" and at + 1 < len(text):
+        if text[at] == "\\" and at + 1 < len(text):
             at += 1
-            rows.append(log_channel[:, _place(alphabet, text, at)])
-            symbols.append(text[at])
-        elif letter in GAPS:
-            rows.append(torch.zeros(len(alphabet), dtype=torch.float64))
-            symbols.append("?")
-        elif letter == "[":
+            yield text[at], ""
+        elif text[at] in GAPS:
+            yield None, ""
+        elif text[at] == "[":
             end = text.find("]", at)
             if end < at + 2:
                 raise InputError(f"'[' at position {at} has no alternatives: write [ae], or \\[ for a bracket")
-            rows.append(_alternatives(alphabet, text, at + 1, end))
-            symbols.append("?")
+            yield None, text[at + 1 : end]
             at = end
         else:
-            rows.append(log_channel[:, _place(alphabet, text, at)])
-            symbols.append(letter)
+            yield text[at], ""
         at += 1
-    if not rows:
-        raise InputError("there is nothing to restore: the text is empty")
-    return Reading(_checked(torch.stack(rows)), "".join(symbols))
 
 
-def _alternatives(alphabet: str, text: str, first: int, end: int) -> Float[Tensor, " v"]:
+def symbol_evidence(
+    read: Sequence[Read], seen: Sequence[Seen], alphabet: str, log_channel: Float[Tensor, "v v"]
+) -> Float[Tensor, "positions v"]:
+    """Return the evidence of the characters that the model sees: by the channel, nothing, or a certain space."""
+    size = len(alphabet)
+    unknown, space = torch.zeros(1, size, dtype=torch.float64), torch.full((1, size), -math.inf, dtype=torch.float64)
+    space[:, alphabet.find(" ")] = 0.0
+    index = {symbol: at for at, symbol in enumerate(alphabet)}
+    rows = [
+        size + 1 if view == " " and is_kept(char, view) else size if view is None else index[view]
+        for char, view in zip(read, seen, strict=True)
+        if view != ""
+    ]
+    return torch.cat([log_channel.T, unknown, space])[rows]
+
+
+def make_reading(evidence: Evidence, read: tuple[Read, ...], seen: tuple[Seen, ...]) -> Reading:
+    """Return a reading after a check that the model sees something, and that its evidence is possible."""
+    symbols = "".join("?" if view is None else view for view in seen)
+    if not symbols:
+        raise InputError("there is nothing to restore: no character is in the alphabet of the model")
+    return Reading(_checked(evidence), symbols, "", read, seen)
+
+
+def _alternatives(alphabet: str, symbols: str, at: int) -> Float[Tensor, " v"]:
     row = torch.full((len(alphabet),), -math.inf, dtype=torch.float64)
-    for at in range(first, end):
-        row[_place(alphabet, text, at)] = 0.0
+    for symbol in symbols:
+        near = nearest_symbol(symbol, alphabet)
+        if near is None:
+            raise InputError(f"alternative {symbol!r} at position {at} is outside the alphabet {alphabet!r}")
+        row[alphabet.index(near)] = 0.0
     return row
 
 
@@ -191,6 +376,8 @@ def from_json_lines(text: str, alphabet: str) -> Reading:
         for symbol, probability in law.items():
             row[_index(alphabet, symbol, where)] = _number(probability, f"{where}: p({symbol!r})")
         total, missing = float(row.nansum()), row.isnan()
+        if total == 0:
+            raise InputError(f"{where}: the evidence excludes every symbol: all probabilities are 0")
         if total > 1 + TOLERANCE:
             raise InputError(f"{where}: the probabilities sum to {total:.4g}, which is more than 1")
         row[missing] = max(0.0, 1 - total) / max(int(missing.sum()), 1)

@@ -194,24 +194,35 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     )
 
 
-def decode_png(data: bytes) -> NDArray[np.uint8]:
-    """Return the image [height, width, 3] of an 8-bit RGB PNG file; DamagedFileError for any other file."""
+def png_shape(data: bytes) -> tuple[int, int, int]:
+    """Return height, width and channels of an 8-bit grey or RGB PNG file; DamagedFileError for any other file."""
     if not data.startswith(SIGNATURE):
         raise DamagedFileError("not a PNG file")
-    chunks = list(_chunks(data))
-    width, height, *form = struct.unpack(">IIBBBBB", chunks[0][1])
-    if form != [8, 2, 0, 0, 0]:
-        raise DamagedFileError(f"a PNG file that is not 8-bit RGB without interlacing: {form}")
+    kind, header = next(_chunks(data), (b"", b""))
+    if kind != b"IHDR" or len(header) != 13:
+        raise DamagedFileError("a damaged PNG file: it has no header")
+    width, height, *form = struct.unpack(">IIBBBBB", header)
+    channels = {(8, 0, 0, 0, 0): 1, (8, 2, 0, 0, 0): 3}.get(tuple(form))
+    if channels is None:
+        raise DamagedFileError(f"a PNG file that is not 8-bit grey or RGB without interlacing: {form}")
+    return height, width, channels
+
+
+def decode_png(data: bytes) -> NDArray[np.uint8]:
+    """Return the image [height, width, channels] of an 8-bit grey or RGB PNG file; DamagedFileError for any other."""
+    height, width, channels = png_shape(data)
+    size = height * (1 + channels * width)
     try:
-        raw = zlib.decompress(b"".join(body for kind, body in chunks if kind == b"IDAT"))
+        unpacked = zlib.decompressobj()
+        raw = unpacked.decompress(b"".join(body for kind, body in _chunks(data) if kind == b"IDAT"), size + 1)
     except zlib.error as error:
         raise DamagedFileError(f"a damaged PNG file: {error}") from None
-    if len(raw) != height * (1 + 3 * width):
+    if len(raw) != size:
         raise DamagedFileError(f"a PNG file of {width} x {height} pixels with {len(raw)} bytes of data")
-    lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
-    image = np.zeros((height + 1, width, 3), np.uint8)  # row 0 is the black row above the image
+    lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + channels * width)
+    image = np.zeros((height + 1, width, channels), np.uint8)  # row 0 is the black row above the image
     for y, line in enumerate(lines):
-        image[y + 1] = _unfiltered(int(line[0]), line[1:].reshape(width, 3), image[y])
+        image[y + 1] = _unfiltered(int(line[0]), line[1:].reshape(width, channels), image[y])
     return image[1:]
 
 
@@ -227,7 +238,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _unfiltered(kind: int, line: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a row [width, 3] from its differences to the left pixel, the pixel above, or both."""
+    """Return a row [width, channels] from its differences to the left pixel, the pixel above, or both."""
     match kind:
         case 0:
             return line
@@ -241,7 +252,7 @@ def _unfiltered(kind: int, line: NDArray[np.uint8], above: NDArray[np.uint8]) ->
 
 
 def _recurrent(kind: int, line: list[list[int]], above: list[list[int]]) -> NDArray[np.uint8]:
-    left, corner = [0, 0, 0], [0, 0, 0]
+    left = corner = [0] * len(line[0])
     pixels = []
     for pixel, up in zip(line, above, strict=True):
         guess = (lambda a, b, c: (a + b) // 2) if kind == 3 else _paeth
