@@ -102,9 +102,10 @@ class Denoiser:
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
+        given: Float[Tensor, "batch positions v"] | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities; `remaining` may be [batch, 1] where all positions share it."""
-        return self.predict(network, state, remaining, condition, previous, block_mask).log_probs()
+        return self.predict(network, state, remaining, condition, previous, block_mask, given).log_probs()
 
     def predict(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from rdlm.config import OrderChoice, SamplingOptions, attribute_docstrings
+from rdlm.config import OrderChoice, OrderName, SamplingOptions, attribute_docstrings
 from rdlm.deprecated import ORDERS
 from rdlm.serve.http_errors import HttpError
 
@@ -17,6 +17,8 @@ MOST_TEXTS = 16
 MOST_STEPS = 1024
 MOST_TOKENS = 4096
 MOST_FRAMES = 256
+MOST_DRAWS = 16
+"""Samples, and refining passes, of a restoration."""
 MOST_FIELDS = 1024
 """Fields of any object in a body."""
 MOST_GUIDANCE = 100
@@ -130,6 +132,43 @@ class ScoreBody(Body):
     block: int | None = Field(None, ge=0, le=MOST_TOKENS, description="Tokens of a block of that order.")
 
 
+Probabilities = dict[Annotated[str, Field(max_length=8)], float]
+"""Probabilities of characters, by the character."""
+
+
+class RestoreBody(Body):
+    """An uncertain reading whose posterior is asked for: a text with marks, or evidence for every position."""
+
+    text: Text | None = Field(
+        None, description="The reading: ? or _ is unreadable, [ae] is one of several, a backslash quotes a character."
+    )
+    evidence: Annotated[list[Probabilities], Field(min_length=1, max_length=MOST_TOKENS)] | None = Field(
+        None,
+        description="In place of text: {character: probability} of every position; what is left of 1 is spread over "
+        "the other characters.",
+    )
+    channel: Literal["symmetric", "keyboard"] | dict[str, Probabilities] | None = Field(
+        None,
+        description="How characters are misread: symmetric (any other one), keyboard (a neighbouring key), or a matrix "
+        "{true: {read: probability}}; not given: what can be read is right.",
+    )
+    error: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = Field(
+        0.1, description="Share of misread characters, for symmetric and keyboard; auto: estimated from the text."
+    )
+    passes: int = Field(
+        0, ge=0, le=MOST_DRAWS, description="Refine the posterior by so many samples; 0: one network call."
+    )
+    samples: int = Field(0, ge=0, le=MOST_DRAWS, description="Texts to draw from the joint posterior.")
+    steps: Steps = Field(64, description="Network calls of a sample or pass.")
+    order: OrderName = Field("synchronous", description="Order in which the characters of a sample are decided.")
+    seed: Seed = Field(0, description="Random seed of samples, passes and the bound.")
+    likelihood: Literal["bound", "pseudo"] | None = Field(
+        None,
+        description="Also return the likelihood of the reading itself: an upper bound on -log p, or the cheaper "
+        "pseudo-likelihood, which is not a bound; for at most the model's length.",
+    )
+
+
 @with_sampling
 class TrajectoryBody(Body):
     """A sample whose steps are streamed."""
@@ -177,7 +216,8 @@ def _error(mistakes: ValidationError) -> HttpError:
     name = str(found[0]["loc"][0]) if found[0]["loc"] else None
     words = dict.fromkeys(str(one["msg"]) for one in found if str((*one["loc"], None)[0]) == str(name))
     text = " or ".join(words).replace("Extra inputs are not permitted", "unknown field")
-    return HttpError(400, f"{_plain(name or 'body')}: {text}", None if name is None else _plain(name))
+    place = "".join(f"item {part}: " for part in found[0]["loc"][1:2] if isinstance(part, int))
+    return HttpError(400, f"{_plain(name or 'body')}: {place}{text}", None if name is None else _plain(name))
 
 
 def _plain(name: str) -> str:

@@ -33,13 +33,14 @@ class BatchedRdlm(Rdlm):
         self.__dict__.update(method.__dict__)
         self._engine, self._job = engine, job
 
-    def posterior(self, condition: Tensor | None = None, block_mask: BlockMask | None = None) -> Posterior:
+    def posterior(
+        self, condition: Tensor | None = None, block_mask: BlockMask | None = None, given: Tensor | None = None
+    ) -> Posterior:
         """Return the function `log p(token | states)`, evaluated by the engine; texts have no condition."""
 
         def log_probs(state: Tensor, remaining: Tensor) -> Tensor:
-            return self._engine.evaluate(
-                Query(state, remaining.expand(state.shape[:2]), block_mask=block_mask), self._job
-            )
+            query = Query(state, remaining.expand(state.shape[:2]), block_mask=block_mask, given=given)
+            return self._engine.evaluate(query, self._job)
 
         return log_probs
 
