@@ -191,8 +191,9 @@ class Denoiser:
             raise InputError("given evidence needs a model with denoiser.features evidence and one sphere per token")
         if self.config.timed:
             raise InputError(
-                "given evidence needs a network without a time input, which says how much evidence there is: "
-                "train it anew with denoiser.time false, the default"
+                "evidence from outside needs a network without a time input, which tells it how much is known: "
+                "models of version 0.1.0 have one, those trained with the defaults of this version "
+                "(denoiser.time false) do not"
             )
 
     def _inputs(

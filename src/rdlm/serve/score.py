@@ -12,12 +12,14 @@ from torch import Tensor
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
 from rdlm.api.score import MIN_DRAWS, Effort, Encoded, encode_text, order_for, score_encoded, score_note, split_windows
+from rdlm.errors import InputError
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.denoisers import Query
+from rdlm.sampling.prompt import encode_prompt
 from rdlm.serve.engine import Engine, Job
-from rdlm.serve.http_errors import answer
+from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.openai import order_fields
 from rdlm.serve.schema import ScoreBody
 from rdlm.serve.service import ServedModel, Service, while_connected
@@ -63,6 +65,15 @@ def effort_of(served: ServedModel, text: Encoded, nfe: int, order: ChosenOrder |
     return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // count)), order=order)
 
 
+def _encoded(model: LanguageModel, text: str) -> Encoded:
+    """Return the tokens of a text; a mistake is that of the field `input`, and states no flags of the command."""
+    try:
+        encode_prompt(model.tokenizer, text, "text")
+        return encode_text(model, text)
+    except InputError as mistake:
+        raise HttpError(400, f"input: {mistake}".partition("; --unknown")[0], "input") from None
+
+
 async def score(service: Service, served: ServedModel, body: ScoreBody, request: Request) -> Response:
     """Return the bound of each text, equal to that of `rdlm score` for the text alone."""
     service.check_worker()
@@ -75,7 +86,7 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
         model = batched(served, job)
         rows, encodings, scores = [], [], []
         for index, text in enumerate(texts):
-            encoded = encode_text(model, text)
+            encoded = _encoded(model, text)
             with served.interruptible(job):
                 (found,) = score_encoded(model, [encoded], effort_of(served, encoded, nfe, order))
             encodings.append(encoded)
