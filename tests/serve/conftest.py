@@ -16,24 +16,29 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import CHROMIUM, FOLLOW, QUIET, TIMEOUT, Page, open_page
 from running import Served, save, serving
 
+from rdlm.config import ObjectiveConfig
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, bases
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: `together`, `ordered` (left to right), `baseline` (MDLM), `classed` (two classes), `blockwise`."""
+    """Runs: `together`, `ordered` (left to right), `baseline` (MDLM), `classed` (two classes), `blockwise`, `taught`
+    (trained for blocks, so left to right, too), `causal` (autoregression).
+    """
     place = tmp_path_factory.mktemp("runs")
     save(place / "together")
     save(place / "ordered", window=0.1, order="left_to_right")
     save(place / "baseline", method="mdlm")
     save(place / "classed", corpus={"classes": ["cat", "dog"]})
     save(place / "blockwise", window=0.1, block=1)
+    save(place / "taught", objective=ObjectiveConfig(prefix=0.5, blockwise=0.5))
+    save(place / "causal", method="autoregressive")
     return place
 
 
 @pytest.fixture(scope="session")
 def served(runs: Path) -> Iterator[Served]:
-    names = ("together", "ordered", "baseline", "classed", "blockwise")
+    names = ("together", "ordered", "baseline", "classed", "blockwise", "taught", "causal")
     with serving(*(str(runs / name) for name in names), "--steps", "8") as found:
         yield found
 

@@ -98,8 +98,8 @@ CASES = [
     ("rdlm", "/v1/trajectory", {"prompt": "a"}),
     ("rdlm", "/v1/score", {"input": "abc " * 40}),
     ("rdlm", "/v1/restore", {"text": "ab?" * 60, "samples": 2}),
-    ("mdlm", "/v1/completions", {"n": 3}),
-    ("mdlm", "/v1/completions", {"stream": True}),
+    ("mdlm", "/v1/completions", {"prompt": "", "n": 3}),
+    ("mdlm", "/v1/completions", {"prompt": "", "stream": True}),
     ("mdlm", "/v1/score", {"input": "abc " * 40}),
 ]
 

@@ -19,12 +19,14 @@ MOST_TOKENS = 4096
 MOST_FRAMES = 256
 MOST_DRAWS = 16
 """Samples, and refining passes, of a restoration."""
+MOST_LOGPROBS = 20
 MOST_FIELDS = 1024
 """Fields of any object in a body."""
 MOST_GUIDANCE = 100
 
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LONGEST_TEXT)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Label = Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=0)]
@@ -107,15 +109,25 @@ class StreamOptions(BaseModel):
 class CompletionBody(Body):
     """OpenAI's legacy completion, with `suffix` for text on both sides, and this service's own fields."""
 
-    prompt: Text | Texts = Field("", description="Text before the completion, or several of them.")
+    prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
+        "", description="Text before the completion, or several of them; token ids are accepted, too."
+    )
     suffix: Text | None = Field(None, description="Text after the completion.")
-    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Tokens to write; as many as fit the model.")
+    max_tokens: int | None = Field(
+        None, ge=0, le=MOST_TOKENS, description="Tokens to write; as many as fit the model. 0: none, to score a prompt."
+    )
     n: int | None = Field(None, ge=1, le=16, description="Completions of each prompt; their seeds count up.")
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(None, description="Where a text ends.")
     stream: bool | None = Field(None, description="Server-sent events: text as soon as it is final.")
     stream_options: StreamOptions | None = None
     echo: bool | None = Field(None, description="Begin the text with its prompt.")
-    logprobs: int | None = Field(None, description="Refused: see /v1/score.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="Log-probabilities of tokens given those before them, and of so many likeliest ones, where the "
+        "order of generation has them: left to right, one call per token.",
+    )
     best_of: int | None = Field(None, description="Refused unless it equals n.")
     presence_penalty: float | None = Field(None, description="Refused unless 0.")
     frequency_penalty: float | None = Field(None, description="Refused unless 0.")
@@ -127,6 +139,11 @@ class ScoreBody(Body):
     """Texts whose likelihood is bounded."""
 
     input: Text | Texts = Field(description="A text, or several of them.")
+    prompt: Text | None = Field(
+        None,
+        description="Text before each input: the values are those of the continuation given the prompt, `exact` where "
+        "tokens are generated one by one from left to right, bounds elsewhere.",
+    )
     steps: Steps | None = Field(None, description="Steps M of the sampler whose likelihood is bounded.")
     order: Order | None = Field(None, description="Order in which that sampler generates a text; auto if not given.")
     block: int | None = Field(None, ge=0, le=MOST_TOKENS, description="Tokens of a block of that order.")

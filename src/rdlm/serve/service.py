@@ -16,6 +16,7 @@ import torch
 from starlette.requests import Request
 
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.orders import ChosenOrder
 from rdlm.api.restore import cannot_restore
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError, unknown
@@ -231,6 +232,13 @@ class Service:
             engine.close()
         self._idle_release.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def order_fields(order: ChosenOrder | None) -> dict[str, object]:
+    """Return the fields of an answer that describe the order of generation; None is that of a baseline."""
+    if order is None:
+        return {"order": None, "block": None, "notices": []}
+    return {"order": order.name, "block": order.block, "notices": list(order.notices)}
 
 
 async def while_connected(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
