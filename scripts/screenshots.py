@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 from running import serving
 
 TEXT = "the history of ____________ is the ______ of the "
+UNCERTAIN = "the presidebt of the ?n?ted st[ao]tes wqs ??????? to"
 SCORED = "the history of the sphere is the history of a qzxv path"
 DEVICES: dict[str, dict[str, Any]] = {
     "": {"viewport": {"width": 1120, "height": 800}},
@@ -41,6 +42,7 @@ def links(model: dict[str, Any]) -> dict[str, str]:
     # With a narrow active window the trajectory has few points: denoise all positions together.
     return {
         "generate": f"generate?{sample}&ran=1&at=24",
+        "restore": f"restore?text={quote_plus(UNCERTAIN)}&ran=1",
         "sphere": f"sphere?{sample}&window=1&at=80",
         "score": f"score?text={quote_plus(SCORED)}&ran=1",
         "compare": f"compare?{sample}&left_steps=64&right_steps=8&ran=1&at=55",

@@ -16,7 +16,7 @@ from wire import Answer, Tally, Target, answers
 
 Abuse = Callable[[random.Random, Target], list[Answer]]
 
-POSTS = ("/v1/completions", "/v1/score", "/v1/trajectory")
+POSTS = ("/v1/completions", "/v1/score", "/v1/restore", "/v1/trajectory")
 ANSWERED = {200, 429, 503}
 """What a request that is right may be told, where others ask at the same time."""
 GETS = ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics", "/v1/models", "/v1/process", "/static/app.js")

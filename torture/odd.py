@@ -120,6 +120,9 @@ def valid(rng: random.Random, path: str) -> dict[str, Any]:
     text = "".join(rng.choices("abcdefgh ", k=rng.randrange(2, 12)))
     if path == "/v1/score":
         return {"input": text, "steps": rng.randrange(1, 5)}
+    if path == "/v1/restore":
+        channel = rng.choice((None, "symmetric", "keyboard", {"a": {"a": 0.5, "b": 0.5}}))
+        return {"text": f"{text}?[ab]", "steps": rng.randrange(1, 5), "samples": rng.randrange(3), "channel": channel}
     body: dict[str, Any] = {"prompt": text, "steps": rng.randrange(1, 5), "seed": rng.randrange(100)}
     if rng.random() < 0.3:
         body |= {"model": "classed", "label": rng.choice(("cat", "dog", 0, 1)), "guidance": rng.choice((0, 1, 2.5))}

@@ -21,6 +21,7 @@ from rdlm.api.restore import (
     observation_bound,
     overlapping_windows,
     posterior_of,
+    pseudo_log_likelihood,
     read_text_through,
     restore,
     restore_image,
@@ -299,3 +300,17 @@ def test_models_that_take_no_evidence_say_so(changes: dict[str, object], message
 def test_wrong_evidence_is_named(evidence: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         restore(markov_model(), evidence)
+
+
+def test_the_pseudo_likelihood_is_that_of_enumeration() -> None:
+    """Each position given the reading elsewhere; a version that keeps a position's own evidence fails."""
+    model, evidence = markov_model(), some_evidence(4)
+    wanted = 0.0
+    for at in range(LENGTH):
+        without = evidence.clone()
+        without[at] = 0
+        others = tuple(axis for axis in range(LENGTH) if axis != at)
+        law = log_posterior(without).logsumexp(others)
+        wanted += float((law.log_softmax(-1) + evidence[at].double()).logsumexp(-1))
+    assert pseudo_log_likelihood(model, evidence) == pytest.approx(wanted, abs=1e-4)
+    assert pseudo_log_likelihood(model, evidence + 1.5) == pytest.approx(wanted + 1.5 * LENGTH, abs=1e-4)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rdlm
+from rdlm.api.score import Effort, order_for
 from rdlm.cli import main as cli
 from rdlm.cli.evaluate import parse_nfe
 from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
@@ -251,3 +252,19 @@ def test_the_file_of_a_published_model_is_given_by_the_user(
     assert cli.main(options) == 2
     assert "needs a file" in capsys.readouterr().err
     assert answer(capsys, *options, "--file", str(run.parent / "book.txt"))["claims_bound"]
+
+
+def test_a_text_is_scored_behind_a_prompt(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("fox\nd\n")
+    order = ("--order", "left-to-right", "--nfe", "12", "--prompt", "the lazy ")
+    first, second = answer(capsys, "score", str(run), str(path), *order)["rows"]
+    (whole,) = rdlm.load(run).score(["fox"], prompts=["the lazy "], effort=left_to_right(rdlm.load(run)))
+    assert first["exact"] is True and first["nats"] == pytest.approx(whole.nats.value, abs=1e-4)
+    assert first["chars"] == 3 and second["chars"] == 1 and first["stderr"] == 0
+    bound = answer(capsys, "score", str(run), str(path), "--nfe", "4", "--prompt", "the lazy ")["rows"][0]
+    assert bound["exact"] is False and bound["claims_bound"] and bound["stderr"] > 0
+
+
+def left_to_right(model: Any) -> Effort:
+    return Effort(12, order=order_for(model, "left-to-right", 12))

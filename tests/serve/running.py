@@ -31,6 +31,7 @@ def save(
     width: int = 16,
     corpus: Mapping[str, Any] | None = None,
     network: TransformerConfig | None = None,
+    objective: ObjectiveConfig | None = None,
     **process: Any,
 ) -> Path:
     """Write the folder of a run with an untrained network; `corpus` overrides the description of its data."""
@@ -38,7 +39,7 @@ def save(
     config = RunConfig(
         method=method,
         process=ProcessConfig(**process),
-        objective=ObjectiveConfig(prefix=0.5),
+        objective=objective or ObjectiveConfig(prefix=0.5),
         model=network or TransformerConfig(width=width, layers=1, heads=2, time_width=8),
     )
     about = {

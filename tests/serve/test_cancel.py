@@ -97,8 +97,9 @@ CASES = [
     ("rdlm", "/v1/completions", {"prompt": "a", "max_tokens": 100, "stop": "never"}),
     ("rdlm", "/v1/trajectory", {"prompt": "a"}),
     ("rdlm", "/v1/score", {"input": "abc " * 40}),
-    ("mdlm", "/v1/completions", {"n": 3}),
-    ("mdlm", "/v1/completions", {"stream": True}),
+    ("rdlm", "/v1/restore", {"text": "ab?" * 60, "samples": 2}),
+    ("mdlm", "/v1/completions", {"prompt": "", "n": 3}),
+    ("mdlm", "/v1/completions", {"prompt": "", "stream": True}),
     ("mdlm", "/v1/score", {"input": "abc " * 40}),
 ]
 

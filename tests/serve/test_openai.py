@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import openai
 import pytest
 from running import LENGTH, Served
 
 import rdlm
+from rdlm.api.score import Effort, order_for, score
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
 from rdlm.serve import openai as openai_requests
@@ -25,7 +28,7 @@ def client(served: Served) -> openai.OpenAI:
 
 def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     found = {model.id: model for model in client.models.list()}
-    assert list(found) == ["together", "ordered", "baseline", "classed", "blockwise"]
+    assert list(found) == ["together", "ordered", "baseline", "classed", "blockwise", "taught", "causal"]
     own = found["together"].model_dump()["rdlm"]
     assert own["length"] == LENGTH and own["kind"] == "text" and own["steps"] == 8 and own["gap"] == "_"
     assert "".join(own["vocabulary"]) == " abcdefghijklmnopqrstuvwxyz"
@@ -37,8 +40,8 @@ def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
 def test_a_completion_is_what_generate_makes(client: openai.OpenAI, runs: Path) -> None:
     made = client.completions.create(model="together", prompt="abc", seed=5, n=2, max_tokens=10)
     model = rdlm.load(runs / "together")
-    wanted = model.generate(num=2, prompt="abc", seed=5, steps=8, length=13)
-    assert ["abc" + choice.text for choice in made.choices] == [sample.text for sample in wanted.samples]
+    wanted = model.generate(num=2, prompt="abc", seed=5, steps=8)
+    assert ["abc" + choice.text for choice in made.choices] == [sample.text[:13] for sample in wanted.samples]
     assert [choice.index for choice in made.choices] == [0, 1]
     assert made.choices[0].finish_reason == "length" and made.choices[0].logprobs is None
     assert made.usage is not None and made.usage.total_tokens == 3 + 20 and made.object == "text_completion"
@@ -103,8 +106,8 @@ def test_a_stop_ends_a_text(client: openai.OpenAI) -> None:
 def test_a_prompt_may_be_longer_than_the_model(client: openai.OpenAI, runs: Path) -> None:
     prompt = "the quick brown fox jumps over "
     made = client.completions.create(model="together", prompt=prompt, seed=2, max_tokens=20).choices[0].text
-    wanted = rdlm.load(runs / "together").generate(prompt=prompt, length=len(prompt) + 20, seed=2, steps=8)
-    assert prompt + made == wanted.samples[0].text
+    wanted = rdlm.load(runs / "together").generate(prompt=prompt, length=56, seed=2, steps=8)  # whole windows
+    assert prompt + made == wanted.samples[0].text[: len(prompt) + 20]
     assert wanted.network_calls == 8 * 4  # windows in which all is known are not walked
 
 
@@ -201,9 +204,6 @@ def test_a_baseline_samples_without_a_prompt(client: openai.OpenAI, runs: Path) 
 
 
 def test_mistakes_are_the_clients_own_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="POST /v1/score") as caught:
-        client.completions.create(model="together", prompt="a", logprobs=2)
-    assert caught.value.param == "logprobs"
     with pytest.raises(openai.BadRequestError, match="outside the model's alphabet"):
         client.completions.create(model="together", prompt="ABC")
     with pytest.raises(openai.BadRequestError, match="outside the model's alphabet"):
@@ -214,3 +214,116 @@ def test_a_completion_has_no_more_tokens_than_may_be_requested() -> None:
     claimed = SimpleNamespace(model=SimpleNamespace(tokenizer=Characters(TEXT8_ALPHABET), length=1 << 20))
     request = openai_requests._request(claimed, CompletionBody(), SamplingOptions(), "abc")  # type: ignore[arg-type]
     assert request.options.length == MOST_TOKENS
+
+
+@pytest.mark.parametrize("model", ["together", "ordered", "blockwise"])
+def test_max_tokens_cuts_the_text_of_a_seed(client: openai.OpenAI, model: str) -> None:
+    """Fewer tokens are the beginning of the same text, within the model's length and past it."""
+    texts = {
+        count: client.completions.create(model=model, prompt="ab", seed=3, max_tokens=count).choices[0].text
+        for count in (1, 5, 14, 15, 30)
+    }
+    assert {count: len(text) for count, text in texts.items()} == {count: count for count in texts}
+    assert texts[14].startswith(texts[5]) and texts[5].startswith(texts[1])
+    assert texts[30].startswith(texts[15]) and texts[15].startswith(texts[14])
+
+
+def test_an_empty_body_is_not_sampled_from(served: Served) -> None:
+    for body in ({}, {"model": "together", "n": 2, "max_tokens": 3}):
+        answer = served.post("/v1/completions", body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+    assert served.post("/v1/completions", {"prompt": "", "max_tokens": 2}).status_code == 200
+
+
+# -- log-probabilities --------------------------------------------------------------------------------
+
+
+def shares(runs: Path, model: str, text: str) -> list[float]:
+    """The log-probabilities that `rdlm score --order left-to-right` gives the tokens of a text."""
+    loaded = rdlm.load(runs / model)
+    (found,) = score(loaded, [text], Effort(LENGTH, order=order_for(loaded, "left-to-right", LENGTH)))
+    return [-bits * math.log(2) for bits in found.positions]
+
+
+@pytest.mark.parametrize("text", ["the quick", "the quick brown fox jumps over"])
+@pytest.mark.parametrize(
+    ("model", "own"), [("taught", {}), ("blockwise", {"order": "left-to-right", "steps": LENGTH})], ids=["own", "asked"]
+)
+def test_echoed_log_probabilities_equal_the_score(
+    client: openai.OpenAI, runs: Path, text: str, model: str, own: dict[str, Any]
+) -> None:
+    made = client.completions.create(model=model, prompt=text, echo=True, logprobs=3, max_tokens=0, extra_body=own)
+    (choice,), usage = made.choices, made.usage
+    assert choice.text == text and choice.logprobs is not None and usage is not None and usage.completion_tokens == 0
+    assert choice.logprobs.tokens == list(text) and choice.logprobs.text_offset == list(range(len(text)))
+    assert choice.logprobs.token_logprobs == pytest.approx(shares(runs, model, text), abs=1e-4)
+    for top, value in zip(choice.logprobs.top_logprobs or (), choice.logprobs.token_logprobs or (), strict=True):
+        assert len(top) == 3 and max(top.values()) >= value - 1e-6
+
+
+def test_autoregression_has_log_probabilities(client: openai.OpenAI, runs: Path) -> None:
+    text = "the quick brown"
+    made = client.completions.create(model="causal", prompt=text, echo=True, logprobs=0, max_tokens=0).choices[0]
+    (found,) = rdlm.load(runs / "causal").score([text])
+    assert made.logprobs is not None and made.logprobs.top_logprobs is None
+    assert -sum(made.logprobs.token_logprobs or ()) == pytest.approx(found.nats.value, abs=1e-4)
+    drawn = client.completions.create(model="causal", prompt="", max_tokens=5, logprobs=1, seed=2).choices[0]
+    assert drawn.logprobs is not None and drawn.logprobs.tokens == list(drawn.text) and len(drawn.text) == 5
+
+
+def test_sampled_tokens_have_those_of_the_whole_text(client: openai.OpenAI, runs: Path) -> None:
+    made = client.completions.create(model="taught", prompt="the ", max_tokens=6, logprobs=0, seed=4, n=2, echo=False)
+    for choice in made.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == pytest.approx(
+            shares(runs, "taught", "the " + choice.text)[4:], abs=1e-4
+        )
+        assert choice.logprobs.text_offset == list(range(4, 10))
+    text = made.choices[0].text
+    cut = client.completions.create(model="taught", prompt="the ", max_tokens=6, logprobs=0, seed=4, stop=text[3])
+    assert cut.choices[0].text == text[: text.index(text[3])]
+    assert cut.choices[0].logprobs is not None and "".join(cut.choices[0].logprobs.tokens or ()) == cut.choices[0].text
+
+
+def test_prompts_may_be_token_ids(client: openai.OpenAI) -> None:
+    ids = [TEXT8_ALPHABET.index(letter) for letter in "the "]
+    by_text = client.completions.create(model="together", prompt="the ", seed=1).choices[0].text
+    assert client.completions.create(model="together", prompt=ids, seed=1).choices[0].text == by_text
+    both = client.completions.create(model="together", prompt=[ids, ids[:2]], seed=1, echo=True).choices
+    assert [choice.text[:2] for choice in both] == ["th", "th"] and both[0].text == "the " + by_text
+    with pytest.raises(openai.BadRequestError, match="token 27 at 1 is none of the 27 tokens"):
+        client.completions.create(model="together", prompt=[3, 27])
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        ("together", {}, "order synchronous moves all tokens together"),
+        ("together", {"extra_body": {"order": "strided"}}, "decodes tokens in random order"),
+        ("blockwise", {"extra_body": {"order": "left-to-right", "steps": 8}}, "decode several tokens in one call"),
+        ("baseline", {}, "'mdlm' does not decode tokens from left to right"),
+        ("taught", {"suffix": "x"}, "leave out suffix"),
+        ("taught", {"stream": True}, "leave out stream"),
+        ("taught", {"max_tokens": 30}, "windows that overlap"),
+        ("taught", {"logprobs": 21}, "logprobs: "),
+    ],
+)
+def test_other_log_probabilities_are_refused_with_the_reason(
+    client: openai.OpenAI, model: str, more: dict[str, Any], message: str
+) -> None:
+    options: dict[str, Any] = {"prompt": "" if model == "baseline" else "a", "logprobs": 1, **more}
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        client.completions.create(model=model, **options)
+    assert caught.value.param == "logprobs"
+
+
+def test_a_score_takes_a_prompt(served: Served, runs: Path) -> None:
+    body = {"input": ["quick", "q"], "prompt": "the "}
+    exact = served.post("/v1/score", {"model": "taught", "order": "left-to-right", "steps": LENGTH, **body}).json()
+    wanted = shares(runs, "taught", "the quick")[4:]
+    assert exact["data"][0]["exact"] is True and exact["data"][0]["nats"] == pytest.approx(-sum(wanted), abs=1e-4)
+    assert exact["data"][1]["nats"] == pytest.approx(-wanted[0], abs=1e-4) and exact["data"][0]["chars"] == 5
+    bound = served.post("/v1/score", {"model": "together", **body}).json()["data"][0]
+    assert bound["exact"] is False and bound["claims_bound"] is True and bound["low"] < bound["nats"] < bound["high"]
+    refused = served.post("/v1/score", {"model": "together", "input": "ab", "prompt": "A"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"

@@ -118,12 +118,15 @@ class LanguageModel:
             made.order.log()
         return made
 
-    def score(self, texts: Sequence[str], **options: Any) -> list[Score]:
-        """Return the likelihood bound of each text with its interval; options as in `rdlm.api.score.score`."""
+    def score(self, texts: Sequence[str], prompts: Sequence[str] | None = None, **options: Any) -> list[Score]:
+        """Return the likelihood bound of each text with its interval; options as in `rdlm.api.score.score`.
+
+        With `prompts`, one for each text: of `-log p(text | prompt)`, exact where tokens are decoded one by one.
+        """
         from rdlm.api.notebook import ScoreList
         from rdlm.api.score import score
 
-        return ScoreList(score(self, texts, **options))
+        return ScoreList(score(self, texts, prompts=prompts, **options))
 
     def restore(
         self,

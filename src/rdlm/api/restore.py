@@ -11,6 +11,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 | `restore_image` | the same of an image with noise | the same |
 | `estimate_error` | the error rate under which a reading is most likely | a few |
 | `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
+| `pseudo_log_likelihood` | a cheap figure for comparing readings, not a bound | one row per position |
 """
 
 from __future__ import annotations
@@ -298,6 +299,16 @@ def symbols_of(model: LanguageModel) -> tuple[str, ...]:
     return found
 
 
+def cannot_restore(model: LanguageModel) -> str | None:
+    """Return why a model cannot restore; None if it can."""
+    try:
+        model.rdlm.denoiser.check_given()
+        symbols_of(model)
+    except InputError as reason:
+        return str(reason)
+    return None
+
+
 def check_evidence(model: LanguageModel, evidence: Evidence) -> Float[Tensor, "positions v"]:
     """Return evidence in float32 on the model's device after checking its shape; the model must take evidence."""
     model.rdlm.denoiser.check_given()
@@ -329,7 +340,7 @@ def posterior_of(
         start = method.process.mixture.paths[0].bridge.start.point(device=given.device)
         state = start.expand(*given.shape[:2], -1)
         remaining = torch.full(given.shape[:2], method.process.schedule.total, device=given.device)
-    return method.denoiser.predict(method.network, state, remaining, given=given).log_probs()
+    return method.posterior(given=given)(state, remaining)
 
 
 def refined_posterior(
@@ -457,6 +468,27 @@ def estimate_error(
             return new
         rate = new
     return rate
+
+
+@torch.no_grad()
+def pseudo_log_likelihood(model: LanguageModel, evidence: Evidence) -> float:
+    """Return `sum_i log sum_k p(k | the reading elsewhere) lambda_i(k)` in nats for one window.
+
+    Each position is predicted without its own evidence, in one row of a network call. The sum is not the likelihood of
+    the reading, nor a bound on it.
+    """
+    given = check_evidence(model, evidence)
+    length = len(given)
+    if length > model.length:
+        raise InputError(f"the likelihood is for one window of at most {model.length} positions, got {length}")
+    total = float(evidence.double().amax(-1).sum())  # `check_evidence` has removed it
+    for position in torch.arange(length).split(_rows(length)):
+        row = torch.arange(len(position))
+        others = given.expand(len(position), -1, -1).clone()
+        others[row, position] = 0.0
+        law = posterior_of(model.rdlm, others)[row, position].double()  # [rows, V]
+        total += float(torch.logsumexp(law + given[position].double(), -1).sum())
+    return total
 
 
 @torch.no_grad()

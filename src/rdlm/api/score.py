@@ -18,13 +18,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.orders import ChosenOrder, choose_order
+from rdlm.api.orders import ChosenOrder, choose_order, is_trained_for
 from rdlm.config import OrderChoice
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
+from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import DEFAULT_NFE, check_nfe
 from rdlm.methods.bound import Estimator, check_weights, uniform_note
 from rdlm.process.order import TokenSchedule
@@ -54,6 +55,8 @@ class Score:
     positions: tuple[float, ...]
     """Unbiased estimate of each token's share in bits; their sum is the bound. Empty for baselines."""
     windows: int = 1
+    exact: bool | None = None
+    """Of a continuation: whether the value is `-log p` itself, not a bound on it."""
 
     @property
     def bits_per_char(self) -> float:
@@ -82,6 +85,7 @@ class Score:
             "bits_per_char": self.bits_per_char,
             "claims_bound": nats.claims_bound,
             "windows": self.windows,
+            **({} if self.exact is None else {"exact": self.exact}),
         }
         return row | ({"positions": list(self.positions), "tokens": list(self.tokens)} if positions else {})
 
@@ -173,9 +177,21 @@ def score(
     effort: Effort | None = None,
     unknown: Unknown = "error",
     advance: Advance = lambda count: None,
+    prompts: Sequence[str] | None = None,
 ) -> list[Score]:
-    """Return the score of every text; the default effort is that of `effort_for` and `order_for`."""
-    return score_encoded(model, [encode_text(model, text, unknown) for text in texts], effort, advance)
+    """Return the score of every text; the default effort is that of `effort_for` and `order_for`.
+
+    With `prompts`, one for each text, the scores are of `-log p(text | prompt)`, see `score_continuations`.
+    """
+    if isinstance(texts, str) or isinstance(prompts, str):
+        raise InputError("texts, and prompts, are lists of texts: write [text] for one")
+    if prompts is None:
+        return score_encoded(model, [encode_text(model, text, unknown) for text in texts], effort, advance)
+    if len(prompts) != len(texts):
+        raise InputError(f"there must be one prompt for each text, got {len(prompts)} and {len(texts)}")
+    encoded = [encode_text(model, text, unknown, least=1) for text in texts]
+    before = [encode_text(model, prompt, unknown, least=0) for prompt in prompts]
+    return score_continuations(model, list(zip(before, encoded, strict=True)), effort)
 
 
 def score_encoded(
@@ -260,7 +276,7 @@ def split_windows(ids: Int[Tensor, " length"], length: int) -> list[Int[Tensor, 
     return parts
 
 
-def encode_text(model: LanguageModel, text: str, unknown: Unknown = "error") -> Encoded:
+def encode_text(model: LanguageModel, text: str, unknown: Unknown = "error", least: int = MIN_TOKENS) -> Encoded:
     """Return the tokens of a text; characters outside of the vocabulary are an error, skipped, or replaced."""
     tokenizer = model.tokenizer
     if model.kind == "image":
@@ -273,8 +289,8 @@ def encode_text(model: LanguageModel, text: str, unknown: Unknown = "error") -> 
         description = tokenizer.to_json()
         if description["kind"] == "wordpiece":
             ids = _known(ids, int(description["model"]["model"]["vocab"]["[UNK]"]), text, unknown)
-    if len(ids) < MIN_TOKENS:
-        raise InputError(f"a text needs at least {MIN_TOKENS} tokens, got {len(ids)} in {text[:40]!r}")
+    if len(ids) < least:
+        raise InputError(f"a text needs at least {least} tokens, got {len(ids)} in {text[:40]!r}")
     return Encoded(torch.from_numpy(ids.astype(np.int64)), chars)
 
 
@@ -285,3 +301,137 @@ def _known(ids: Ids, missing: int, text: str, unknown: Unknown) -> Ids:
             "--unknown replace scores them as [UNK]"
         )
     return ids[ids != missing] if unknown == "skip" else ids
+
+
+# -- continuations ------------------------------------------------------------------------------------
+
+
+def not_exact_because(model: LanguageModel, order: ChosenOrder | None, length: int) -> str | None:
+    """Return why tokens have no exact probability given those before them; None where they have.
+
+    They have one in autoregression, and where one call decodes one token, from left to right. `order` is None for
+    baselines.
+    """
+    if isinstance(model.method, Autoregressive):
+        return None
+    if order is None:
+        return f"the method {model.config.method!r} does not decode tokens from left to right"
+    if model.config.model.self_condition:
+        return "the network is conditioned on its own predictions, which differ between samples"
+    if len(model.rdlm.process.mixture.paths) > 1:
+        return "the process is a mixture of paths, over which the likelihood is bounded"
+    if model.rdlm.layout.symbols_per_token > 1:
+        return "tokens are split into digits, which are decoded independently of each other"
+    if order.name != "left-to-right":
+        what = "moves all tokens together" if order.name == "synchronous" else "decodes tokens in random order"
+        return f"order {order.name} {what}, so that none has a probability given just those before it"
+    steps = order.schedule.discretize(order.nfe, length)
+    if steps.steps > 1:
+        return f"each token is denoised in {steps.steps} steps, over which the likelihood is bounded"
+    if steps.block != 1 and (steps.block or steps.order != "left_to_right" or steps.nfe < length):
+        return f"{steps.nfe} calls for {length} tokens decode several tokens in one call: use {length} calls"
+    return None
+
+
+def exact_order(model: LanguageModel, length: int) -> ChosenOrder | None:
+    """Return the order left to right, one call per token, if the model was trained for it; None if not."""
+    for block in (1, 0) if model.rdlm.takes_blocks else (0,):
+        order = choose_order(model, "left-to-right", length, length, block)
+        if is_trained_for(model.config, order.schedule) and not_exact_because(model, order, length) is None:
+            return order
+    return None
+
+
+@torch.no_grad()
+def conditionals(
+    model: LanguageModel, ids: Int[Tensor, "n length"], order: ChosenOrder | None
+) -> Float[Tensor, "n length v"]:
+    """Return `log p(. | tokens before)` of every position of windows, where `not_exact_because` is None."""
+    if isinstance(model.method, Autoregressive):
+        return model.method.conditionals(ids).double().cpu()
+    assert order is not None
+    problem = model.rdlm.problem(Batch(ids), order.nfe, token_schedule=order.schedule)
+    (chain,), token = problem.chains, problem.token
+    digit, (count, length) = chain.split(token), token.shape
+    start = chain.path.bridge.start.point(device=token.device).repeat(*digit.shape, 1)
+    level = chain.grid.remaining.to(start)
+    if chain.token_steps.block:  # every position attends to the clean ones before it: one call for all
+        rows, remaining = torch.arange(count, device=token.device), level[0].expand(token.shape)
+        return problem.log_probs(rows, BATCH_SIZE, lambda rows: None, start, remaining).double().cpu()
+    vertex, found = chain.path.bridge.tokens.at(digit, start), []
+    for position in range(length):
+        before = (torch.arange(length, device=token.device) < position).expand(token.shape)
+        state = torch.where(chain.per_sphere(before, digit)[..., None], vertex, start)
+        found.append(model.rdlm.posterior()(state, level[before.long() * chain.grid.steps])[:, position])
+    return torch.stack(found, 1).double().cpu()
+
+
+def score_continuations(
+    model: LanguageModel, pairs: Sequence[tuple[Encoded, Encoded]], effort: Effort | None = None
+) -> list[Score]:
+    """Return the score of `-log p(continuation | prompt)` for pairs of a prompt and a continuation.
+
+    The value is exact where the order decodes one token per call from left to right; otherwise it bounds the
+    likelihood of the sampler with that prompt. A continuation longer than the model is scored half a length at a
+    time; of the tokens before each part, those that fit are its prompt.
+    """
+    check_weights(model.method.network)
+    effort = effort or effort_for(model, len(pairs), order=order_for(model))
+    parts = [continuation_windows(before.ids, text.ids, model.length) for before, text in pairs]
+    groups: dict[tuple[int, int], list[Tensor]] = {}
+    for window, known in (part for found in parts for part in found):
+        groups.setdefault((len(window), known), []).append(window)
+    values: dict[tuple[int, int], list[Tensor]] = {}
+    for (length, known), windows in groups.items():
+        drawn = [
+            _continuation_draws(model, torch.stack(windows[at : at + BATCH_SIZE]), known, effort)
+            for at in range(0, len(windows), BATCH_SIZE)
+        ]
+        values[length, known] = list(torch.cat(drawn, 1).unbind(1))
+    shares = {key: iter(found) for key, found in values.items()}
+    return [
+        _continuation_score(model, text, [next(shares[len(window), known]) for window, known in found], effort)
+        for (_, text), found in zip(pairs, parts, strict=True)
+    ]
+
+
+def continuation_windows(prompt: Tensor, text: Tensor, length: int) -> list[tuple[Int[Tensor, " window"], int]]:
+    """Return windows of at most `length` tokens, and how many of each are known, that cover a continuation."""
+    ids, at, found = torch.cat([prompt, text]), len(prompt), []
+    if len(ids) < MIN_TOKENS:
+        raise InputError(f"a prompt and its continuation need at least {MIN_TOKENS} tokens together, got {len(ids)}")
+    while at < len(ids):
+        end = min(len(ids), at + max(length // 2, length - at))
+        begin = max(0, end - length)
+        found.append((ids[begin:end], at - begin))
+        at = end
+    return found
+
+
+def _continuation_draws(
+    model: LanguageModel, ids: Int[Tensor, "n length"], known: int, effort: Effort
+) -> Float[Tensor, "draws n rest"]:
+    """Return estimates in nats of each open token's share of `-log p(open | known)`; one where that is exact."""
+    reason = not_exact_because(model, effort.order, ids.shape[1])
+    if reason is None:
+        return -conditionals(model, ids, effort.order).gather(-1, ids[..., None])[None, :, known:, 0]
+    if model.method.token_schedule is None:
+        raise InputError(f"a continuation has no likelihood here: {reason}")
+    problem = model.rdlm.problem(Batch(ids), effort.nfe, token_schedule=effort.schedule)
+    generator = generator_of("continuation", effort.seed, *ids.shape, known)
+    draws = max(effort.draws, MIN_DRAWS) if effort.estimator == "path" else MIN_DRAWS
+    shares = path_bound(replace(problem, known=known), draws, generator).sum(1)
+    return shares.view(draws, *ids.shape, -1).sum(-1)[:, :, known:]
+
+
+def _continuation_score(
+    model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]], effort: Effort
+) -> Score:
+    """Return the score of a continuation from the draws of its windows."""
+    if all(len(value) == 1 for value in values):
+        bits = torch.cat([value[0] for value in values])
+        tokens = tuple(model.tokenizer.decode([i]) for i in text.ids.tolist())
+        shares = tuple((bits / math.log(2)).tolist())
+        return Score(Estimate(float(bits.sum()), 0.0), text.chars, tokens, shares, len(values), True)
+    most = max(len(value) for value in values)
+    return replace(_score(model, text, [value.expand(most, -1) for value in values]), exact=False)

@@ -32,6 +32,9 @@ class ScoreText:
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
     """UTF-8 text file; - or nothing: standard input. A file as the only argument is scored by the pretrained model."""
+    prompt: str | None = None
+    """Score every text as a continuation of this prompt: -log p(text | prompt), exact where the order decodes one token
+    per call from left to right, else a bound."""
     document: bool = False
     """Score the whole file as one text instead of line by line."""
     nfe: Annotated[int | None, tyro.conf.arg(aliases=["--steps"])] = None
@@ -60,18 +63,29 @@ class ScoreText:
         run, file = self._places()
         text = read_text(file)
         import rdlm
-        from rdlm.api.score import encode_text, score_encoded, score_note, split_windows
+        from rdlm.api.score import (
+            MIN_TOKENS,
+            encode_text,
+            score_continuations,
+            score_encoded,
+            score_note,
+            split_windows,
+        )
         from rdlm.display.progress import bar
 
         model = rdlm.load(run)
         lines = [text.removesuffix("\n")] if self.document else [line for line in text.splitlines() if line.strip()]
-        texts = [encode_text(model, line, self.unknown) for line in lines]
+        texts = [encode_text(model, line, self.unknown, MIN_TOKENS if self.prompt is None else 1) for line in lines]
         count = sum(len(split_windows(encoded.ids, model.length)) for encoded in texts)
         effort = self._effort(model, count)
         cost = effort.cost(model, count)
         began = time.perf_counter()
-        with bar(cost, "score", "window") as progress:
-            found = score_encoded(model, texts, effort, progress.update)
+        if self.prompt is not None:
+            before = encode_text(model, self.prompt, self.unknown, 0)
+            found = score_continuations(model, [(before, encoded) for encoded in texts], effort)
+        else:
+            with bar(cost, "score", "window") as progress:
+                found = score_encoded(model, texts, effort, progress.update)
         seconds = time.perf_counter() - began
         rows = [_row(line, value, self.positions) for line, value in zip(lines, found, strict=True)]
         self._report(

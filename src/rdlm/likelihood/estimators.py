@@ -36,13 +36,18 @@ def path_terms(
     token: Int[Tensor, "batch length"],
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
+    known: int = 0,
 ) -> Float[Tensor, "nfe batch length"]:
     """Return `log q_k(u) - log q_model(u)` of each position at each step `u` of one path per sequence.
 
-    The mean of the sum over steps and positions is an upper bound on `-log p(token)`, Eq. (28)-(30) and (32).
+    The mean of the sum over steps and positions is an upper bound on `-log p(token)`, Eq. (28)-(30) and (32). With
+    `known` first tokens, the sum over the others bounds `-log p(others | known)` of the sampler with that prompt.
     """
-    digit, offsets = chain.split(token), chain.offsets(token, generator)
+    digit, offsets = chain.split(token), _offsets(chain, token, known, generator)
     state = chain.path.bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
+    if bool((clamped := offsets < 0).any()):
+        vertex = chain.path.bridge.tokens.at(digit, state)
+        state = torch.where(chain.per_sphere(clamped, digit)[..., None], vertex, state)
     terms = torch.zeros(chain.nfe, *token.shape, dtype=torch.float64, device=token.device)
     for step in range(chain.nfe):
         local = chain.token_steps.local_step(step, offsets)
@@ -53,6 +58,20 @@ def path_terms(
         state = torch.where(chain.per_sphere(moving, digit)[..., None], after, state)
         terms[step] = torch.where(moving, term, 0.0)
     return terms
+
+
+def _offsets(
+    chain: Chain, token: Int[Tensor, "batch length"], known: int, generator: torch.Generator | None
+) -> Int[Tensor, "batch length"]:
+    """Return when each position starts, as in the sampler: known tokens have ended before step 0, others share it.
+
+    Where all positions are synchronous, known ones follow their bridge; blocks keep their places.
+    """
+    if not known or chain.asynchronous is None:
+        return chain.offsets(token, generator)
+    steps, first = chain.token_steps, known * chain.group
+    own = chain.offsets(token, generator)[:, first:] if steps.block else chain.offsets(token[:, first:], generator)
+    return torch.cat([torch.full_like(token[:, :first], -steps.steps), own], dim=1)
 
 
 def forced_step(
@@ -105,6 +124,8 @@ class Problem:
     model: Callable[[Int[Tensor, " rows"], Tensor, Tensor], Tensor]
     """`log p(token | states)` of some rows of `token`, with their conditions: rows, states and remaining noise to
     [rows, length, v]."""
+    known: int = 0
+    """Tokens of a given prompt at the beginning of every sequence; only `path_bound` takes them."""
 
     def __post_init__(self) -> None:
         if self.token.ndim != 2 or self.token.shape[0] < 1 or self.token.shape[1] < 2:
@@ -250,7 +271,8 @@ def path_bound(
     for path in range(paths):
         for row in torch.arange(len(problem.token), device=problem.token.device).split(batch):
             for chain, weight in zip(problem.chains, problem.weights, strict=True):
-                terms = path_terms(problem.posterior(row, batch, advance), chain, problem.token[row], generator)
+                posterior, token = problem.posterior(row, batch, advance), problem.token[row]
+                terms = path_terms(posterior, chain, token, generator, known=problem.known)
                 check_finite(terms.sum((0, 2)), torch.full((len(row),), -1))
                 found[path][:, row.cpu()] += weight * terms.cpu()
     return found

@@ -48,11 +48,16 @@ class Autoregressive(Baseline):
         with torch.no_grad():
             return self._log_likelihoods(ids, condition).double().sum(-1)
 
-    def _log_likelihoods(self, ids: Tensor, condition: Tensor | None) -> Float[Tensor, "batch length"]:
+    def conditionals(
+        self, ids: Int[Tensor, "batch length"], condition: Tensor | None = None
+    ) -> Float[Tensor, "batch length v"]:
+        """Return `log p(. | x_1 .. x_{i-1})` of every position."""
         # Shift right by one: the input of position i is token i - 1, and the first input is the start id.
         inputs = functional.pad(ids[:, :-1], (1, 0), value=self.start_id)
-        log_probs = torch.log_softmax(discrete.logits(self.network, inputs, 0.0, condition), dim=-1)
-        return log_probs.gather(-1, ids[..., None])[..., 0]
+        return torch.log_softmax(discrete.logits(self.network, inputs, 0.0, condition), dim=-1)
+
+    def _log_likelihoods(self, ids: Tensor, condition: Tensor | None) -> Float[Tensor, "batch length"]:
+        return self.conditionals(ids, condition).gather(-1, ids[..., None])[..., 0]
 
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return the exact `-log p` of each sequence in nats; `nfe` is ignored."""

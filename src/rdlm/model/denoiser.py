@@ -102,9 +102,10 @@ class Denoiser:
         condition: Tensor | None = None,
         previous: Tensor | None = None,
         block_mask: BlockMask | None = None,
+        given: Float[Tensor, "batch positions v"] | None = None,
     ) -> Float[Tensor, "batch positions v"]:
         """Return log-probabilities; `remaining` may be [batch, 1] where all positions share it."""
-        return self.predict(network, state, remaining, condition, previous, block_mask).log_probs()
+        return self.predict(network, state, remaining, condition, previous, block_mask, given).log_probs()
 
     def predict(
         self,
@@ -190,8 +191,9 @@ class Denoiser:
             raise InputError("given evidence needs a model with denoiser.features evidence and one sphere per token")
         if self.config.timed:
             raise InputError(
-                "given evidence needs a network without a time input, which says how much evidence there is: "
-                "train it anew with denoiser.time false, the default"
+                "evidence from outside needs a network without a time input, which tells it how much is known: "
+                "models of version 0.1.0 have one, those trained with the defaults of this version "
+                "(denoiser.time false) do not"
             )
 
     def _inputs(

@@ -121,7 +121,9 @@ class Batcher:
         state, remaining = torch.cat([one.state for one in queries]), torch.cat([one.remaining for one in queries])
         previous = torch.cat([self._previous_of(one) for one in queries]) if self.self_condition else None
         condition = _joined_conditions([(one.condition, len(one.state)) for one in queries])
-        return Query(state, remaining, previous, condition, _joined_masks([one.block_mask for one in queries]))
+        masks, given = _joined_masks([one.block_mask for one in queries]), [one.given for one in queries]
+        evidence = torch.cat([one for one in given if one is not None]) if given[0] is not None else None
+        return Query(state, remaining, previous, condition, masks, None, evidence)
 
     def _previous_of(self, query: Query) -> Tensor:
         """Return the last prediction, or zeros, which the network treats as none."""
@@ -153,7 +155,8 @@ class Batcher:
             state = functional.normalize(torch.rand(query.state.shape, generator=generator), dim=-1)
             remaining = torch.rand(query.remaining.shape, generator=generator) * self.denoiser.schedule.total
             previous = None if query.previous is None else torch.rand(query.previous.shape, generator=generator)
-            trial = Query(state, remaining, previous, query.condition, query.block_mask)
+            given = None if query.given is None else -3 * torch.rand(query.given.shape, generator=generator)
+            trial = Query(state, remaining, previous, query.condition, query.block_mask, None, given)
             self._exact[key] = torch.equal(trial.evaluate(self.denoiser, self.network), self._one_by_one(trial))
         return self._exact[key]
 

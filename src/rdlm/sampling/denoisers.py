@@ -46,12 +46,14 @@ class Query(NamedTuple):
     """Classes, -1 for a row without one, or signals."""
     block_mask: BlockMask | None = None
     prefix: CachedPrefix | None = None
+    given: Float[Tensor, "rows positions v"] | None = None
+    """Evidence from another source than the states."""
 
     @property
     def batching_key(self) -> tuple[object, ...]:
-        """Batching key: rows with equal shape and attention mask share a forward pass."""
+        """Batching key: rows with equal shape and attention mask, all with evidence or none, share a forward pass."""
         mask = self.block_mask
-        return self.state.shape[1:], mask and (mask.block, mask.finished is None)
+        return self.state.shape[1:], mask and (mask.block, mask.finished is None), self.given is None
 
     def rows(self, rows: slice) -> Query:
         """Return some of the rows."""
@@ -59,7 +61,8 @@ class Query(NamedTuple):
         condition = None if self.condition is None else self.condition[rows]
         mask = None if self.block_mask is None else self.block_mask.part(rows)
         prefix = self.prefix and self.prefix._replace(cache=self.prefix.cache.rows(rows))
-        return Query(self.state[rows], self.remaining[rows], previous, condition, mask, prefix)
+        given = None if self.given is None else self.given[rows]
+        return Query(self.state[rows], self.remaining[rows], previous, condition, mask, prefix, given)
 
     def split(self, size: int = 1) -> list[Query]:
         """Return queries of at most `size` rows."""
@@ -85,7 +88,7 @@ class Query(NamedTuple):
         if self.prefix is not None:
             log_probs = self._evaluate_behind(self.prefix, denoiser, network)
         else:
-            inputs = (self.state, self.remaining, self.condition, self.previous, self.block_mask)
+            inputs = (self.state, self.remaining, self.condition, self.previous, self.block_mask, self.given)
             log_probs = denoiser(network, *inputs)
         if log_probs.device.type == "cpu":  # elsewhere, reading a result would wait for the device
             check_numbers(log_probs)

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp
 
 from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
-from rdlm.serve import score, trajectory
+from rdlm.serve import restore, score, trajectory
 from rdlm.serve.curves import curves
 from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of
 from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
-from rdlm.serve.schema import Body, CompletionBody, ScoreBody, TrajectoryBody, read
+from rdlm.serve.schema import Body, CompletionBody, RestoreBody, ScoreBody, TrajectoryBody, read
 from rdlm.serve.service import Service
 
 LARGEST_BODY: Final = 1 << 20
@@ -111,6 +111,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
         """Bound the likelihood of texts, with 95% intervals, in total and per position."""
         body = await body_of(request, ScoreBody)
         return await score.score(service, service.model(body.model), body, request)
+
+    @app.post("/v1/restore", response_class=Response, openapi_extra=_described(RestoreBody))
+    async def restore_text(request: Request) -> Response:
+        """Return the posterior of every position of an uncertain text, and texts drawn from the joint posterior."""
+        body = await body_of(request, RestoreBody)
+        return await restore.restoration(service, service.model(body.model), body, request)
 
     @app.post("/v1/trajectory", response_class=Response, openapi_extra=_described(TrajectoryBody, stream=True))
     async def stream_trajectory(request: Request) -> Response:

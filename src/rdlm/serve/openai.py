@@ -8,18 +8,24 @@ of a stream always add up to the whole text.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import torch
+from jaxtyping import Float
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
+from torch import Tensor
 
 from rdlm.api.generate import generate, prepare
+from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
+from rdlm.api.score import exact_order, not_exact_because, order_for
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.sampling.prompt import encode_prompt, infilled
@@ -27,7 +33,8 @@ from rdlm.serve import http_errors
 from rdlm.serve.engine import Finished, Job, Progress, RunningSample
 from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.schema import MOST_TOKENS, Body, CompletionBody, sampling_of
-from rdlm.serve.service import ServedModel, Service, while_connected
+from rdlm.serve.score import token_log_probs
+from rdlm.serve.service import ServedModel, Service, order_fields, while_connected
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
 """Tells proxies not to buffer events."""
@@ -63,6 +70,8 @@ class StreamedText:
         if self.stopped or not final:
             return ""
         self.ids += final
+        if len(self.ids) >= self.end:
+            return self.finish(self.ids)
         text = self.tokenizer.decode(self.ids[self.begin : self.end]).rstrip(UNREADABLE)
         cut = self._cut(text)
         if cut is not None:
@@ -75,6 +84,7 @@ class StreamedText:
         """Return the rest of the text, given all tokens."""
         if self.stopped:
             return ""
+        self.ids = list(tokens)
         text = self.tokenizer.decode(tokens[self.begin : self.end])
         cut = self._cut(text)
         return self._send(text if cut is None else text[:cut])
@@ -111,6 +121,8 @@ class CompletionRequest:
 
     options: SamplingOptions
     prompt: str
+    ids: tuple[int, ...]
+    """The tokens of the prompt."""
     begin: int
     end: int
     """The completion's tokens are `begin` to `end`, between those of the prompt and of the suffix."""
@@ -129,24 +141,22 @@ def options_of(served: ServedModel, body: Body) -> SamplingOptions:
     return SamplingOptions(**given)
 
 
-def order_fields(order: ChosenOrder | None) -> dict[str, object]:
-    """Return the fields of an answer that describe the order of generation; None is that of a baseline."""
-    if order is None:
-        return {"order": None, "block": None, "notices": []}
-    return {"order": order.name, "block": order.block, "notices": list(order.notices)}
-
-
 def refuse_unsupported(body: CompletionBody) -> None:
     """Refuse OpenAI's fields that have no meaning here."""
-    if body.logprobs is not None:
-        reason = "tokens are not drawn one after the other, so none has a log-probability given those before it; "
-        raise HttpError(400, f"logprobs: {reason}POST /v1/score bounds the likelihood of a text", "logprobs")
+    if not {"prompt", "suffix", "infill", "label"} & body.model_fields_set:
+        raise HttpError(400, 'prompt: give a text, "" for a sample without a prompt, or an infill', "prompt")
+    given = sampling_of(body)
+    others = [name for name in ("suffix", "stream") if getattr(body, name)]
+    others += [name for name in ("infill", "label") if name in given]
+    if body.logprobs is not None and others:
+        reason = "log-probabilities are those of finished tokens given the text before them"
+        raise HttpError(400, f"logprobs: {reason}; leave out {', '.join(others)}", "logprobs")
     if body.best_of not in (None, body.n or 1):
         raise HttpError(400, "best_of: samples are not ranked; ask for n of them", "best_of")
     for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(body, name):
             raise HttpError(400, f"{name}: not supported; leave it out", name)
-    if "infill" in sampling_of(body) and (body.prompt or body.suffix or body.max_tokens or body.echo):
+    if "infill" in given and (body.prompt or body.suffix or body.max_tokens or body.echo):
         reason = "an infill is a whole text: leave out prompt, suffix, max_tokens and echo"
         raise HttpError(400, f"infill: {reason}", "infill")
 
@@ -154,20 +164,117 @@ def refuse_unsupported(body: CompletionBody) -> None:
 def requests_of(served: ServedModel, body: CompletionBody) -> list[CompletionRequest]:
     """Return one request per prompt, checked against the model."""
     options = options_of(served, body)
-    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    return [_request(served, body, options, prompt) for prompt in prompts]
+    return [_request(served, body, options, prompt) for prompt in prompts_of(body)]
 
 
-def _request(served: ServedModel, body: CompletionBody, options: SamplingOptions, prompt: str) -> CompletionRequest:
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """Return the prompts of a body, each a text or token ids."""
+    prompt: Any = body.prompt
+    single = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+    return [prompt] if single else list(prompt)
+
+
+def _ids(served: ServedModel, prompt: str | list[int], sampled: bool) -> tuple[str, tuple[int, ...]]:
+    """Return the text of a prompt and its tokens; a sampler takes the text, so ids must be those of their text."""
+    tokenizer = served.model.tokenizer
+    if isinstance(prompt, str):
+        return prompt, tuple(encode_prompt(tokenizer, prompt, "prompt").tolist())
+    wrong = [(at, token) for at, token in enumerate(prompt) if token >= tokenizer.size]
+    if wrong:
+        at, token = wrong[0]
+        raise HttpError(400, f"prompt: token {token} at {at} is none of the {tokenizer.size} tokens", "prompt")
+    text = tokenizer.decode(prompt)
+    if sampled and tokenizer.encode(text).tolist() != prompt:
+        raise HttpError(400, "prompt: these ids are not the tokens of their own text; send the text", "prompt")
+    return text, tuple(prompt)
+
+
+def _request(
+    served: ServedModel, body: CompletionBody, options: SamplingOptions, given: str | list[int]
+) -> CompletionRequest:
     tokenizer, room = served.model.tokenizer, min(served.model.length, MOST_TOKENS)
     if options.infill is not None:
-        return CompletionRequest(options, "", 0, len(infilled(tokenizer, options.infill, served.gap)))
-    first = len(encode_prompt(tokenizer, prompt, "prompt"))
-    last = len(encode_prompt(tokenizer, body.suffix or "", "suffix"))
+        return CompletionRequest(options, "", (), 0, len(infilled(tokenizer, options.infill, served.gap)))
+    prompt, ids = _ids(served, given, body.max_tokens != 0)
+    first, last = len(ids), len(encode_prompt(tokenizer, body.suffix or "", "suffix"))
+    if body.max_tokens == 0:
+        return CompletionRequest(options, prompt, ids, first, first)
     # Past the model's length, windows slide along the text: half that length is what the next one adds.
-    count = body.max_tokens or (room - first - last if first + last < room else max(1, room // 2))
-    options = replace(options, prompt=prompt, suffix=body.suffix or "", length=first + count + last)
-    return CompletionRequest(options, prompt, first, first + count)
+    half = max(1, room // 2)
+    count = body.max_tokens or (room - first - last if first + last < room else half)
+    length = first + count + last
+    if not last:  # the same windows for any number of tokens: fewer of them are the beginning of the same text
+        length = room + -(-max(0, length - room) // half) * half
+    options = replace(options, prompt=prompt, suffix=body.suffix or "", length=length)
+    return CompletionRequest(options, prompt, ids, first, first + count)
+
+
+def _with_exact_order(model: LanguageModel, body: CompletionBody, request: CompletionRequest) -> CompletionRequest:
+    """Return a request whose order has log-probabilities, if it states none and the model was trained for one."""
+    if sampling_of(body).keys() & {"order", "steps", "block", "window"}:
+        return request
+    found = exact_order(model, min(model.length, request.options.length or model.length))
+    if found is None:
+        return request
+    return replace(request, options=replace(request.options, order=found.order, steps=found.nfe, block=found.block))
+
+
+def _order(served: ServedModel, body: CompletionBody, request: CompletionRequest) -> ChosenOrder | None:
+    """Return the order in which the tokens of a prompt are scored."""
+    model, given = served.model, sampling_of(body)
+    if served.engine is not None and not given.keys() & {"order", "steps", "block"}:
+        found = exact_order(model, model.length)
+        if found is not None:
+            return found
+    return order_for(model, given.get("order", "auto"), given.get("steps", served.steps), given.get("block"))
+
+
+def _check_exact(served: ServedModel, request: CompletionRequest, order: ChosenOrder | None) -> None:
+    """Refuse log-probabilities where tokens have none given just those before them."""
+    model, sampled = served.model, request.end > request.begin
+    if sampled and (request.options.length or 0) > model.length:
+        reason = f"a completion past the model's {model.length} tokens is sampled in windows that overlap"
+    else:
+        length = min(model.length, max(2, (request.options.length or 0) if sampled else len(request.ids)))
+        reason = not_exact_because(model, order, length) or ""
+    if reason:
+        advice = "order 'left-to-right' with one call per token has them; POST /v1/score bounds a text or continuation"
+        raise HttpError(400, f"logprobs: {reason}. {advice}", "logprobs")
+
+
+def kept_tokens(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> tuple[int, ...]:
+    """Return the tokens of a completion that begin before the end of its text, which a stop may have cut."""
+    at, kept = 0, []
+    for token in ids:
+        if at >= len(text):
+            break
+        kept.append(token)
+        at += len(tokenizer.decode([token]))
+    return tuple(kept)
+
+
+LEAST_LOG_PROB: Final = -9999.0
+"""In place of minus infinity, as in OpenAI's answers."""
+
+
+def log_probs_as_openai(
+    tokenizer: Tokenizer, ids: Sequence[int], law: Float[Tensor, "n v"], begin: int, top: int
+) -> dict[str, object]:
+    """Return tokens, their log-probabilities, the likeliest ones and offsets in the text, as OpenAI's completions."""
+    law = law.clamp_min(LEAST_LOG_PROB)
+    own = law.gather(-1, torch.tensor(list(ids), dtype=torch.long)[:, None])[:, 0].tolist() if ids else []
+    tokens = [tokenizer.decode([token]) for token in ids]
+    offsets = [begin, *(begin + end for end in itertools.accumulate(map(len, tokens)))][: len(tokens)]
+    best = law.topk(min(top, law.shape[1]), -1) if top else None
+    likeliest = (
+        None
+        if best is None
+        else [
+            {tokenizer.decode([token]): value for value, token in reversed(list(zip(values, places, strict=True)))}
+            for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+    )
+    return {"tokens": tokens, "token_logprobs": own, "top_logprobs": likeliest, "text_offset": offsets}
 
 
 PULSE = 0.5
@@ -180,14 +287,13 @@ class Completion:
     def __init__(self, service: Service, served: ServedModel, body: CompletionBody) -> None:
         refuse_unsupported(body)
         self.service, self.served, self.body, self.count = service, served, body, body.n or 1
-        prompts = 1 if isinstance(body.prompt, str) else len(body.prompt)
-        if served.engine is None:
+        if served.engine is None or body.max_tokens == 0:
             service.check_worker()
         else:
-            served.engine.check_room(prompts * self.count)
+            served.engine.check_room(len(prompts_of(body)) * self.count)
         stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
         self.stops: list[str] = stops
-        self.job = Job(service.limits.deadline, wants_progress=bool(body.stream or stops))
+        self.job = Job(service.limits.deadline, wants_progress=bool(body.stream or stops or body.max_tokens))
         self.samples: list[RunningSample] = []
         self._about = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -209,14 +315,24 @@ class Completion:
     def _prepare(self) -> None:
         """Check and plan all samples; on a thread, since a long prompt takes its time."""
         self.requests: list[CompletionRequest] = requests_of(self.served, self.body)
-        model = self.served.model
-        if self.served.engine is not None:
+        model, log_probs = self.served.model, self.body.logprobs is not None
+        if self.body.max_tokens == 0:
+            self.orders = [_order(self.served, self.body, one) if log_probs else None for one in self.requests]
+        elif self.served.engine is None:
+            self.orders = [None for _ in self.requests]
+        else:
+            if log_probs:
+                self.requests = [_with_exact_order(model, self.body, request) for request in self.requests]
             self.prepared = [prepare(model, request.options) for request in self.requests]
             self.samples = [
                 RunningSample(one, one.options.seed + number, self.job, place * self.count + number)
                 for place, one in enumerate(self.prepared)
                 for number in range(self.count)
             ]
+            self.orders = [one.order for one in self.prepared]
+        if log_probs:
+            for request, order in zip(self.requests, self.orders, strict=True):
+                _check_exact(self.served, request, order)
         self.drafts = [
             StreamedText(model.tokenizer, request.begin, request.end, self.stops)
             for request in self.requests
@@ -224,10 +340,13 @@ class Completion:
         ]
 
     def _begin(self) -> None:
-        if self.served.engine is not None:
+        if self.body.max_tokens == 0:
+            for index in range(len(self.drafts)):
+                self.job.post(Finished(index, (), 0))
+        elif self.served.engine is not None:
             self.served.engine.submit(self.samples)
-            return
-        self.service.work(self.job, self._sample_baseline)
+        else:
+            self.service.work(self.job, self._sample_baseline)
 
     def _sample_baseline(self) -> None:
         """Sample from a method without an engine, and post each sample as it is made."""
@@ -248,7 +367,7 @@ class Completion:
                     continue
                 draft = self.drafts[event.index]
                 piece = draft.add(event.final) if isinstance(event, Progress) else draft.finish(event.tokens)
-                done = draft.stopped or isinstance(event, Finished)
+                done = draft.stopped or isinstance(event, Finished) or 0 < draft.end <= len(draft.ids)
                 if done:
                     left.discard(event.index)
                     if self.samples:
@@ -265,6 +384,9 @@ class Completion:
         choices = [
             self._choice(index, self._echo(index) + draft.text, draft.reason) for index, draft in enumerate(self.drafts)
         ]
+        if self.body.logprobs is not None:
+            for choice, found in zip(choices, await self._all_log_probs(), strict=True):
+                choice["logprobs"] = found
         return answer({**self._about, "choices": choices, "usage": self._usage(), "rdlm": self._own()})
 
     async def _stream(
@@ -303,6 +425,27 @@ class Completion:
         seed = self.requests[index // self.count].options.seed + index % self.count
         return {"text": text, "index": index, "logprobs": None, "finish_reason": reason, "seed": seed}
 
+    async def _all_log_probs(self) -> list[object]:
+        """Return the log-probabilities of every choice; the job of the samples has ended, so this is another one."""
+        job = Job(self.job.deadline - time.monotonic())
+        try:
+            self.service.work(job, lambda: [self._log_probs(index, job) for index in range(len(self.drafts))])
+            return cast("list[object]", await anext(job.events()))
+        finally:
+            job.over = True
+
+    def _log_probs(self, index: int, job: Job) -> dict[str, object]:
+        """Return the log-probabilities of a choice in OpenAI's format, those of the prompt with `echo`."""
+        place, draft = index // self.count, self.drafts[index]
+        request, model = self.requests[place], self.served.model
+        made = kept_tokens(model.tokenizer, draft.ids[request.begin : request.end], draft.text)
+        ids, law = (*request.ids, *made), torch.zeros(0, model.tokenizer.size)
+        if ids:
+            law = token_log_probs(self.served, job, ids, self.orders[place])
+        first = 0 if self.body.echo else request.begin
+        begin = 0 if self.body.echo else len(request.prompt)
+        return log_probs_as_openai(model.tokenizer, ids[first:], law[first:], begin, self.body.logprobs or 0)
+
     def _echo(self, index: int) -> str:
         return self.requests[index // self.count].prompt if self.body.echo else ""
 
@@ -318,7 +461,7 @@ class Completion:
         bound = (
             all(one.claims_bound for one in self.prepared) if self.samples else self.served.model.method.claims_bound
         )
-        order = self.prepared[0].order if self.samples else None
+        order = self.orders[0]
         return {
             "seed": options.seed,
             "steps": options.steps if order is None else order.nfe,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from rdlm.config import OrderChoice, SamplingOptions, attribute_docstrings
+from rdlm.config import OrderChoice, OrderName, SamplingOptions, attribute_docstrings
 from rdlm.deprecated import ORDERS
 from rdlm.serve.http_errors import HttpError
 
@@ -17,12 +17,16 @@ MOST_TEXTS = 16
 MOST_STEPS = 1024
 MOST_TOKENS = 4096
 MOST_FRAMES = 256
+MOST_DRAWS = 16
+"""Samples, and refining passes, of a restoration."""
+MOST_LOGPROBS = 20
 MOST_FIELDS = 1024
 """Fields of any object in a body."""
 MOST_GUIDANCE = 100
 
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LONGEST_TEXT)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Label = Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=0)]
@@ -105,15 +109,25 @@ class StreamOptions(BaseModel):
 class CompletionBody(Body):
     """OpenAI's legacy completion, with `suffix` for text on both sides, and this service's own fields."""
 
-    prompt: Text | Texts = Field("", description="Text before the completion, or several of them.")
+    prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
+        "", description="Text before the completion, or several of them; token ids are accepted, too."
+    )
     suffix: Text | None = Field(None, description="Text after the completion.")
-    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Tokens to write; as many as fit the model.")
+    max_tokens: int | None = Field(
+        None, ge=0, le=MOST_TOKENS, description="Tokens to write; as many as fit the model. 0: none, to score a prompt."
+    )
     n: int | None = Field(None, ge=1, le=16, description="Completions of each prompt; their seeds count up.")
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(None, description="Where a text ends.")
     stream: bool | None = Field(None, description="Server-sent events: text as soon as it is final.")
     stream_options: StreamOptions | None = None
     echo: bool | None = Field(None, description="Begin the text with its prompt.")
-    logprobs: int | None = Field(None, description="Refused: see /v1/score.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="Log-probabilities of tokens given those before them, and of so many likeliest ones, where the "
+        "order of generation has them: left to right, one call per token.",
+    )
     best_of: int | None = Field(None, description="Refused unless it equals n.")
     presence_penalty: float | None = Field(None, description="Refused unless 0.")
     frequency_penalty: float | None = Field(None, description="Refused unless 0.")
@@ -125,9 +139,51 @@ class ScoreBody(Body):
     """Texts whose likelihood is bounded."""
 
     input: Text | Texts = Field(description="A text, or several of them.")
+    prompt: Text | None = Field(
+        None,
+        description="Text before each input: the values are those of the continuation given the prompt, `exact` where "
+        "tokens are generated one by one from left to right, bounds elsewhere.",
+    )
     steps: Steps | None = Field(None, description="Steps M of the sampler whose likelihood is bounded.")
     order: Order | None = Field(None, description="Order in which that sampler generates a text; auto if not given.")
     block: int | None = Field(None, ge=0, le=MOST_TOKENS, description="Tokens of a block of that order.")
+
+
+Probabilities = dict[Annotated[str, Field(max_length=8)], float]
+"""Probabilities of characters, by the character."""
+
+
+class RestoreBody(Body):
+    """An uncertain reading whose posterior is asked for: a text with marks, or evidence for every position."""
+
+    text: Text | None = Field(
+        None, description="The reading: ? or _ is unreadable, [ae] is one of several, a backslash quotes a character."
+    )
+    evidence: Annotated[list[Probabilities], Field(min_length=1, max_length=MOST_TOKENS)] | None = Field(
+        None,
+        description="In place of text: {character: probability} of every position; what is left of 1 is spread over "
+        "the other characters.",
+    )
+    channel: Literal["symmetric", "keyboard"] | dict[str, Probabilities] | None = Field(
+        None,
+        description="How characters are misread: symmetric (any other one), keyboard (a neighbouring key), or a matrix "
+        "{true: {read: probability}}; not given: what can be read is right.",
+    )
+    error: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = Field(
+        0.1, description="Share of misread characters, for symmetric and keyboard; auto: estimated from the text."
+    )
+    passes: int = Field(
+        0, ge=0, le=MOST_DRAWS, description="Refine the posterior by so many samples; 0: one network call."
+    )
+    samples: int = Field(0, ge=0, le=MOST_DRAWS, description="Texts to draw from the joint posterior.")
+    steps: Steps = Field(64, description="Network calls of a sample or pass.")
+    order: OrderName = Field("synchronous", description="Order in which the characters of a sample are decided.")
+    seed: Seed = Field(0, description="Random seed of samples, passes and the bound.")
+    likelihood: Literal["bound", "pseudo"] | None = Field(
+        None,
+        description="Also return the likelihood of the reading itself: an upper bound on -log p, or the cheaper "
+        "pseudo-likelihood, which is not a bound; for at most the model's length.",
+    )
 
 
 @with_sampling
@@ -177,7 +233,8 @@ def _error(mistakes: ValidationError) -> HttpError:
     name = str(found[0]["loc"][0]) if found[0]["loc"] else None
     words = dict.fromkeys(str(one["msg"]) for one in found if str((*one["loc"], None)[0]) == str(name))
     text = " or ".join(words).replace("Extra inputs are not permitted", "unknown field")
-    return HttpError(400, f"{_plain(name or 'body')}: {text}", None if name is None else _plain(name))
+    place = "".join(f"item {part}: " for part in found[0]["loc"][1:2] if isinstance(part, int))
+    return HttpError(400, f"{_plain(name or 'body')}: {place}{text}", None if name is None else _plain(name))
 
 
 def _plain(name: str) -> str:

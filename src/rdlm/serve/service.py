@@ -16,6 +16,8 @@ import torch
 from starlette.requests import Request
 
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.orders import ChosenOrder
+from rdlm.api.restore import cannot_restore
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError, unknown
 from rdlm.methods.bound import check_weights
@@ -89,6 +91,11 @@ class ServedModel:
         return next((mark for mark in GAPS if mark not in taken), GAPS[0])
 
     @cached_property
+    def cannot_restore(self) -> str | None:
+        """Why the model cannot restore uncertain text; None if it can."""
+        return cannot_restore(self.model)
+
+    @cached_property
     def card(self) -> dict[str, object]:
         """The entry in OpenAI's list of models; fields of this package are under `rdlm`."""
         model, size = self.model, self.model.tokenizer.size
@@ -104,6 +111,7 @@ class ServedModel:
             **self._sampler_defaults,
             "image": model.about["image"],
             "classes": model.about["classes"],
+            "restore": {"available": self.cannot_restore is None, "reason": self.cannot_restore},
         }
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
 
@@ -224,6 +232,13 @@ class Service:
             engine.close()
         self._idle_release.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def order_fields(order: ChosenOrder | None) -> dict[str, object]:
+    """Return the fields of an answer that describe the order of generation; None is that of a baseline."""
+    if order is None:
+        return {"order": None, "block": None, "notices": []}
+    return {"order": order.name, "block": order.block, "notices": list(order.notices)}
 
 
 async def while_connected(request: Request, job: Job, answer: Awaitable[Result]) -> Result:

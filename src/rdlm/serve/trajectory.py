@@ -23,9 +23,9 @@ from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Finished, Job, RunningSample
-from rdlm.serve.openai import HEADERS, data, options_of, order_fields
+from rdlm.serve.openai import HEADERS, data, options_of
 from rdlm.serve.schema import MOST_TOKENS, TrajectoryBody
-from rdlm.serve.service import ServedModel, Service, while_connected
+from rdlm.serve.service import ServedModel, Service, order_fields, while_connected
 
 SHOWN = 3
 """Alternatives of a position, and axes of the sphere."""

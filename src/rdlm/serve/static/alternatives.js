@@ -10,7 +10,8 @@ export function describePosition(frame, i) {
   return `${token}, probability ${percent(frame.certainty[i])}; most probable: ${others}`;
 }
 
-function bar([token, p]) {
+// One token with its probability, as an item of a list.
+export function bar([token, p]) {
   const fill = make("span", { class: "fill" });
   fill.style.width = `${100 * Math.min(Math.max(p, 0), 1)}%`;
   return make("li", {}, make("span", { class: "token" }, token === " " ? "space" : tokenGlyph(token)),

@@ -64,9 +64,15 @@ export class Compare {
     const ids = this.app.models.map((model) => model.id);
     for (const side of SIDES) {
       const fields = this.form.elements;
-      setOptions(fields[`${side}_model`], ids, ids[0]);
+      setOptions(fields[`${side}_model`], ids, byId("model").value || ids[0]);
       this.app.samplerOptions(fields[`${side}_solver`], fields[`${side}_grid`], fields[`${side}_order`]);
     }
+  }
+
+  // Another model is chosen: both sides take it, as settings of one model are what is compared most often.
+  adapt(model) {
+    const ids = this.app.models.map(({ id }) => id);
+    for (const side of SIDES) setOptions(this.form.elements[`${side}_model`], ids, model.id);
   }
 
   settings() {

@@ -7,6 +7,7 @@ import { setOptions } from "./form.js";
 import { Generate } from "./generate.js";
 import { readLink, writeLink } from "./url_state.js";
 import { Process } from "./process.js";
+import { Restore } from "./restore.js";
 import { Score } from "./score.js";
 import { Sphere } from "./sphere.js";
 
@@ -23,7 +24,8 @@ class App {
 
   constructor() {
     const generate = new Generate(this);
-    this.views = [generate, new Sphere(this, generate), new Score(this), new Compare(this), new Process(this)];
+    const others = [new Sphere(this, generate), new Score(this), new Compare(this), new Process(this)];
+    this.views = [generate, new Restore(this), ...others];
     this.loading = this.#load();
   }
 
@@ -68,14 +70,16 @@ class App {
     const size = parameters >= 1e6 ? `${formatNumber(parameters / 1e6)}M` : `${Math.round(parameters / 1e3)}k`;
     byId("about").textContent = `Method ${method}, data ${kind}, length ${length} tokens, ${size} parameters`;
     document.querySelectorAll("kbd.gap").forEach((mark) => { mark.textContent = gap; });
-    for (const id of ["generate-form", "compare-form"]) byId(id).elements.namedItem("length").placeholder = length;
-    for (const field of document.querySelectorAll("input[name$=steps]")) field.placeholder = steps;
-    for (const field of document.querySelectorAll("input[name$=window]")) field.placeholder = formatNumber(window ?? 1);
-    for (const field of document.querySelectorAll("input[name$=block]")) field.placeholder = block ?? 0;
+    const standard = { length, steps, window: formatNumber(window ?? 1), block: block ?? 0 };
+    for (const [name, value] of Object.entries(standard)) {
+      for (const field of document.querySelectorAll(`input[name$=${name}]`)) field.placeholder = `default ${value}`;
+    }
     for (const field of document.querySelectorAll(".classes")) field.hidden = !classes.length;
     setOptions(byId("generate-form").elements.label, ["", ...classes], "");
-    const examples = { image: "leave empty, or enter pixel levels as numbers", dna: `ACGT${gap.repeat(8)}TATA` };
-    byId("generate-form").elements.text.placeholder = examples[kind] ?? `the ${gap.repeat(8)} of the `;
+    const example = kind === "dna" ? `ACGT${gap.repeat(8)}TATA` : `the ${gap.repeat(8)} of the`;
+    byId("generate-form").elements.text.placeholder =
+      kind === "image" ? "Empty, or pixel levels as numbers" : `Empty. For example: ${example}`;
+    for (const view of this.views) view.adapt?.(model);
   }
 
   busy(view, is) {

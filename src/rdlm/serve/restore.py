@@ -1,0 +1,101 @@
+"""`/v1/restore`: the posterior of an uncertain reading, with the forward passes batched by the engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+
+from rdlm.api.language_model import LanguageModel
+from rdlm.api.restore import observation_bound, pseudo_log_likelihood, read_text_through, restore, symbols_of
+from rdlm.data.evidence import Reading, confusion, from_json_lines
+from rdlm.errors import InputError
+from rdlm.serve.engine import Job
+from rdlm.serve.http_errors import HttpError, answer
+from rdlm.serve.schema import MOST_TOKENS, RestoreBody
+from rdlm.serve.score import batched
+from rdlm.serve.service import ServedModel, Service, while_connected
+
+Result = TypeVar("Result")
+
+MOST_SYMBOLS = 2048
+"""Largest alphabet: a channel is a matrix of this size."""
+MOST_NUMBERS = 1 << 22
+"""Most positions times symbols of one request."""
+POSITION = re.compile(r"\\[\s\S]|\[[^\]]*\]|[\s\S]")
+"""One position of a text: a quoted character, alternatives, or a character."""
+
+
+async def restoration(service: Service, served: ServedModel, body: RestoreBody, request: Request) -> Response:
+    """Return the posterior of a reading: what `model.restore` returns, and the likelihood of the reading if asked."""
+    _check(served, body)
+    service.check_worker()
+    job = Job(service.limits.deadline)
+
+    def restored() -> dict[str, object]:
+        model = batched(served, job)
+        reading, error = _reading(model, body)
+        options = {"passes": body.passes, "samples": body.samples, "steps": body.steps, "seed": body.seed}
+        found = restore(model, reading.evidence, reading.symbols, order=body.order, **cast("dict[str, Any]", options))
+        return {**found.to_json(), "error": error, "likelihood": _likelihood(model, reading, body)}
+
+    service.work(job, restored)
+    found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))
+    return answer({"object": "restoration", "model": served.name, **found})
+
+
+def _check(served: ServedModel, body: RestoreBody) -> None:
+    """Refuse a model that cannot restore, and a body that asks for too much or for nothing."""
+    if served.cannot_restore is not None:
+        raise HttpError(400, f"{served.name} cannot restore: {served.cannot_restore}", "model", "cannot_restore")
+    if (body.text is None) == (body.evidence is None):
+        raise HttpError(400, "give either text, with ? for unreadable characters, or evidence per position", "text")
+    if body.evidence is not None and body.channel is not None:
+        raise HttpError(400, "channel: a channel applies to text; evidence has the probabilities already", "channel")
+    name, size = ("text" if body.evidence is None else "evidence"), served.model.tokenizer.size
+    count = len(body.evidence) if body.evidence is not None else len(POSITION.findall(body.text or ""))
+    if size > MOST_SYMBOLS:
+        raise HttpError(400, f"{served.name} has {size} symbols; at most {MOST_SYMBOLS} are restored here", "model")
+    most = min(MOST_TOKENS, MOST_NUMBERS // size)
+    if count > most:
+        raise HttpError(400, f"{name}: at most {most} positions, got {count}; send the parts one by one", name)
+    if body.likelihood is not None and count > served.model.length:
+        most = served.model.length
+        raise HttpError(400, f"likelihood: for at most {most} positions, the model's length, got {count}", "likelihood")
+
+
+def _reading(model: LanguageModel, body: RestoreBody) -> tuple[Reading, float | None]:
+    """Return the evidence of a body and the error rate of its channel; a mistake names the field and the place."""
+    alphabet = "".join(symbols_of(model))
+    channel: str | Tensor | None = body.channel if not isinstance(body.channel, dict) else None
+    if isinstance(body.channel, dict):
+        channel = _named("channel", lambda: confusion(json.dumps(body.channel), alphabet, "the matrix"))
+    if body.evidence is not None:
+        lines = "\n".join(map(json.dumps, body.evidence))
+        return _named("evidence", lambda: from_json_lines(lines, alphabet)), None
+    return _named("text", lambda: read_text_through(model, body.text or "", channel, body.error))
+
+
+def _named(field: str, make: Callable[[], Result]) -> Result:
+    """Return what `make` returns; an InputError becomes that of a field."""
+    try:
+        return make()
+    except InputError as mistake:
+        raise HttpError(400, f"{field}: {mistake}", field) from None
+
+
+def _likelihood(model: LanguageModel, reading: Reading, body: RestoreBody) -> dict[str, object] | None:
+    """Return the likelihood of the reading in nats under the name of what it is."""
+    if body.likelihood is None:
+        return None
+    if body.likelihood == "pseudo":
+        value = pseudo_log_likelihood(model, reading.evidence)
+        return {"kind": "negative pseudo-log-likelihood", "nats": -value, "claims_bound": False}
+    bound = observation_bound(model, reading.evidence, seed=body.seed)
+    about = {"kind": "upper bound on the negative log-likelihood", "nats": bound.value, "stderr": bound.stderr}
+    return {**about, "low": bound.low, "high": bound.high, "claims_bound": bound.claims_bound}

@@ -1,0 +1,150 @@
+"""`/v1/restore` returns what `model.restore` returns, refuses what is wrong with its place, and shares the engine."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import LENGTH, Served
+
+import rdlm
+from rdlm.api.restore import observation_bound, pseudo_log_likelihood, read_text_through
+from rdlm.data.evidence import from_json_lines
+from rdlm.data.tokenizer import TEXT8_ALPHABET
+from rdlm.serve.schema import MOST_TOKENS
+
+TEXT = "th? k[ai]ng of"
+LONG = "the ?uick brown f[ao]x jumps over the lazy dog"
+
+
+def restored(served: Served, **body: Any) -> dict[str, Any]:
+    answer = served.post("/v1/restore", {"model": "together", **body})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("text", [TEXT, LONG])
+@pytest.mark.parametrize(
+    "channel", [None, "symmetric", "keyboard", {"t": {"t": 0.5, "f": 0.5}, "o": {"o": 0.9, "a": 0.1}}], ids=str
+)
+def test_a_restoration_is_that_of_the_model(served: Served, runs: Path, text: str, channel: Any) -> None:
+    found = restored(served, text=text, channel=channel, error=0.2, samples=2, steps=4, seed=3)
+    matrix = channel
+    if isinstance(channel, dict):
+        matrix = torch.eye(len(TEXT8_ALPHABET), dtype=torch.float64)
+        for true, law in channel.items():
+            matrix[TEXT8_ALPHABET.index(true)] = 0
+            for read, probability in law.items():
+                matrix[TEXT8_ALPHABET.index(true), TEXT8_ALPHABET.index(read)] = probability
+    wanted = rdlm.load(runs / "together").restore(text, matrix, 0.2, samples=2, steps=4, seed=3)
+    assert found["text"] == wanted.text and found["read"] == wanted.read and found["object"] == "restoration"
+    assert found["samples"] == list(wanted.samples) and len(found["samples"]) == 2
+    shown = torch.tensor([place["probability"] for place in found["positions"]])
+    torch.testing.assert_close(shown, wanted.certainty, atol=1e-5, rtol=0)
+    assert found["positions"][4]["symbol"] == found["text"][4]
+    assert found["error"] == (0.2 if isinstance(channel, str) else None)
+
+
+def test_evidence_per_position(served: Served, runs: Path) -> None:
+    rows = [{"t": 0.9, "f": 0.1}, {"h": 0.6}, {" ": 0.5, "e": 0.5}]
+    found = restored(served, evidence=rows)
+    lines = '{"t": 0.9, "f": 0.1}\n{"h": 0.6}\n{" ": 0.5, "e": 0.5}'
+    wanted = rdlm.load(runs / "together").restore(from_json_lines(lines, TEXT8_ALPHABET).evidence)
+    assert found["text"] == wanted.text and found["read"] == "th "
+    assert [set(place["alternatives"]) <= set(wanted.symbols) for place in found["positions"]] == [True] * 3
+
+
+def test_passes_refine_and_an_unknown_error_rate_is_estimated(served: Served, runs: Path) -> None:
+    model = rdlm.load(runs / "together")
+    found = restored(served, text=TEXT, passes=2, steps=3, seed=1)
+    assert found["calls"] == 6 and found["text"] == model.restore(TEXT, passes=2, steps=3, seed=1).text
+    rate = restored(served, text=LONG, channel="symmetric", error="auto")["error"]
+    assert rate == pytest.approx(read_text_through(model, LONG, "symmetric", "auto")[1], rel=1e-3)
+
+
+def test_the_likelihood_of_a_reading_has_the_name_of_what_it_is(served: Served, runs: Path) -> None:
+    model = rdlm.load(runs / "together")
+    reading, _ = read_text_through(model, TEXT, "symmetric", 0.1)
+    bound = restored(served, text=TEXT, channel="symmetric", likelihood="bound", seed=2)["likelihood"]
+    wanted = observation_bound(model, reading.evidence, seed=2)
+    assert bound["claims_bound"] is True and bound["nats"] == pytest.approx(wanted.value, rel=1e-4)
+    assert bound["low"] < bound["nats"] < bound["high"] and "upper bound" in bound["kind"]
+    pseudo = restored(served, text=TEXT, channel="symmetric", likelihood="pseudo")["likelihood"]
+    assert pseudo["claims_bound"] is False and "pseudo" in pseudo["kind"]
+    assert pseudo["nats"] == pytest.approx(-pseudo_log_likelihood(model, reading.evidence), rel=1e-4)
+
+
+def test_concurrent_requests_do_not_change_a_restoration(served: Served) -> None:
+    bodies = [{"text": text, "samples": 1, "steps": 8, "seed": seed} for seed, text in enumerate([TEXT, LONG] * 3)]
+    alone = [restored(served, **body) for body in bodies]
+    with ThreadPoolExecutor(7) as crowd:
+        sampling = crowd.submit(served.text, model="together", prompt="a", seed=1)
+        assert list(crowd.map(lambda body: restored(served, **body), bodies)) == alone
+        assert sampling.result() == served.text(model="together", prompt="a", seed=1)
+
+
+MISTAKES = [
+    ({}, "give either text", "text"),
+    ({"text": "a?", "evidence": [{"a": 1}]}, "give either text", "text"),
+    ({"text": ""}, "the text is empty", "text"),
+    ({"text": "ab?D"}, "'D' at position 3 is outside the alphabet", "text"),
+    ({"text": "a[]"}, "'[' at position 1 has no alternatives", "text"),
+    ({"text": "a" * (MOST_TOKENS + 1)}, f"at most {MOST_TOKENS} positions", "text"),
+    ({"text": "??", "channel": "symmetric", "error": "auto"}, "without readable symbols", "text"),
+    ({"text": "ab", "channel": "morse"}, "channel: ", "channel"),
+    ({"text": "ab", "channel": {"a": {"a": 0.5}}}, "the row of 'a' sums to 0.5", "channel"),
+    ({"text": "ab", "channel": {"a": {"A": 1}}}, "'A' is not a symbol", "channel"),
+    ({"text": "ab", "error": 1.5}, "error: ", "error"),
+    ({"text": "ab", "error": "often"}, "error: ", "error"),
+    ({"text": "ab", "samples": 17}, "samples: ", "samples"),
+    ({"text": "ab", "order": "upwards"}, "order: ", "order"),
+    ({"text": "a" * (LENGTH + 1), "likelihood": "bound"}, f"at most {LENGTH} positions", "likelihood"),
+    ({"evidence": []}, "evidence: ", "evidence"),
+    ({"evidence": [{"a": 1}] * (MOST_TOKENS + 1)}, "evidence: ", "evidence"),
+    ({"evidence": [{"a": 1.0}, {}]}, "line 2 must be an object", "evidence"),
+    ({"evidence": [{"a": 1.0}, {"b": "x"}]}, "evidence: item 1: ", "evidence"),
+    ({"evidence": [{"a": 1.0}, {"b": 0.7, "c": 0.7}]}, "position 1: the probabilities sum to 1.4", "evidence"),
+    ({"evidence": [{"a": -0.5}]}, "position 0: p('a') must be a probability", "evidence"),
+    ({"evidence": [{"a": 1.0}, {"\u2603": 1.0}]}, "position 1: '\u2603' is not a symbol", "evidence"),
+    ({"evidence": [{"a": 1.0}], "channel": "symmetric"}, "evidence has the probabilities already", "channel"),
+    ({"text": "ab", "model": "baseline"}, "needs a model of the method 'rdlm'", "model"),
+]
+
+
+@pytest.mark.parametrize(("body", "message", "param"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_mistakes_are_refused_with_their_place(served: Served, body: dict[str, Any], message: str, param: str) -> None:
+    answer = served.post("/v1/restore", {"model": "together", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and message in error["message"], error
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ('{"evidence": [{"a": NaN}]}', "NaN is not a JSON number"),
+        ('{"evidence": [{"a": 1e999}]}', "evidence: item 0: "),
+        ('{"evidence": ' + "[" * 20_000, "nested too deeply"),
+        ('{"evidence": [{' + ",".join(f'"{i}": 0' for i in range(1025)) + "}]}", "at most 1024 are read"),
+    ],
+    ids=["nan", "infinity", "nested", "fields"],
+)
+def test_numbers_that_are_none_and_deep_bodies_are_refused(served: Served, raw: str, message: str) -> None:
+    answer = served.post("/v1/restore", content=raw, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+def test_models_state_whether_they_restore(served: Served) -> None:
+    found = {model["id"]: model["rdlm"]["restore"] for model in served.get("/v1/models").json()["data"]}
+    assert found["together"] == {"available": True, "reason": None}
+    assert found["baseline"]["available"] is False and "'mdlm'" in found["baseline"]["reason"]
+
+
+def test_the_schema_describes_the_fields(served: Served) -> None:
+    about = served.get("/openapi.json").json()["paths"]["/v1/restore"]["post"]
+    fields = about["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert {"text", "evidence", "channel", "error", "passes", "samples", "likelihood"} <= set(fields)
+    assert all("description" in field for field in fields.values())
