@@ -78,9 +78,12 @@ class Estimate:
         return Estimate(self.value * factor, self.stderr * abs(factor), self.claims_bound, self.freedom)
 
 
-def student(freedom: float) -> float:
-    """Return the 97.5% quantile of Student's t by its expansion in 1 / freedom: within 4% for 2 or more degrees."""
-    z, inverse = CONFIDENCE, 1 / freedom
+def student(freedom: float, z: float = CONFIDENCE) -> float:
+    """Return the quantile of Student's t at the level of the normal quantile `z` by its expansion in 1 / freedom.
+
+    Within 4% for the 97.5% quantile with 2 or more degrees of freedom.
+    """
+    inverse = 1 / freedom
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
