@@ -145,7 +145,7 @@ def certify_gallery(plan: Plan, names: Sequence[str] | None = None) -> Iterator[
 
 def described(estimator: Estimator) -> tuple[str, str]:
     """Return what an estimator is and the source of its formula, from its docstring."""
-    text = inspect.getdoc(estimator) or ""
+    text = (inspect.getdoc(estimator) or "").replace("|", "\\|")
     source = " ".join(text.partition("Source:")[2].split()).rstrip(".")
     return text.splitlines()[0].rstrip("."), re.sub(
         r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", source
@@ -171,7 +171,7 @@ def gallery_page(runs: Mapping[int, Sequence[Certificate]]) -> str:
         verdict = "; ".join(sorted({one.verdict for one in same}))
         both = [name for name in below[0] if all(name in other for other in below)]
         theory = "bound" if expected(name) else "not a bound"
-        lines.append(f"| `{name}` | {what} | {source} | {theory} | {verdict} | {', '.join(both) or '-'} |\n")
+        lines.append(f"| `{name}` | {what} | {source} | {theory} | {verdict} | {'; '.join(both) or '-'} |\n")
         cells = [f"{100 * f.slack:+.1f} ± {100 * f.stderr / f.limit:.1f}" for f in certificate.findings]
         slack.append(f"| `{name}` | {' | '.join(cells)} |\n")
     sources = [f"{f.source} ({f.limit:.3f})" for f in first[0].findings]

@@ -50,7 +50,7 @@ class Certify:
     """Certify the estimators of the literature with two seeds, and print docs/estimators.md."""
     slack: bool = False
     """Measure the slack of the default sampler against network calls and length, with exact posteriors."""
-    samples: int = 3000
+    samples: int = 4000
     """Sequences of each source, for --estimator, --model and --gallery."""
     train_steps: int = 600
     """Training steps of --model on each source."""
