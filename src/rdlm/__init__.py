@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel as LanguageModel
     from rdlm.api.language_model import load as load
     from rdlm.api.restore import restore as restore
+    from rdlm.certify import certify as certify
 
 
 __version__ = "0.2.0.dev0"
 
 _HOME: dict[str, str] = {
     "LanguageModel": "rdlm.api.language_model",
+    "certify": "rdlm.certify",  # a module that can be called
     "load": "rdlm.api.language_model",
     "restore": "rdlm.api.restore",
 }
@@ -28,7 +30,8 @@ _HOME: dict[str, str] = {
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    module = importlib.import_module(_HOME[name])
+    return module if _HOME[name] == f"rdlm.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -166,3 +166,48 @@ def test_the_errors_of_few_rows_add_up() -> None:
     found = sum_over_rows(value, claims_bound=False)
     assert found.value == pytest.approx(float(value.mean(0).sum()))
     assert found.stderr == pytest.approx(math.sqrt(sum(one.stderr**2 for one in each))) and not found.claims_bound
+
+
+def ordered_draws(generator: torch.Generator, draws: int, rows: int, noise: float) -> Tensor:
+    """Return draws of consecutive strata whose means differ far more than draws of one stratum do."""
+    curve = 40 * torch.exp(-((torch.linspace(0, 1, draws) - 0.6) ** 2) / 0.02)
+    scale = noise * (0.2 + curve / 40)
+    return curve[:, None] + scale[:, None] * torch.randn(draws, rows, generator=generator)
+
+
+@pytest.mark.parametrize(("draws", "rows"), [(32, 1), (32, 4), (16, 40), (64, 2)])
+def test_intervals_of_ordered_draws_are_neither_too_narrow_nor_too_wide(draws: int, rows: int) -> None:
+    """Two hundred repetitions: the standard error is within 20% of the spread, and 90% to 99% of the intervals hold."""
+    generator = torch.Generator().manual_seed(draws + rows)
+    found = [sum_over_rows(ordered_draws(generator, draws, rows, 20.0), ordered=True) for _ in range(200)]
+    truth = float(ordered_draws(generator, draws, 1, 0.0).mean()) * rows
+    spread = math.sqrt(sum((one.value - truth) ** 2 for one in found) / 200)
+    claimed = math.sqrt(sum(one.stderr**2 for one in found) / 200)
+    assert 0.8 < claimed / spread < 1.25
+    assert 180 <= sum(one.low <= truth <= one.high for one in found) <= 199
+
+
+def test_differences_between_strata_are_no_error_of_ordered_draws() -> None:
+    """Without noise only the slope of the curve between neighbours is left, as in a score of a long text."""
+    value = ordered_draws(torch.Generator().manual_seed(0), 64, 1, 0.0)
+    wrong, right = sum_over_rows(value), sum_over_rows(value, ordered=True)
+    assert right.value == pytest.approx(wrong.value) and right.stderr < 0.15 * wrong.stderr
+
+
+@pytest.mark.parametrize("rare", [1.0, 0.3])
+def test_stratified_intervals_hold_with_few_evaluations(rare: float) -> None:
+    """Terms that are mostly zero, as of a good posterior, in strata of unequal means: most intervals hold the sum."""
+    generator = torch.Generator().manual_seed(7)
+    mean = torch.exp(-(((torch.arange(20) - 12) / 3.0) ** 2) / 2)
+    mean /= mean.sum()
+
+    def measure(stratum: Tensor) -> Tensor:
+        hit = torch.rand(len(stratum), generator=generator) < rare
+        return mean[stratum] * hit / rare * -torch.rand(len(stratum), generator=generator).log()
+
+    found = [stratified(measure, 20, 400).total for _ in range(150)]
+    assert sum(one.low <= 1 <= one.high for one in found) >= 132
+    spread = math.sqrt(sum((one.value - 1) ** 2 for one in found) / 150)
+    claimed = math.sqrt(sum(one.stderr**2 for one in found) / 150)
+    assert 0.75 < claimed / spread < 1.3
+    assert all(2 <= one.freedom < 400 for one in found)

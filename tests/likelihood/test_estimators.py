@@ -90,7 +90,7 @@ def test_exact_and_simulated_states_give_one_value(path: Path) -> None:
 def test_more_steps_than_evaluations_are_binned() -> None:
     target = problem(masked_path(3, S), 500)
     found = stratified_bound(target, 400, torch.Generator().manual_seed(6))
-    assert len(found.curve.mean) == 40 and found.remaining is not None
+    assert len(found.curve.mean) == 20 and found.remaining is not None
     assert found.remaining[0] == pytest.approx(S) and found.remaining[-1] == 0
     assert float(found.cumulative()[-1]) == pytest.approx(found.total.value)
     # The mixture kernel's bound hardly depends on M, and the posterior is Bayes' own.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from json import dumps as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
+    from rdlm.certify import Certificate
     from rdlm.likelihood.certificate import Verdict
 
 
@@ -30,28 +32,135 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Certify:
-    """Compare every bound of the package with the entropy of sources whose distribution is known.
+    """Compare likelihood bounds with the entropy of sources whose distribution is known: the package's, or yours.
 
-    The exit code is 1 if an estimate that is labelled a bound lies significantly below the entropy.
+    With --estimator, your function gets samples of a source and exact posteriors of the states that it makes of them,
+    and returns nats per sequence; docs/guides/certify.md has examples. With --model, your network is trained on each
+    source first. Both run in a process of their own. The exit code is 1 if an estimate that is labelled a bound lies
+    significantly below the entropy, or if your estimator violates a law.
     """
 
+    estimator: str | None = None
+    """Your estimator, module:function or file.py:function; importing it runs its code."""
+    model: str | None = None
+    """Your network: a function of vocabulary and length that returns a torch module with forward(ids, mask, t)."""
+    sampler: str | None = None
+    """Your sampler, a function of the oracle and a count; its frequencies are compared with the estimator's claims."""
+    gallery: bool = False
+    """Certify the estimators of the literature with two seeds, and print docs/estimators.md."""
+    slack: bool = False
+    """Measure the slack of the default sampler against network calls and length, with exact posteriors."""
+    samples: int = 4000
+    """Sequences of each source, for --estimator, --model and --gallery."""
+    train_steps: int = 600
+    """Training steps of --model on each source."""
+    seconds: float = 120.0
+    """Time limit of --estimator and --model for one check on one source."""
     steps: int = 400
-    """Network calls M of the samplers."""
+    """Network calls M of the package's samplers."""
     paths: int = 600
-    """Sampled paths per case; four times as many halve the interval."""
+    """Sampled paths per case of the package's samplers; four times as many halve the interval."""
     seed: int = 0
     """Random seed."""
     out: Path | None = None
-    """Folder for certify.json and the plot of information against time; None: nothing is written."""
+    """Folder for certify.json, and for the report (report.html) or the plot (information.png); None: no files."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Measure all cases, report them, and return 0 if every bound holds, else 1."""
+        """Run the certificate that is asked for, report it, and return 0 if every bound holds, else 1."""
         if self.steps < 2 or self.paths < 2:
             raise InputError(f"certify needs at least 2 steps and 2 paths, got {self.steps} and {self.paths}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; give a folder")
+        named = self.estimator or self.model
+        if self.sampler and not named:
+            raise InputError("--sampler is compared with an estimator: give --estimator or --model, too")
+        if sum(map(bool, (named, self.gallery, self.slack))) > 1:
+            raise InputError("give one of --estimator or --model, --gallery, and --slack")
+        if named:
+            return self._certify_named()
+        if self.gallery:
+            return self._certify_gallery()
+        return self._measure_slack() if self.slack else self._certify_package()
+
+    def _certify_named(self) -> int:
+        from rdlm.certify import certify
+        from rdlm.display.text_table import print_json
+
+        found = certify(
+            self.estimator,
+            model=self.model,
+            sampler=self.sampler,
+            samples=self.samples,
+            seed=self.seed,
+            train_steps=self.train_steps,
+            seconds=self.seconds,
+        )
+        if self.out is not None:
+            self._write_files({"certify.json": _json(found.row()), "report.html": found.html()})
+        if self.json:
+            print_json(found.row())
+        else:
+            print(found)
+        return 0 if found.outcome == "held" else 1
+
+    def _certify_gallery(self) -> int:
+        import torch
+
+        from rdlm.certify.checks import Plan
+        from rdlm.certify.gallery import GALLERY
+        from rdlm.certify.report import certify_gallery, expected, gallery_page
+        from rdlm.display.progress import bar
+        from rdlm.display.text_table import print_json
+
+        torch.set_num_threads(1)
+        seeds = (self.seed, self.seed + 1)
+        runs: dict[int, list[Certificate]] = {}
+        with bar(2 * len(GALLERY), "certify", "estimator") as progress:
+            for seed in seeds:
+                runs[seed] = []
+                for certificate in certify_gallery(Plan(self.samples, seed)):
+                    runs[seed].append(certificate)
+                    progress.update()
+        rows = [certificate.row() for run in runs.values() for certificate in run]
+        if self.out is not None:
+            self._write_files({"certify.json": _json({"rows": rows}), "estimators.md": gallery_page(runs)})
+        if self.json:
+            print_json({"rows": rows})
+        else:
+            print(gallery_page(runs), end="")
+        wrong = [c for run in runs.values() for c in run if expected(c.estimator) != (c.outcome != "violated")]
+        for certificate in wrong:
+            print(f"rdlm: {certificate.estimator}, seed {certificate.seed}: {certificate.verdict}", file=sys.stderr)
+        return 1 if wrong else 0
+
+    def _measure_slack(self) -> int:
+        import torch
+
+        from rdlm.display.progress import bar
+        from rdlm.display.text_table import print_json, table
+        from rdlm.likelihood.certificate import measure, slack_cases
+
+        torch.set_num_threads(1)
+        generator, rows = torch.Generator().manual_seed(self.seed), []
+        listed = list(slack_cases(self.steps))
+        with bar(len(listed), "certify", "case") as progress:
+            for case in listed:
+                row = measure(case, self.paths, generator).row()
+                percent = 100 * float(str(row["stderr"])) / float(str(row["entropy"]))
+                rows.append(row | {"length": case.source.length, "stderr_percent": percent})
+                progress.update()
+        if self.json:
+            print_json({"rows": rows, "paths": self.paths, "seed": self.seed, "unit": "nats"})
+        else:
+            columns = ("source", "length", "steps", "entropy", "bound", "slack_percent", "stderr_percent")
+            print(table(rows, columns))
+        if self.out is not None:
+            self._write_files({"certify.json": _json({"rows": rows, "seed": self.seed})})
+        return 0 if all(row["ok"] for row in rows) else 1
+
+    def _certify_package(self) -> int:
         from rdlm.display.text_table import print_json, table
 
         verdicts = self._measure()
@@ -91,15 +200,24 @@ class Certify:
         return verdicts
 
     def _write(self, verdicts: list[Verdict], rows: list[dict[str, object]]) -> None:
-        import json
-
         from rdlm.likelihood.certificate import draw_information
+
+        assert self.out is not None
+        self._write_files({"certify.json": _json({"rows": rows, "seed": self.seed})})
+        draw_information(verdicts, self.out / "information.png")
+        print(f"rdlm: wrote {self.out / 'information.png'}", file=sys.stderr)
+
+    def _write_files(self, files: dict[str, str]) -> None:
         from rdlm.storage.files import write_atomic
 
         assert self.out is not None
-        write_atomic(self.out / "certify.json", json.dumps({"rows": rows, "seed": self.seed}, indent=2) + "\n")
-        draw_information(verdicts, self.out / "information.png")
-        print(f"rdlm: wrote {self.out / 'certify.json'} and {self.out / 'information.png'}", file=sys.stderr)
+        for name, content in files.items():
+            write_atomic(self.out / name, content)
+            print(f"rdlm: wrote {self.out / name}", file=sys.stderr)
+
+
+def _json(content: dict[str, object]) -> str:
+    return json_text(content, indent=2) + "\n"
 
 
 def _words(row: dict[str, object]) -> str:

@@ -161,6 +161,15 @@ def cases(steps: int) -> Iterator[Case]:
     yield from _belief_cases(steps)
 
 
+def slack_cases(steps: int) -> Iterator[Case]:
+    """Yield the default chain at 1/16, 1/4 and all of `steps`, on chains of order 1 and 2 of growing length."""
+    for length in (1, 2, 3, 4, 6, 8):
+        for source in (sources.markov(length), sources.markov_two(length, 2)):
+            mixture = Mixture((masked_path(source.states, Geometric().total),))
+            for number in (steps // 16, steps // 4, steps):
+                yield Case(source, "masked", mixture, max(2, number))
+
+
 def _channel_cases(steps: int) -> Iterator[Case]:
     """Yield the cases of codes in fewer and in more dimensions than tokens, of Gaussian observations and of erasure."""
     total, kernels = Geometric().total, get_args(Kernel)

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.estimate import FEWEST, Curve, stratified
+from rdlm.likelihood.estimate import PER_BIN, Curve, stratified
 from rdlm.likelihood.estimators import BATCH, Advance, Problem, Profile, RowSampler, check_finite
 from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
 from rdlm.process.exact import fresh_law
@@ -90,7 +90,7 @@ def continuous(
     if any(chain.asynchronous is not None for chain in problem.chains):
         raise InputError("the bound in continuous time needs all positions at the same time: use a window of 1")
     paths = len(problem.chains)
-    bins = max(2, min(64, evaluations * 4 // 5 // (2 * FEWEST * paths) - 2))
+    bins = max(2, min(64, evaluations * 4 // 5 // (PER_BIN * paths) - 2))
     strata = [strata_of(chain, bins) for chain in problem.chains]
     shares = bins + 2
     rows = RowSampler(len(problem.token), generator)
@@ -110,15 +110,15 @@ def continuous(
         advance(len(stratum))
         return value
 
-    curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once(batch))
-    mean, variance = curve.mean.view(paths, shares).sum(0), curve.variance.view(paths, shares).sum(0)
+    curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once(batch)).folded(paths)
+    total = curve.total
     # The switch term is added to the bin before it.
     if strata[0].switch > 0:
-        mean[strata[0].switch - 1] += mean[bins]
-        variance[strata[0].switch - 1] += variance[bins]
+        curve.mean[strata[0].switch - 1] += curve.mean[bins]
+        curve.variance[strata[0].switch - 1] += curve.variance[bins]
     shown = torch.cat([torch.arange(bins), torch.tensor([bins + 1])])
-    curve = Curve(mean[shown], variance[shown])
-    return Profile(curve.total, curve, torch.cat([strata[0].remaining, torch.zeros(1, dtype=torch.float64)]))
+    curve = Curve(curve.mean[shown], curve.variance[shown])
+    return Profile(total, curve, torch.cat([strata[0].remaining, torch.zeros(1, dtype=torch.float64)]))
 
 
 def _terms(

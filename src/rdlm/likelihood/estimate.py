@@ -31,6 +31,12 @@ PILOT = 8
 FEWEST = 4
 """Fewest evaluations of a stratum."""
 
+PER_BIN = 16
+"""Evaluations per bin of steps; with half of them, intervals are too narrow where the error is in rare terms."""
+
+EVEN = 0.5
+"""Share of the evaluations that is allocated evenly."""
+
 MANY_ROWS = 16
 """Number of rows from which their errors are pooled."""
 
@@ -78,9 +84,12 @@ class Estimate:
         return Estimate(self.value * factor, self.stderr * abs(factor), self.claims_bound, self.freedom)
 
 
-def student(freedom: float) -> float:
-    """Return the 97.5% quantile of Student's t by its expansion in 1 / freedom: within 4% for 2 or more degrees."""
-    z, inverse = CONFIDENCE, 1 / freedom
+def student(freedom: float, z: float = CONFIDENCE) -> float:
+    """Return the quantile of Student's t at the level of the normal quantile `z` by its expansion in 1 / freedom.
+
+    Within 4% for the 97.5% quantile with 2 or more degrees of freedom.
+    """
+    inverse = 1 / freedom
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -95,23 +104,41 @@ def sample_mean(value: Float[Tensor, " n"], claims_bound: bool = True) -> Estima
     return Estimate(float(value.mean()), float(value.std()) / math.sqrt(len(value)), claims_bound, len(value) - 1)
 
 
-def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True) -> Estimate:
-    """Return the sum over rows of the rows' means, from independent draws of each.
+def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True, ordered: bool = False) -> Estimate:
+    """Return the sum over rows of the rows' means, from draws of each that are independent, or `ordered`.
 
-    The first draws of all rows may come from one stratum, the second from another, and so on. With few rows their
-    standard errors are combined. With many, the error is pooled from the residuals after removing row means and draw
-    means: differences between rows, or between strata, are no error of the sum. The interaction of rows and strata
-    counts as error, so the interval is conservative.
+    Ordered draws come from consecutive strata of equal size: the first draws of all rows from the first stratum, and so
+    on. With few rows the rows' standard errors are combined. With many, the error is pooled from the residuals after
+    removing row means and draw means: differences between rows, or between strata, are no error of the sum.
     """
     draws, rows = value.shape
-    if rows < MANY_ROWS:
+    many = rows >= MANY_ROWS
+    if not ordered and not many:
         each = [sample_mean(column, claims_bound) for column in value.T]
         return sum(each[1:], start=each[0])
     value = value.double()
-    rest = value - value.mean(0) - value.mean(1, keepdim=True) + value.mean()
+    rest = value - value.mean(0) - (value.mean(1, keepdim=True) - value.mean() if many else 0)
+    total, share = float(value.mean(0).sum()), rows / (rows - 1) if many else 1.0
+    if ordered:
+        variance, freedom = successive_variance(rest)
+        return Estimate(total, math.sqrt(variance * share), claims_bound, freedom)
     freedom = (draws - 1) * (rows - 1)
-    variance = float(rest.square().sum()) / freedom * rows / draws
-    return Estimate(float(value.mean(0).sum()), math.sqrt(variance), claims_bound, freedom)
+    return Estimate(total, math.sqrt(float(rest.square().sum()) / freedom * rows / draws), claims_bound, freedom)
+
+
+def successive_variance(value: Float[Tensor, "draws rows"]) -> tuple[float, float]:
+    """Return the variance of the sum over rows of means over strata, and its degrees of freedom, Eq. (64).
+
+    Neighbouring strata have almost the same mean, so their differences are noise; differences between distant strata,
+    which stratification removes from the error, do not enter. The degrees of freedom are Satterthwaite's for normal
+    draws with a variance of their own in each stratum.
+    """
+    draws = len(value)
+    square = value.diff(dim=0).square()  # [draws - 1, rows]
+    total = float(square.sum())
+    variance = total / (2 * draws * (draws - 1))
+    doubt = float(square.square().sum() + (square[1:] * square[:-1]).sum()) * 2 / 3  # variance of the total
+    return variance, max(2.0, 2 * (total**2 - doubt) / doubt) if doubt > 0 else math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +147,21 @@ class Curve:
 
     mean: Float[Tensor, " steps"]
     variance: Float[Tensor, " steps"]
+    doubt: Float[Tensor, " steps"] | None = None
+    """`variance^2` over its degrees of freedom; None: the variances are known exactly."""
 
     @property
     def total(self) -> Estimate:
-        """The sum over steps."""
-        return Estimate(float(self.mean.sum()), math.sqrt(float(self.variance.sum())))
+        """The sum over steps; the degrees of freedom are Satterthwaite's."""
+        variance = float(self.variance.sum())
+        doubt = 0.0 if self.doubt is None else float(self.doubt.sum())
+        freedom = max(2.0, variance**2 / doubt) if doubt > 0 else math.inf
+        return Estimate(float(self.mean.sum()), math.sqrt(variance), freedom=freedom)
+
+    def folded(self, parts: int) -> Curve:
+        """Return the curve of `parts` chains whose steps follow each other, added step by step."""
+        doubt = None if self.doubt is None else self.doubt.view(parts, -1).sum(0)
+        return Curve(self.mean.view(parts, -1).sum(0), self.variance.view(parts, -1).sum(0), doubt)
 
 
 Measure = Callable[[Int[Tensor, " n"]], Float[Tensor, " n"]]
@@ -154,12 +191,12 @@ def stratified(measure: Measure, strata: int, evaluations: int, rows_at_once: in
     quantile = torch.arange(each) / each
     pilot = (first[:-1, None] + quantile * torch.diff(first)[:, None]).long().flatten()
     deviation = sample(pilot, group_of[pilot], groups)[1].sqrt()[group_of]
-    # A step that was constant in the pilot may still vary: a tenth of the draws is allocated evenly.
-    share = 0.9 * deviation / deviation.sum().clamp_min(1e-300) + 0.1 / strata
+    # The pilot misses rare large terms, of which the error consists where the posterior is good.
+    share = (1 - EVEN) * deviation / deviation.sum().clamp_min(1e-300) + EVEN / strata
     counts = (0.8 * evaluations * share).round().long().clamp_min(FEWEST)
     stratum = torch.arange(strata).repeat_interleave(counts)
     mean, variance, number = sample(stratum, stratum, strata)
-    return Curve(mean, variance / number)
+    return Curve(mean, variance / number, (variance / number).square() / (number - 1))
 
 
 Draw = Callable[[int, torch.Generator | None], Int[Tensor, "n length"]]

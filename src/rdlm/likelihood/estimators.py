@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.estimate import FEWEST, Curve, Estimate, sample_mean, stratified
+from rdlm.likelihood.estimate import PER_BIN, Curve, Estimate, sample_mean, stratified
 from rdlm.likelihood.terms import Posterior, mixture_excess, renoise, step_terms
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
@@ -202,7 +202,7 @@ def stratified_bound(
     evaluation per sequence, for the mean over their source.
     """
     chains = len(problem.chains)
-    bins = max(1, min(problem.nfe, evaluations * 4 // 5 // (2 * FEWEST * chains)))
+    bins = max(1, min(problem.nfe, evaluations * 4 // 5 // (PER_BIN * chains)))
     edges = torch.arange(bins + 1) * problem.nfe // bins
     rows = RowSampler(len(problem.token), generator)
     laws = [law(chain.path, chain.grid) for chain in problem.chains]
@@ -227,9 +227,8 @@ def stratified_bound(
             value[chosen] = weight * terms.double().sum(-1).cpu()
         return value
 
-    curve = stratified(measure, chains * bins, evaluations, problem.rows_at_once(batch))
     # The chains of a mixture use the same bins.
-    curve = Curve(curve.mean.view(chains, bins).sum(0), curve.variance.view(chains, bins).sum(0))
+    curve = stratified(measure, chains * bins, evaluations, problem.rows_at_once(batch)).folded(chains)
     chain = problem.chains[0]
     return Profile(curve.total, curve, chain.grid.remaining[edges] if chain.asynchronous is None else None)
 

@@ -1,0 +1,373 @@
+"""The checks of a certificate: an estimator against the entropy of known sources, and other laws of likelihoods.
+
+| check | law | applies to |
+|---|---|---|
+| `floor` | the mean over a source is at least the source's entropy, Eq. (61) | every estimator |
+| `normalisation` | `exp(-value)` of all sequences add up to at most 1, Eq. (62) | values per sequence |
+| `relabelling` | another numbering of the tokens does not change the mean | every estimator |
+| `steps` | twice the steps do not raise the value | an estimator with a parameter `steps` |
+| `sampler` | `exp(-value)` is at most the frequency in the sampler's draws | values per sequence, and a sampler |
+| `coverage` | standard errors agree with the spread of repetitions, Eq. (63) | a mean with a standard error |
+
+A law is violated beyond `CERTAINTY` standard errors. It is held if a violation by `resolution` (a share of the entropy)
+is excluded with the same certainty; else the check cannot tell, and says how many samples would.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rdlm.certify.gallery import Estimator
+from rdlm.certify.oracle import Oracle
+from rdlm.data import sources
+from rdlm.data.sources import Source
+from rdlm.errors import InputError
+from rdlm.likelihood import Estimate, sample_mean
+from rdlm.likelihood.certificate import CERTAINTY
+from rdlm.likelihood.estimate import student
+from rdlm.random import generator_of
+
+Outcome = Literal["held", "violated", "cannot tell"]
+
+BATCHES = 20
+"""Calls of the estimator for one source; their spread is the error of an estimator that returns means."""
+
+ROUNDING = 1e-4
+"""Share of the entropy below which a difference is due to rounding or to the solver of a differential equation."""
+
+LARGE = 1000
+"""Largest number of sequences of a batch."""
+
+MakeOracle = Callable[[Source, Tensor, torch.Generator], Oracle]
+Sampler = Callable[[Oracle, int], object]
+"""Draws a number of sequences [count, length] of the model, given an oracle without samples."""
+
+
+def default_sources() -> list[Source]:
+    """Return the sources of a certificate: independent, dependent and sparse, 2 to 16 states, 1 to 6 positions."""
+    independent = [sources.uniform(4, 2), sources.skewed(3, 2), sources.skewed(16)]
+    chains = [sources.markov(4), sources.markov_two(6)]
+    return [*independent, *chains, sources.copies(4, 3), sources.parity(4), sources.twin_digits(2)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check on one source."""
+
+    check: str
+    source: str
+    outcome: Outcome
+    verdict: str
+    """The outcome in words."""
+    limit: float
+    """What the value is compared with: the entropy in nats, or 1, or the other value."""
+    value: float
+    stderr: float
+    samples: int
+    needed: int | None = None
+    """Samples that would tell, where the outcome is `cannot tell`."""
+
+    @property
+    def slack(self) -> float:
+        """The value over the limit, as a share of the limit."""
+        return (self.value - self.limit) / abs(self.limit) if self.limit else self.value
+
+    def row(self) -> dict[str, object]:
+        """Return the finding as a JSON row."""
+        margin = CERTAINTY * self.stderr
+        return asdict(self) | {"low": self.value - margin, "high": self.value + margin}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a certificate."""
+
+    samples: int = 4000
+    """Sequences of each source."""
+    seed: int = 0
+    resolution: float = 0.05
+    """Share of the entropy: the smallest violation that must be excluded for a law to be held."""
+    oracle: MakeOracle = field(default=Oracle)
+    sampler: Sampler | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 * BATCHES:
+            raise InputError(f"a certificate needs at least {2 * BATCHES} samples, got {self.samples}")
+        if not 0 < self.resolution < 1:
+            raise InputError(f"the resolution is a share of the entropy between 0 and 1, got {self.resolution}")
+
+
+# -- running an estimator ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an estimator returned for a batch: values per sequence [n], or their mean [1]; and its standard error."""
+
+    value: Float[Tensor, " n"]
+    stderr: float | None = None
+
+
+def ask(estimator: Estimator, oracle: Oracle, source: Source) -> Answer:
+    """Return the estimator's values of one batch; raises InputError naming whatever is wrong with them."""
+    try:
+        found = estimator(oracle)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
+        last = (own or frames)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        text = f"the estimator failed on the source {source.name}: {type(error).__name__}: {error} ({where})"
+        raise InputError(text) from error
+    if isinstance(found, tuple) and len(found) == 2:
+        value, stderr = found
+    else:
+        value, stderr = getattr(found, "value", found), getattr(found, "stderr", None)
+    answer = Answer(_vector(value, len(oracle), source), None if stderr is None else float(_numbers(stderr)))
+    if answer.stderr is not None and not (answer.stderr >= 0 and len(answer.value) == 1):
+        raise InputError(f"a standard error is a number of at least 0 beside a mean, got {answer.stderr}")
+    return answer
+
+
+def _numbers(value: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return tensors, arrays, lists and numbers as an array."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().double().numpy()
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the estimator returned {type(value).__name__}, which holds no numbers") from error
+
+
+def _vector(value: Any, count: int, source: Source) -> Float[Tensor, " n"]:
+    array = _numbers(value)
+    if array.shape not in ((), (1,), (count,)):
+        raise InputError(
+            f"the estimator returned shape {list(array.shape)} for {count} sequences of {source.name}: return nats per "
+            f"sequence [{count}], their mean, or the mean and its standard error"
+        )
+    bad = int((~np.isfinite(array)).sum())
+    if bad:
+        kind = "NaN" if np.isnan(array).any() else "infinite"
+        raise InputError(
+            f"the estimator returned {bad} of {array.size} values that are {kind} on the source {source.name}"
+        )
+    return torch.from_numpy(array.reshape(-1).copy())
+
+
+def oracle_of(source: Source, plan: Plan, size: int, *key: int) -> Oracle:
+    """Return an oracle with samples and random numbers that depend on the seed, the source's name and the key."""
+    generator = generator_of("certify", plan.seed, *key, source.name)
+    return plan.oracle(source, source.draw(size, generator), generator)
+
+
+def excess_of(estimator: Estimator, source: Source, plan: Plan, offset: int = 0) -> Float[Tensor, " n"]:
+    """Return independent draws of `value + log p` in nats: the mean of `-log p` is known, so the excess is estimated.
+
+    The draws are sequences, in few large batches, or the means of `BATCHES` batches.
+    """
+    found, left, number, size = [], plan.samples, 0, plan.samples // BATCHES
+    while left > 0:
+        oracle = oracle_of(source, plan, min(size, left), offset, number)
+        answer, known = ask(estimator, oracle, source), source.log_prob(oracle.tokens)
+        each = len(answer.value) == len(oracle) > 1
+        found.append(answer.value + (known if each else known.mean()))
+        left, number, size = left - len(oracle), number + 1, LARGE if each else size
+    return torch.cat(found)
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+def margin_of(estimate: Estimate) -> float:
+    """Return the half-width of the interval of a check."""
+    return 0.0 if estimate.stderr == 0 else student(estimate.freedom, CERTAINTY) * estimate.stderr
+
+
+def skewness(value: Float[Tensor, " n"]) -> float:
+    """Return the third standardised moment of a mean: that of the values over `sqrt(n)`."""
+    centred = value - value.mean()
+    spread = float(centred.square().mean().sqrt())
+    return float(centred.pow(3).mean()) / spread**3 / math.sqrt(len(value)) if spread > 1e-12 else 0.0
+
+
+def judge(excess: Estimate, scale: float, plan: Plan, skew: float = 0.0) -> tuple[Outcome, int | None]:
+    """Return the outcome of `excess >= 0` and, if it cannot be told, the samples that would tell.
+
+    Values with rare large ones have a mean that is too small more often than a normal one: the interval is longer
+    upwards by the first term of the Cornish-Fisher expansion of a studentised mean, Eq. (61).
+    """
+    margin, low = margin_of(excess), plan.resolution * scale
+    longer = excess.stderr * max(0.0, skew) * (2 * CERTAINTY**2 + 1) / 6
+    if excess.value + margin + longer < -ROUNDING * scale:
+        return "violated", None
+    if excess.value - margin >= -low or margin <= ROUNDING * scale:
+        return "held", None
+    distances = [excess.value + low] + ([-excess.value] if excess.value < 0 else [])
+    needed = plan.samples * min((margin / d) ** 2 for d in distances if d > 0)
+    digits = 10 ** max(0, int(math.log10(needed)) - 1)
+    return "cannot tell", math.ceil(needed / digits) * digits
+
+
+def words(outcome: Outcome, needed: int | None, held: str, violated: str) -> str:
+    """Return the verdict."""
+    if outcome == "cannot tell":
+        return f"cannot tell: about {needed:,} samples would tell"
+    return held if outcome == "held" else violated
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def check_floor(estimator: Estimator, source: Source, plan: Plan) -> Finding:
+    """Compare the mean over a source with its entropy, Eq. (61)."""
+    draws = excess_of(estimator, source, plan)
+    excess = sample_mean(draws)
+    outcome, needed = judge(excess, source.entropy, plan, skewness(draws))
+    verdict = words(outcome, needed, "bound held", "below the entropy: not a bound")
+    value = source.entropy + excess.value
+    return Finding("floor", source.name, outcome, verdict, source.entropy, value, excess.stderr, plan.samples, needed)
+
+
+def all_sequences(source: Source, plan: Plan, estimator: Estimator, offset: int) -> tuple[Tensor, Tensor, int] | None:
+    """Return the mean and variance of the mean of every sequence's value; None if the estimator returns means."""
+    tokens, repeats = source.support, max(2 * BATCHES, plan.samples // len(source.support))
+    generator = generator_of("certify", plan.seed, offset, source.name)
+    answer = ask(estimator, plan.oracle(source, tokens.repeat(repeats, 1), generator), source)
+    if len(answer.value) == 1:
+        return None
+    value = answer.value.view(repeats, len(tokens))
+    return value.mean(0), value.var(0) / repeats, repeats * len(tokens)
+
+
+def check_normalisation(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:
+    """Add up `exp(-value)` over all sequences of a source, Eq. (62), less the bias of exponentials of noisy means."""
+    found = all_sequences(source, plan, estimator, 1)
+    if found is None:
+        return None
+    mean, variance, count = found
+    probability = (-mean).exp() * (1 - variance / 2)
+    total, stderr = float(probability.sum()), math.sqrt(float(((-2 * mean).exp() * variance).sum()))
+    outcome, needed = judge(Estimate(1 - total, stderr), 1.0, plan)
+    verdict = words(outcome, needed, "probabilities add up to at most 1", f"probabilities add up to {total:.3f}")
+    return Finding("normalisation", source.name, outcome, verdict, 1.0, total, stderr, count, needed)
+
+
+def check_relabelling(estimator: Estimator, source: Source, plan: Plan) -> Finding:
+    """Compare the mean with that of the same source under another numbering of its tokens."""
+    both = (source, source.relabelled(torch.arange(source.states).roll(1)))
+    first, second = (sample_mean(excess_of(estimator, one, plan, 2 + i)) for i, one in enumerate(both))
+    apart = second + first * -1
+    distance = Estimate(-abs(apart.value), apart.stderr, freedom=apart.freedom)
+    outcome, needed = judge(distance, source.entropy, plan)
+    verdict = words(outcome, needed, "independent of the numbering", "depends on the numbering of the tokens")
+    limit = source.entropy + first.value
+    return Finding(
+        "relabelling", source.name, outcome, verdict, limit, limit + apart.value, apart.stderr, 2 * plan.samples, needed
+    )
+
+
+def check_steps(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:
+    """Compare the value with that of twice the steps; for estimators with a parameter `steps` that has a default."""
+    try:
+        default = inspect.signature(estimator).parameters["steps"].default
+    except (KeyError, ValueError, TypeError):
+        return None
+    if not isinstance(default, int):
+        return None
+    fine: Estimator = lambda oracle: estimator(oracle, steps=2 * default)  # type: ignore[call-arg]  # noqa: E731
+    first, second = (sample_mean(excess_of(one, source, plan, 4 + i)) for i, one in enumerate((estimator, fine)))
+    apart = first + second * -1
+    outcome, needed = judge(apart, source.entropy, plan)
+    verdict = words(outcome, needed, "more steps do not raise it", "more steps raise it: not a limit of bounds")
+    limit, value = source.entropy + second.value, source.entropy + first.value
+    return Finding("steps", source.name, outcome, verdict, limit, value, apart.stderr, 2 * plan.samples, needed)
+
+
+def check_sampler(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:
+    """Compare `exp(-value)` with the sampler's frequencies, sequence by sequence; the worst one decides."""
+    found = None if plan.sampler is None else all_sequences(source, plan, estimator, 6)
+    if found is None or plan.sampler is None:
+        return None
+    mean, variance, count = found
+    generator = generator_of("certify", plan.seed, 7, source.name)
+    drawn = torch.as_tensor(plan.sampler(plan.oracle(source, source.support[:0], generator), plan.samples))
+    if drawn.shape != (plan.samples, source.length):
+        raise InputError(f"the sampler returned shape {list(drawn.shape)}, not [{plan.samples}, {source.length}]")
+    frequency = (drawn[:, None] == source.support).all(-1).double().mean(0)  # [s]
+    claimed = (-mean).exp() * (1 - variance / 2)
+    likely = torch.maximum(frequency, claimed).clamp(0, 1)
+    stderr = ((-2 * mean).exp() * variance + likely * (1 - likely) / plan.samples).sqrt()
+    worst = int(((claimed - frequency) / stderr.clamp_min(1e-12)).argmax())
+    apart = Estimate(float(frequency[worst] - claimed[worst]), float(stderr[worst]))
+    outcome, needed = judge(apart, 1.0, plan)
+    name = " ".join(map(str, source.support[worst].tolist()))
+    claim = f"{float(claimed[worst]):.3f} claimed for the sequence {name}, drawn {float(frequency[worst]):.3f}"
+    verdict = words(outcome, needed, "not below the sampler's frequencies", claim)
+    limit, value = float(claimed[worst]), float(frequency[worst])
+    return Finding("sampler", source.name, outcome, verdict, limit, value, apart.stderr, count + plan.samples, needed)
+
+
+def check_coverage(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:
+    """Compare the standard errors that the estimator returns with the spread of its means, Eq. (63)."""
+    answers = []
+    for number in range(3 * BATCHES):
+        answers.append(ask(estimator, oracle_of(source, plan, plan.samples // BATCHES, 8, number), source))
+        if answers[0].stderr is None:
+            return None
+    value = torch.cat([answer.value for answer in answers])
+    claimed = math.sqrt(sum((answer.stderr or 0.0) ** 2 for answer in answers) / len(answers))
+    return coverage(value, claimed, source.name, 3 * plan.samples)
+
+
+def coverage(value: Float[Tensor, " repetitions"], claimed: float, name: str, samples: int) -> Finding:
+    """Judge a standard error by the spread of repetitions: `log(claimed / spread)` has an error of 1 / sqrt(2n)."""
+    spread = float(value.std())
+    ratio = claimed / spread if spread > 0 else (1.0 if claimed == 0 else math.inf)
+    error = 1 / math.sqrt(2 * (len(value) - 1))
+    apart = math.log(ratio) if 0 < ratio < math.inf else math.copysign(math.inf, ratio - 1)
+    outcome: Outcome = "violated" if abs(apart) > CERTAINTY * error else "held"
+    size = f"{ratio:.2g} times too wide" if ratio > 1 else f"{1 / ratio if ratio else math.inf:.2g} times too narrow"
+    verdict = "standard errors agree with the spread" if outcome == "held" else f"standard errors are {size}"
+    return Finding("coverage", name, outcome, verdict, spread, claimed, error * spread, samples)
+
+
+Check = Callable[[Estimator, Source, Plan], Finding | None]
+
+
+def law_sources() -> list[Source]:
+    """Return small sources in which every sequence is possible, for the checks beyond the floor."""
+    return [sources.skewed(3, 2), sources.markov(3)]
+
+
+LAWS: dict[str, Check] = {
+    "normalisation": check_normalisation,
+    "relabelling": check_relabelling,
+    "steps": check_steps,
+    "sampler": check_sampler,
+    "coverage": check_coverage,
+}
+"""The checks beyond the floor."""
+
+
+def findings(
+    estimator: Estimator, plan: Plan, listed: Sequence[Source] | None = None, laws: Sequence[str] = tuple(LAWS)
+) -> Iterator[Finding]:
+    """Yield the finding of every check that applies: the floor on all sources, the others on two small ones."""
+    for source in default_sources() if listed is None else listed:
+        yield check_floor(estimator, source, plan)
+    for law in laws:
+        for source in law_sources():
+            found = LAWS[law](estimator, source, plan)
+            if found is not None:
+                yield found
