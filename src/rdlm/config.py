@@ -158,10 +158,19 @@ PAPER_TOTAL_NOISE = 0.03755909399773322
 Head = Literal["token", "digit"]
 OrderName = Literal["synchronous", "random", "strided", "left-to-right"]
 """Names of the orders in which the tokens of a sequence are generated."""
-MethodName = Literal["rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"]
+MethodName = Literal[
+    "rdlm",
+    "mdlm",
+    "udlm",
+    "sedd",
+    "autoregressive",
+    "fisher_flow",
+    "ardm",
+    "mac",
+]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
-READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive")
+READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "ardm", "mac")
 """Methods whose network maps independent evidence about tokens to a posterior, so that inference can precede it."""
 
 
@@ -348,10 +357,13 @@ class DiscreteConfig:
     """Transition graph of sedd: to the mask, or to any token."""
     order: Literal["random", "strided"] = "random"
     """Tokens that mdlm reveals in one call: random ones, as in the literature, or tokens that are far apart."""
+    stride: int = 25
+    """Distance of consecutive positions in the canonical order of mac."""
 
     def __post_init__(self) -> None:
         if self.order == "strided" and self.schedule != "log_linear":
             raise InputError("discrete.order strided needs discrete.schedule log_linear: equally many tokens per call")
+        _within("discrete.stride", self.stride, 1, 1 << 24)
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, TransformerConfig
+from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import Source
 from rdlm.geometry import sphere
 from rdlm.methods import METHODS, discrete
 from rdlm.methods.sedd import UNIFORM_START
 
+SECTIONS = ("discrete",)
+"""Sections of the configuration that several methods share."""
 
-def known(name: str, source: Source, **choices: str | float) -> Any:
+
+def known(name: str, source: Source, **choices: Any) -> Any:
     """Return a method whose network knows the source; `choices` are keys of its configuration."""
-    jumps = {key: value for key, value in choices.items() if key in ("schedule", "graph")}
-    flows = {key: value for key, value in choices.items() if key not in jumps}
-    config = RunConfig(
-        method=name,
-        model=TransformerConfig(width=8, layers=1, heads=2, time_width=8),
-        discrete=replace(DiscreteConfig(), **jumps),
-        fisher_flow=replace(FisherFlowConfig(), **flows),
-    )
+    config = RunConfig(method=name, model=TransformerConfig(width=8, layers=1, heads=2, time_width=8))
+    for key, value in choices.items():
+        (part,) = (part for part in (*SECTIONS, name) if hasattr(getattr(config, part, None), key))
+        config = replace(config, **{part: replace(getattr(config, part), **{key: value})})
     method = METHODS[name](config, source.states, 0, 0)
     method.network = Known(source, config)
     return method
@@ -55,6 +54,8 @@ class Known(nn.Module):
         self.nfe = 0
         self.answer = {
             "mdlm": self.masked,
+            "ardm": self.masked,
+            "mac": self.masked,
             "udlm": self.uniform,
             "sedd": self.absorb if config.discrete.graph == "absorb" else self.scores,
             "fisher_flow": self.fisher_flow,

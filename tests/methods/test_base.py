@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, TransformerConfig
+from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.methods import METHODS
@@ -27,14 +27,17 @@ CASES = [
     ("autoregressive", {}),
     ("fisher_flow", {}),
     ("fisher_flow", {"predict": "velocity"}),
+    ("ardm", {}),
+    ("mac", {"stride": 3}),
 ]
 
 
 def method_of(name: str, choices: dict[str, str], states: int, classes: int = 0) -> Method:
     torch.manual_seed(1)
-    flow = replace(FisherFlowConfig(), **(choices if name == "fisher_flow" else {}))
-    discrete = replace(DiscreteConfig(), **({} if name == "fisher_flow" else choices))
-    return METHODS[name](RunConfig(method=name, model=TINY, discrete=discrete, fisher_flow=flow), states, classes, 0)
+    config = RunConfig(method=name, model=TINY)
+    part = next(part for part in (name, "discrete") if hasattr(config, part)) if choices else "discrete"
+    config = replace(config, **{part: replace(getattr(config, part), **choices)})
+    return METHODS[name](config, states, classes, 0)
 
 
 def shaken(method: Method) -> Method:
@@ -75,7 +78,7 @@ def test_every_method_declares_its_capabilities(name, choices):
     assert isinstance(method, Baseline) == (name != "rdlm") == (method.token_schedule is None)
     assert method.bound_estimator in ((None,) if name == "rdlm" else get_args(BoundEstimator))
     assert method.sampling_nfe(7, 4) == (7 if name == "autoregressive" else 4)
-    assert method.sampling_nfe(7) == (7 if name == "autoregressive" else DEFAULT_NFE)
+    assert method.sampling_nfe(7) == (7 if name in ("autoregressive", "ardm", "mac") else DEFAULT_NFE)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive"])

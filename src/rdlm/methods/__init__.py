@@ -7,9 +7,11 @@ from collections.abc import Callable
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
 from rdlm.errors import unknown
+from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import Method
 from rdlm.methods.fisher_flow import FisherFlow
+from rdlm.methods.mac import MAC
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD
@@ -23,6 +25,8 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "sedd": SEDD,
     "autoregressive": Autoregressive,
     "fisher_flow": FisherFlow,
+    "ardm": ARDM,
+    "mac": MAC,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 

@@ -27,6 +27,7 @@ class Autoregressive(Baseline):
     """Autoregression: a causal network that predicts each token from the tokens before it."""
 
     claims_bound = True
+    order_name: str | None = "left-to-right"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if not isinstance(config.model, TransformerConfig):

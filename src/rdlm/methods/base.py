@@ -72,6 +72,8 @@ class Baseline:
     """What methods share that sample whole sequences in their own order and learn nothing outside the network."""
 
     token_schedule: TokenSchedule | None = None
+    order_name: str | None = None
+    """Name of the order in which tokens are generated; None: it has none."""
     bound_estimator: BoundEstimator | None = "steps"
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
