@@ -167,6 +167,8 @@ MethodName = Literal[
     "fisher_flow",
     "ardm",
     "mac",
+    "d3pm",
+    "multinomial",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
@@ -367,6 +369,28 @@ class DiscreteConfig:
 
 
 @dataclass(frozen=True)
+class D3PMConfig:
+    """The baseline d3pm: discrete diffusion in T steps; multinomial has the steps alone."""
+
+    matrix: Literal["uniform", "absorbing", "gauss"] = "uniform"
+    """Transitions of the forward process: to any token, to the mask, or to tokens with near numbers (for pixels)."""
+    steps: int = 1000
+    """Steps T of the forward process; fewer steps in sampling use every (T/M)-th level."""
+    hybrid: float = 0.001
+    """Weight of the cross-entropy of the predicted tokens beside the divergence of a step; 0: the bound alone."""
+    head: Literal["logits", "logistic"] = "logits"
+    """Output: a logit per token, or location and scale of a logistic distribution over ordered tokens."""
+    betas: tuple[float, float] = (1e-4, 0.02)
+    """First and last noise of the matrix gauss, for 1000 steps; few tokens need more."""
+
+    def __post_init__(self) -> None:
+        _within("d3pm.steps", self.steps, 1, 1 << 20)
+        _within("d3pm.hybrid", self.hybrid, 0, 1e3)
+        if not min(self.betas) > 0:
+            raise InputError(f"d3pm.betas must be positive, got {self.betas}")
+
+
+@dataclass(frozen=True)
 class FisherFlowConfig:
     """The baseline fisher_flow: flow matching on the statistical manifold."""
 
@@ -471,6 +495,7 @@ class RunConfig:
     model: NetworkConfig = field(default_factory=TransformerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
+    d3pm: D3PMConfig = field(default_factory=D3PMConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

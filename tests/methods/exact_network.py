@@ -14,9 +14,10 @@ from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import Source
 from rdlm.geometry import sphere
 from rdlm.methods import METHODS, discrete
+from rdlm.methods.d3pm import chain_levels
 from rdlm.methods.sedd import UNIFORM_START
 
-SECTIONS = ("discrete",)
+SECTIONS = ("discrete", "d3pm")
 """Sections of the configuration that several methods share."""
 
 
@@ -24,7 +25,7 @@ def known(name: str, source: Source, **choices: Any) -> Any:
     """Return a method whose network knows the source; `choices` are keys of its configuration."""
     config = RunConfig(method=name, model=TransformerConfig(width=8, layers=1, heads=2, time_width=8))
     for key, value in choices.items():
-        (part,) = (part for part in (*SECTIONS, name) if hasattr(getattr(config, part, None), key))
+        (part,) = (part for part in {*SECTIONS, name} if hasattr(getattr(config, part, None), key))
         config = replace(config, **{part: replace(getattr(config, part), **{key: value})})
     method = METHODS[name](config, source.states, 0, 0)
     method.network = Known(source, config)
@@ -59,6 +60,8 @@ class Known(nn.Module):
             "udlm": self.uniform,
             "sedd": self.absorb if config.discrete.graph == "absorb" else self.scores,
             "fisher_flow": self.fisher_flow,
+            "d3pm": self.matrices,
+            "multinomial": self.matrices,
         }[config.method]
 
     def forward(self, inputs: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
@@ -78,6 +81,15 @@ class Known(nn.Module):
         here = functional.one_hot(ids, self.source.states).double()
         evidence = (alpha * here + (1 - alpha) / self.source.states).log()
         return marginals(self.source.log_joint, evidence, own=False)
+
+    def matrices(self, ids: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token given the other positions, whose states have the probabilities of Qbar."""
+        uniform = replace(self.config.d3pm, matrix="uniform")
+        options = uniform if self.config.method == "multinomial" else self.config.d3pm
+        levels = chain_levels(options, self.source.states, options.steps, ids.device)
+        rows = levels.marginal[(time.double() * options.steps).round().long()]  # [B, token, state]
+        column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))  # [B, L, token]
+        return marginals(self.source.log_joint, column[..., : self.source.states].log(), own=False)
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
         return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))

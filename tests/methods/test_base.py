@@ -29,6 +29,9 @@ CASES = [
     ("fisher_flow", {"predict": "velocity"}),
     ("ardm", {}),
     ("mac", {"stride": 3}),
+    ("d3pm", {"matrix": "absorbing", "steps": 20}),
+    ("d3pm", {"matrix": "gauss", "head": "logistic", "steps": 100}),
+    ("multinomial", {}),
 ]
 
 

@@ -10,6 +10,7 @@ from rdlm.errors import unknown
 from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import Method
+from rdlm.methods.d3pm import D3PM, Multinomial
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
 from rdlm.methods.mdlm import MDLM
@@ -27,6 +28,8 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "fisher_flow": FisherFlow,
     "ardm": ARDM,
     "mac": MAC,
+    "d3pm": D3PM,
+    "multinomial": Multinomial,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 
