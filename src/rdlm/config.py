@@ -169,6 +169,8 @@ MethodName = Literal[
     "mac",
     "d3pm",
     "multinomial",
+    "bfn",
+    "bit_diffusion",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
@@ -391,6 +393,32 @@ class D3PMConfig:
 
 
 @dataclass(frozen=True)
+class BFNConfig:
+    """The baseline bfn: Bayesian flow networks."""
+
+    accuracy: float = 0.5625
+    """Accuracy b of all observations together, times the vocabulary the strength of the Gaussian channel."""
+    steps: int = 0
+    """Steps n of the training loss; 0: continuous time."""
+
+    def __post_init__(self) -> None:
+        _within("bfn.accuracy", self.accuracy, 1e-6, 1e6)
+        _within("bfn.steps", self.steps, 0, 1 << 20)
+
+
+@dataclass(frozen=True)
+class BitDiffusionConfig:
+    """The baseline bit_diffusion: Gaussian diffusion of the bits of a token's number."""
+
+    codes: Literal["bits", "onehot"] = "bits"
+    """Vector of a token: the bits of its number, or one coordinate per token, as -1 and 1."""
+    head: Literal["bit", "token"] = "bit"
+    """Output: a logit per coordinate, or one per token."""
+    loss: Literal["squared_error", "cross_entropy"] = "squared_error"
+    """Loss of the predicted vector, as in the paper, or of the predicted token."""
+
+
+@dataclass(frozen=True)
 class FisherFlowConfig:
     """The baseline fisher_flow: flow matching on the statistical manifold."""
 
@@ -496,6 +524,8 @@ class RunConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
     d3pm: D3PMConfig = field(default_factory=D3PMConfig)
+    bfn: BFNConfig = field(default_factory=BFNConfig)
+    bit_diffusion: BitDiffusionConfig = field(default_factory=BitDiffusionConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

@@ -14,6 +14,7 @@ from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import Source
 from rdlm.geometry import sphere
 from rdlm.methods import METHODS, discrete
+from rdlm.methods.bit_diffusion import bits
 from rdlm.methods.d3pm import chain_levels
 from rdlm.methods.sedd import UNIFORM_START
 
@@ -25,7 +26,7 @@ def known(name: str, source: Source, **choices: Any) -> Any:
     """Return a method whose network knows the source; `choices` are keys of its configuration."""
     config = RunConfig(method=name, model=TransformerConfig(width=8, layers=1, heads=2, time_width=8))
     for key, value in choices.items():
-        (part,) = (part for part in {*SECTIONS, name} if hasattr(getattr(config, part, None), key))
+        part = next(part for part in (name, *SECTIONS) if hasattr(getattr(config, part, None), key))
         config = replace(config, **{part: replace(getattr(config, part), **{key: value})})
     method = METHODS[name](config, source.states, 0, 0)
     method.network = Known(source, config)
@@ -62,6 +63,8 @@ class Known(nn.Module):
             "fisher_flow": self.fisher_flow,
             "d3pm": self.matrices,
             "multinomial": self.matrices,
+            "bfn": self.posterior_seen,
+            "bit_diffusion": self.noisy_bits,
         }[config.method]
 
     def forward(self, inputs: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
@@ -90,6 +93,17 @@ class Known(nn.Module):
         rows = levels.marginal[(time.double() * options.steps).round().long()]  # [B, token, state]
         column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))  # [B, L, token]
         return marginals(self.source.log_joint, column[..., : self.source.states].log(), own=False)
+
+    def posterior_seen(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the law of each token from the posteriors under a uniform prior, which are the likelihoods."""
+        return marginals(self.source.log_joint, ((features.double() + 1) / 2).clamp_min(1e-12).log())
+
+    def noisy_bits(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the law of each token from `sqrt(g) c + sqrt(1 - g) z`."""
+        states, kept = self.source.states, torch.sin(math.pi / 2 * time.double()).view(-1, 1, 1)
+        codes = (bits(states) if self.config.bit_diffusion.codes == "bits" else 2 * torch.eye(states) - 1).double()
+        distance = (features.double()[..., None, :] - kept[..., None] * codes).square().sum(-1)
+        return marginals(self.source.log_joint, -distance / (2 * (1 - kept.square())))
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
         return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))

@@ -32,6 +32,10 @@ CASES = [
     ("d3pm", {"matrix": "absorbing", "steps": 20}),
     ("d3pm", {"matrix": "gauss", "head": "logistic", "steps": 100}),
     ("multinomial", {}),
+    ("bfn", {}),
+    ("bfn", {"steps": 5}),
+    ("bit_diffusion", {}),
+    ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 
 

@@ -10,6 +10,8 @@ from rdlm.errors import unknown
 from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import Method
+from rdlm.methods.bfn import BFN
+from rdlm.methods.bit_diffusion import BitDiffusion
 from rdlm.methods.d3pm import D3PM, Multinomial
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
@@ -30,6 +32,8 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "mac": MAC,
     "d3pm": D3PM,
     "multinomial": Multinomial,
+    "bfn": BFN,
+    "bit_diffusion": BitDiffusion,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 

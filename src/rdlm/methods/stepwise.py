@@ -26,6 +26,10 @@ class Stepwise(Baseline, ABC):
 
     claims_bound = True
 
+    def steps(self, length: int, nfe: int) -> int:
+        """Return the steps M of a chain for a number of network evaluations."""
+        return self.sampling_nfe(length, nfe)
+
     def prior(self, token: Int[Tensor, "batch length"], steps: int) -> Float[Tensor, " batch"] | float:
         """Return `KL(q(z_0 | x) || p(z_0))` of each sequence in nats; 0 where the first state knows nothing of `x`."""
         return 0.0
@@ -66,7 +70,7 @@ class Stepwise(Baseline, ABC):
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
         check_nfe(nfe)
-        token, steps = batch.ids, self.sampling_nfe(batch.ids.shape[1], nfe)
+        token, steps = batch.ids, self.steps(batch.ids.shape[1], nfe)
         step = discrete.stratified_steps(len(token), steps, generator).to(token.device)
         state = self.noisy(token, step, steps, generator)
         terms = self.terms(token, state, step, steps, discrete.condition_of(batch), generator)  # [B, L]
@@ -83,7 +87,7 @@ class Stepwise(Baseline, ABC):
     ) -> Int[Tensor, "count length"]:
         """Return token ids after M = `nfe` steps."""
         check_nfe(nfe)
-        steps = self.sampling_nfe(length, nfe)
+        steps = self.steps(length, nfe)
         state = self.initial(count, length, generator)
         for step in range(steps):
             state = self.advance(state, step, steps, condition, generator)
