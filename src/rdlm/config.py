@@ -171,6 +171,7 @@ MethodName = Literal[
     "multinomial",
     "bfn",
     "bit_diffusion",
+    "block_diffusion",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
@@ -363,11 +364,14 @@ class DiscreteConfig:
     """Tokens that mdlm reveals in one call: random ones, as in the literature, or tokens that are far apart."""
     stride: int = 25
     """Distance of consecutive positions in the canonical order of mac."""
+    block: int = 16
+    """Tokens of a block of block_diffusion."""
 
     def __post_init__(self) -> None:
         if self.order == "strided" and self.schedule != "log_linear":
             raise InputError("discrete.order strided needs discrete.schedule log_linear: equally many tokens per call")
         _within("discrete.stride", self.stride, 1, 1 << 24)
+        _within("discrete.block", self.block, 1, 1 << 24)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ CASES = [
     ("bfn", {}),
     ("bfn", {"steps": 5}),
     ("bit_diffusion", {}),
+    ("block_diffusion", {"block": 3}),
     ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 
@@ -84,8 +85,10 @@ def test_every_method_declares_its_capabilities(name, choices):
     method = method_of(name, choices, states=5)
     assert isinstance(method, Baseline) == (name != "rdlm") == (method.token_schedule is None)
     assert method.bound_estimator in ((None,) if name == "rdlm" else get_args(BoundEstimator))
-    assert method.sampling_nfe(7, 4) == (7 if name == "autoregressive" else 4)
-    assert method.sampling_nfe(7) == (7 if name in ("autoregressive", "ardm", "mac") else DEFAULT_NFE)
+    calls = {"autoregressive": 7, "block_diffusion": 3}  # one call for each token, or for each of three blocks
+    assert method.sampling_nfe(7, 4) == calls.get(name, 4)
+    most = {**dict.fromkeys(("autoregressive", "ardm", "mac"), 7), "block_diffusion": 63}
+    assert method.sampling_nfe(7) == most.get(name, DEFAULT_NFE)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive"])

@@ -12,6 +12,7 @@ from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import Method
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion
+from rdlm.methods.block_diffusion import BlockDiffusion
 from rdlm.methods.d3pm import D3PM, Multinomial
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
@@ -34,6 +35,7 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "multinomial": Multinomial,
     "bfn": BFN,
     "bit_diffusion": BitDiffusion,
+    "block_diffusion": BlockDiffusion,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 
