@@ -172,10 +172,12 @@ MethodName = Literal[
     "bfn",
     "bit_diffusion",
     "block_diffusion",
+    "diffusion_bert",
+    "bert_mouth",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
-READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "ardm", "mac")
+READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "ardm", "mac", "bert_mouth")
 """Methods whose network maps independent evidence about tokens to a posterior, so that inference can precede it."""
 
 
@@ -366,12 +368,15 @@ class DiscreteConfig:
     """Distance of consecutive positions in the canonical order of mac."""
     block: int = 16
     """Tokens of a block of block_diffusion."""
+    spindle: float = 0.3
+    """How much earlier diffusion_bert reveals frequent tokens than rare ones; 0: all alike."""
 
     def __post_init__(self) -> None:
         if self.order == "strided" and self.schedule != "log_linear":
             raise InputError("discrete.order strided needs discrete.schedule log_linear: equally many tokens per call")
         _within("discrete.stride", self.stride, 1, 1 << 24)
         _within("discrete.block", self.block, 1, 1 << 24)
+        _within("discrete.spindle", self.spindle, 0, 0.318)  # below 1 / pi, tokens are never masked again
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class Known(nn.Module):
         super().__init__()
         self.source, self.config = source, config
         self.nfe = 0
+        self.frequency = torch.zeros(source.states, dtype=torch.float64)
+        """Of diffusion_bert: the weights of its schedule."""
         self.answer = {
             "mdlm": self.masked,
             "ardm": self.masked,
@@ -63,6 +65,8 @@ class Known(nn.Module):
             "fisher_flow": self.fisher_flow,
             "d3pm": self.matrices,
             "multinomial": self.matrices,
+            "bert_mouth": self.masked,
+            "diffusion_bert": self.spindle,
             "bfn": self.posterior_seen,
             "bit_diffusion": self.noisy_bits,
         }[config.method]
@@ -93,6 +97,15 @@ class Known(nn.Module):
         rows = levels.marginal[(time.double() * options.steps).round().long()]  # [B, token, state]
         column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))  # [B, L, token]
         return marginals(self.source.log_joint, column[..., : self.source.states].log(), own=False)
+
+    def spindle(self, ids: Tensor, time: Tensor) -> Tensor:
+        """Return the law of masked tokens: a token that is still masked is probably one that is revealed late."""
+        states = self.source.states
+        moment = time.double().view(-1, 1, 1)
+        alpha = moment + self.config.discrete.spindle * torch.sin(math.pi * moment) * self.frequency
+        seen = functional.one_hot(ids, states + 1)[..., :states].double().log()
+        late = (1 - alpha).clamp_min(1e-30).log().expand(*ids.shape, states)
+        return marginals(self.source.log_joint, torch.where(ids[..., None] == states, late, seen))
 
     def posterior_seen(self, features: Tensor, time: Tensor) -> Tensor:
         """Return the law of each token from the posteriors under a uniform prior, which are the likelihoods."""

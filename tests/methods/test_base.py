@@ -36,6 +36,8 @@ CASES = [
     ("bfn", {"steps": 5}),
     ("bit_diffusion", {}),
     ("block_diffusion", {"block": 3}),
+    ("diffusion_bert", {}),
+    ("bert_mouth", {}),
     ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 

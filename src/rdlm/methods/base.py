@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
@@ -79,6 +80,9 @@ class Baseline:
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the steps, 64 by default."""
         return steps or DEFAULT_NFE
+
+    def fit(self, rows: Callable[[], Tensor]) -> None:
+        """Learn from the training data what the process needs to know, before the first step: nothing."""
 
     def renew(self, held_out: Batch, draw: Draw) -> None:
         """Measure nothing: the loss needs no more than the network."""
