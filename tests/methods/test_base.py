@@ -29,7 +29,7 @@ CASES = [
     ("fisher_flow", {"predict": "velocity"}),
     ("ardm", {}),
     ("mac", {"stride": 3}),
-    ("d3pm", {"matrix": "absorbing", "steps": 20}),
+    ("d3pm", {"matrix": "absorbing", "steps": 80}),
     ("d3pm", {"matrix": "gauss", "head": "logistic", "steps": 100}),
     ("multinomial", {}),
     ("bfn", {}),

@@ -23,7 +23,7 @@ from torch import Tensor
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import check_nfe
+from rdlm.methods.base import Card, check_nfe
 from rdlm.methods.mdlm import MDLM
 from rdlm.random import Draw
 
@@ -37,6 +37,7 @@ EVERY, MEMORY = 100, 0.8
 class ARDM(MDLM):
     """Masked diffusion in which every call decides a planned number of positions, in a random order."""
 
+    card: Card | None = Card("masked tokens, exact counts, planned calls", "bound", "ARDM", 0.0)
     order_name: str | None = "random"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.mdlm import MDLM
 
 RATE = 0.15
@@ -22,6 +23,7 @@ RATE = 0.15
 class BertMouth(MDLM):
     """A masked language model that generates as masked diffusion does."""
 
+    card: Card | None = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
     order_name: str | None = "random"
 
     def integrand(

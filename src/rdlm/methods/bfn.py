@@ -24,6 +24,7 @@ from torch.nn import functional
 from rdlm.config import Interface, RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
 from rdlm.random import Draw
@@ -32,6 +33,7 @@ from rdlm.random import Draw
 class BFN(GaussianCodes):
     """Bayesian flow network: posteriors of noisy observations in, distributions of tokens out."""
 
+    card: Card | None = Card("Gaussian observations of one-hot vectors", "bound", "BFN", 0.0)
     kernel: Literal["drift", "mixture"] = "mixture"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:

@@ -24,6 +24,7 @@ from torch.nn import functional
 from rdlm.config import Interface, RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
 from rdlm.random import Draw
@@ -31,6 +32,8 @@ from rdlm.random import Draw
 
 class BitDiffusion(GaussianCodes):
     """Gaussian diffusion of bits: noisy bits in, distributions of bits or tokens out."""
+
+    card: Card | None = Card("Gaussian noise on bits", "bound", "Analog Bits", 8.0, "error of a Riemann sum, about 4/M")
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config, self.options = config, config.bit_diffusion

@@ -18,7 +18,7 @@ from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
-from rdlm.methods.base import check_nfe
+from rdlm.methods.base import Card, check_nfe
 from rdlm.methods.mdlm import unmask_probability
 from rdlm.random import draw_token
 
@@ -26,6 +26,7 @@ from rdlm.random import draw_token
 class BlockDiffusion(discrete.DiscreteDiffusion):
     """Masked diffusion of one block after the other."""
 
+    card: Card | None = Card("masked tokens, block by block", "bound", "BD3-LM", 0.0)
     order_name: str | None = "left-to-right"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:

@@ -33,6 +33,7 @@ from rdlm.config import D3PMConfig, Interface, RunConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence
 from rdlm.model.network import build
@@ -48,7 +49,7 @@ OFFSET = 0.008
 """Offset of the cosine schedule of Improved DDPM."""
 
 
-class Levels(NamedTuple):
+class ChainLevels(NamedTuple):
     """The matrices of a chain of M steps, from noise (m = 0) to tokens (m = M)."""
 
     marginal: Float[Tensor, "levels s s"]
@@ -61,6 +62,8 @@ class Levels(NamedTuple):
 
 class D3PM(Stepwise):
     """Discrete diffusion in T steps: a network over states and times, and a transition matrix for each step."""
+
+    card: Card | None = Card("uniform, absorbing or Gaussian matrices, T steps", "bound", "D3PM", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config, self.vocabulary, self.options = config, vocabulary, config.d3pm
@@ -79,7 +82,7 @@ class D3PM(Stepwise):
         """Return the steps, at most T."""
         return min(super().sampling_nfe(length, steps), self.options.steps)
 
-    def _levels(self, steps: int, like: Tensor) -> Levels:
+    def _levels(self, steps: int, like: Tensor) -> ChainLevels:
         return chain_levels(self.options, self.vocabulary, steps, like.device)
 
     def log_probs(
@@ -165,6 +168,8 @@ class D3PM(Stepwise):
 class Multinomial(D3PM):
     """Multinomial diffusion: D3PM with uniform matrices, trained on its bound alone."""
 
+    card: Card | None = Card("uniform matrices, T steps", "bound", "Multinomial diffusion", 0.0)
+
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         uniform = replace(config.d3pm, matrix="uniform", head="logits", hybrid=0.0)
         super().__init__(replace(config, d3pm=uniform), vocabulary, classes, signal)
@@ -196,7 +201,7 @@ def logistic_logits(
 
 
 @lru_cache(maxsize=4)
-def chain_levels(options: D3PMConfig, vocabulary: int, steps: int, device: torch.device) -> Levels:
+def chain_levels(options: D3PMConfig, vocabulary: int, steps: int, device: torch.device) -> ChainLevels:
     """Return the matrices of a chain of M `steps` through every (T/M)-th level, in float64, on a device."""
     single = forward_matrices(options, vocabulary)
     at = [round(options.steps * (1 - m / steps)) for m in range(steps + 1)]  # T ... 0: forward steps at level m
@@ -209,7 +214,7 @@ def chain_levels(options: D3PMConfig, vocabulary: int, steps: int, device: torch
         jump.append(product)
         marginal.append(marginal[-1] @ product)
     time = 1 - torch.tensor(at, dtype=torch.float64) / options.steps
-    return Levels(torch.stack(marginal[::-1]).to(device), torch.stack(jump[::-1]).to(device), time.to(device))
+    return ChainLevels(torch.stack(marginal[::-1]).to(device), torch.stack(jump[::-1]).to(device), time.to(device))
 
 
 def forward_matrices(options: D3PMConfig, vocabulary: int) -> Float[Tensor, "steps s s"]:

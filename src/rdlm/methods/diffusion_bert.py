@@ -26,12 +26,15 @@ from torch import Tensor
 
 from rdlm.config import RunConfig
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.random import draw_token
 
 
 class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
     """Masked diffusion that reveals frequent tokens first."""
+
+    card: Card | None = Card("masked tokens, frequent ones first", "bound", "DiffusionBERT", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import check_nfe
+from rdlm.methods.base import Card, check_nfe
 from rdlm.methods.mdlm import MDLM
 
 
 class MAC(MDLM):
     """Masked prediction in one canonical order."""
 
+    card: Card | None = Card("masked tokens, canonical order", "exact", "MAC", 0.0)
     order_name: str | None = "canonical"
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:

@@ -21,12 +21,15 @@ from torch import Tensor
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.process.order import TokenSteps
 from rdlm.random import draw_token
 
 
 class MDLM(discrete.DiscreteDiffusion):
     """Masked diffusion: a network over partly masked tokens, and the schedule and order of unmasking."""
+
+    card: Card | None = Card("masked tokens, random or strided order", "bound", "MDLM", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)

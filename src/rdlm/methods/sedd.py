@@ -25,6 +25,7 @@ from torch.nn import functional
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence, marginal, noisy, posterior, ratio_excess, true_log_ratio
 from rdlm.random import draw_token
@@ -177,6 +178,8 @@ class Uniform:
 
 class SEDD(Stepwise, discrete.DiscreteDiffusion):
     """Score-entropy diffusion: a network of log-scores, a graph of jumps, and a schedule."""
+
+    card: Card | None = Card("masked or uniform tokens, by ratios", "bound", "SEDD", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)

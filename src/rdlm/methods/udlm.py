@@ -22,12 +22,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.random import draw_token
 
 
 class UDLM(Stepwise, discrete.DiscreteDiffusion):
     """Uniform-state diffusion: a network over noisy tokens and a time, and a schedule."""
+
+    card: Card | None = Card("uniform tokens", "bound", "UDLM", 0.0)
 
     def integrand(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
