@@ -23,6 +23,7 @@ MethodName = Literal[
     "block_diffusion",
     "diffusion_bert",
     "bert_mouth",
+    "tau_ldr",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
@@ -104,6 +105,22 @@ class BitDiffusionConfig:
     """Output: a logit per coordinate, or one per token."""
     loss: Literal["squared_error", "cross_entropy"] = "squared_error"
     """Loss of the predicted vector, as in the paper, or of the predicted token."""
+
+
+@dataclass(frozen=True)
+class TauLDRConfig:
+    """The baseline tau_ldr: a continuous-time Markov chain with tau-leaping."""
+
+    rates: Literal["uniform", "gauss"] = "uniform"
+    """Jumps to any token, or to tokens with near numbers (for pixels)."""
+    corrector: int = 0
+    """Corrector leaps after each leap of the sampler; each is a network evaluation."""
+    corrector_step: float = 1.5
+    """Size of a corrector leap, in units of the leap before it."""
+
+    def __post_init__(self) -> None:
+        check_within("tau_ldr.corrector", self.corrector, 0, 1000)
+        check_within("tau_ldr.corrector_step", self.corrector_step, 0, 100)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rdlm.methods import METHODS, discrete
 from rdlm.methods.bit_diffusion import bits
 from rdlm.methods.d3pm import chain_levels
 from rdlm.methods.sedd import UNIFORM_START
+from rdlm.methods.tau_ldr import clock, spectrum_of
 
 SECTIONS = ("discrete", "d3pm")
 """Sections of the configuration that several methods share."""
@@ -67,6 +68,7 @@ class Known(nn.Module):
             "multinomial": self.matrices,
             "bert_mouth": self.masked,
             "diffusion_bert": self.spindle,
+            "tau_ldr": self.jumps,
             "bfn": self.posterior_seen,
             "bit_diffusion": self.noisy_bits,
         }[config.method]
@@ -117,6 +119,13 @@ class Known(nn.Module):
         codes = (bits(states) if self.config.bit_diffusion.codes == "bits" else 2 * torch.eye(states) - 1).double()
         distance = (features.double()[..., None, :] - kept[..., None] * codes).square().sum(-1)
         return marginals(self.source.log_joint, -distance / (2 * (1 - kept.square())))
+
+    def jumps(self, ids: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token given the other positions of a continuous-time chain."""
+        spectrum = spectrum_of(self.config.tau_ldr.rates, self.source.states)
+        rows = spectrum.transition(clock(1 - time.double()))
+        column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))
+        return marginals(self.source.log_joint, column.log(), own=False)
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
         return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))

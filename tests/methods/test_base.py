@@ -38,6 +38,8 @@ CASES = [
     ("block_diffusion", {"block": 3}),
     ("diffusion_bert", {}),
     ("bert_mouth", {}),
+    ("tau_ldr", {"rates": "gauss"}),
+    ("tau_ldr", {}),
     ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 

@@ -21,6 +21,7 @@ from rdlm.methods.mac import MAC
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD
+from rdlm.methods.tau_ldr import TauLDR
 from rdlm.methods.udlm import UDLM
 from rdlm.model.belief import BeliefNetwork
 
@@ -40,6 +41,7 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "block_diffusion": BlockDiffusion,
     "diffusion_bert": DiffusionBert,
     "bert_mouth": BertMouth,
+    "tau_ldr": TauLDR,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 
