@@ -16,6 +16,14 @@ from typing import Literal, get_args
 
 from rdlm.deprecated import ORDERS
 from rdlm.errors import InputError, unknown
+from rdlm.method_config import BFNConfig as BFNConfig
+from rdlm.method_config import BitDiffusionConfig as BitDiffusionConfig
+from rdlm.method_config import D3PMConfig as D3PMConfig
+from rdlm.method_config import DiscreteConfig as DiscreteConfig
+from rdlm.method_config import FisherFlowConfig as FisherFlowConfig
+from rdlm.method_config import MethodName as MethodName
+from rdlm.method_config import TauLDRConfig as TauLDRConfig
+from rdlm.method_config import check_within as _within
 
 
 @dataclass(frozen=True)
@@ -158,10 +166,7 @@ PAPER_TOTAL_NOISE = 0.03755909399773322
 Head = Literal["token", "digit"]
 OrderName = Literal["synchronous", "random", "strided", "left-to-right"]
 """Names of the orders in which the tokens of a sequence are generated."""
-MethodName = Literal["rdlm", "mdlm", "udlm", "sedd", "autoregressive", "fisher_flow"]
-"""Names of the methods; `rdlm.methods.METHODS` has the class of each."""
-
-READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive")
+READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "ardm", "mac", "bert_mouth")
 """Methods whose network maps independent evidence about tokens to a posterior, so that inference can precede it."""
 
 
@@ -171,11 +176,6 @@ def _check_order(config: ProcessConfig | SamplingOptions, kind: str, choices: It
     if order not in choices:
         raise unknown(kind, order, choices)
     object.__setattr__(config, "order", order)
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InputError(f"{name} must lie in [{low:g}, {high:g}], got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -339,39 +339,6 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True)
-class DiscreteConfig:
-    """The discrete baselines: mdlm, udlm and sedd."""
-
-    schedule: Literal["log_linear", "cosine"] = "log_linear"
-    """Schedule of the probability that a token is not corrupted."""
-    graph: Literal["absorb", "uniform"] = "absorb"
-    """Transition graph of sedd: to the mask, or to any token."""
-    order: Literal["random", "strided"] = "random"
-    """Tokens that mdlm reveals in one call: random ones, as in the literature, or tokens that are far apart."""
-
-    def __post_init__(self) -> None:
-        if self.order == "strided" and self.schedule != "log_linear":
-            raise InputError("discrete.order strided needs discrete.schedule log_linear: equally many tokens per call")
-
-
-@dataclass(frozen=True)
-class FisherFlowConfig:
-    """The baseline fisher_flow: flow matching on the statistical manifold."""
-
-    predict: Literal["posterior", "velocity"] = "posterior"
-    """The network predicts the token (cross-entropy) or the velocity (squared error)."""
-    origin: Literal["orthant", "sphere"] = "orthant"
-    """Uniform prior on the positive orthant, or on the whole sphere, which has no boundary."""
-    cut: float = 0.1
-    """Remaining time at which the nearest vertex is decoded; below 1/4 it is never the wrong one."""
-    divergence: Literal["exact", "hutchinson"] = "hutchinson"
-    """Trace of the Jacobian: exact, with one backward pass per coordinate, or Hutchinson's estimator."""
-
-    def __post_init__(self) -> None:
-        _within("fisher_flow.cut", self.cut, 1e-4, 0.24)
-
-
-@dataclass(frozen=True)
 class TrainingConfig:
     """Optimiser, training budget, checkpoints and validation."""
 
@@ -459,6 +426,10 @@ class RunConfig:
     model: NetworkConfig = field(default_factory=TransformerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     discrete: DiscreteConfig = field(default_factory=DiscreteConfig)
+    d3pm: D3PMConfig = field(default_factory=D3PMConfig)
+    bfn: BFNConfig = field(default_factory=BFNConfig)
+    bit_diffusion: BitDiffusionConfig = field(default_factory=BitDiffusionConfig)
+    tau_ldr: TauLDRConfig = field(default_factory=TauLDRConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import statistics
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from torch import nn
 
 from rdlm import methods as method
 from rdlm.cli import main as cli
-from rdlm.cli.compare import lrs_of, minutes_of
-from rdlm.config import ConvolutionConfig
+from rdlm.cli.compare import lrs_of, methods_of, minutes_of
+from rdlm.config import READ_EVIDENCE, ConvolutionConfig, MethodName
 from rdlm.data.batch import Batch
 from rdlm.errors import DivergedError, InputError
 from rdlm.evaluate import compare as race
@@ -414,3 +415,11 @@ def test_methods_that_read_evidence_share_the_inference_layer(toy, tmp_path):
         assert row["bound"] < other["bound"] - 0.5  # hardly trained, but the layer knows the bigrams
     with pytest.raises(InputError, match="rdlm, mdlm, autoregressive can take part, udlm, sedd cannot"):
         replace(contest, methods=("udlm", "mdlm", "sedd"))
+
+
+def test_all_means_every_method_that_the_configuration_allows(toy):
+    config = toy.config
+    assert methods_of("all", config) == get_args(MethodName)
+    layered = replace(config, model=replace(config.model, belief="ngram"))
+    assert set(methods_of("all", layered)) == set(READ_EVIDENCE)
+    assert methods_of("mdlm,,bfn", config) == ("mdlm", "bfn")

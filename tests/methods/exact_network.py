@@ -10,23 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, TransformerConfig
+from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import Source
 from rdlm.geometry import sphere
 from rdlm.methods import METHODS, discrete
+from rdlm.methods.bit_diffusion import bits
+from rdlm.methods.d3pm import chain_levels
 from rdlm.methods.sedd import UNIFORM_START
+from rdlm.methods.tau_ldr import clock, spectrum_of
+
+SECTIONS = ("discrete", "d3pm")
+"""Sections of the configuration that several methods share."""
 
 
-def known(name: str, source: Source, **choices: str | float) -> Any:
+def known(name: str, source: Source, **choices: Any) -> Any:
     """Return a method whose network knows the source; `choices` are keys of its configuration."""
-    jumps = {key: value for key, value in choices.items() if key in ("schedule", "graph")}
-    flows = {key: value for key, value in choices.items() if key not in jumps}
-    config = RunConfig(
-        method=name,
-        model=TransformerConfig(width=8, layers=1, heads=2, time_width=8),
-        discrete=replace(DiscreteConfig(), **jumps),
-        fisher_flow=replace(FisherFlowConfig(), **flows),
-    )
+    config = RunConfig(method=name, model=TransformerConfig(width=8, layers=1, heads=2, time_width=8))
+    for key, value in choices.items():
+        part = next(part for part in (name, *SECTIONS) if hasattr(getattr(config, part, None), key))
+        config = replace(config, **{part: replace(getattr(config, part), **{key: value})})
     method = METHODS[name](config, source.states, 0, 0)
     method.network = Known(source, config)
     return method
@@ -53,11 +55,22 @@ class Known(nn.Module):
         super().__init__()
         self.source, self.config = source, config
         self.nfe = 0
+        self.frequency = torch.zeros(source.states, dtype=torch.float64)
+        """Of diffusion_bert: the weights of its schedule."""
         self.answer = {
             "mdlm": self.masked,
+            "ardm": self.masked,
+            "mac": self.masked,
             "udlm": self.uniform,
             "sedd": self.absorb if config.discrete.graph == "absorb" else self.scores,
             "fisher_flow": self.fisher_flow,
+            "d3pm": self.matrices,
+            "multinomial": self.matrices,
+            "bert_mouth": self.masked,
+            "diffusion_bert": self.spindle,
+            "tau_ldr": self.jumps,
+            "bfn": self.posterior_seen,
+            "bit_diffusion": self.noisy_bits,
         }[config.method]
 
     def forward(self, inputs: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
@@ -77,6 +90,42 @@ class Known(nn.Module):
         here = functional.one_hot(ids, self.source.states).double()
         evidence = (alpha * here + (1 - alpha) / self.source.states).log()
         return marginals(self.source.log_joint, evidence, own=False)
+
+    def matrices(self, ids: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token given the other positions, whose states have the probabilities of Qbar."""
+        uniform = replace(self.config.d3pm, matrix="uniform")
+        options = uniform if self.config.method == "multinomial" else self.config.d3pm
+        levels = chain_levels(options, self.source.states, options.steps, ids.device)
+        rows = levels.marginal[(time.double() * options.steps).round().long()]  # [B, token, state]
+        column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))  # [B, L, token]
+        return marginals(self.source.log_joint, column[..., : self.source.states].log(), own=False)
+
+    def spindle(self, ids: Tensor, time: Tensor) -> Tensor:
+        """Return the law of masked tokens: a token that is still masked is probably one that is revealed late."""
+        states = self.source.states
+        moment = time.double().view(-1, 1, 1)
+        alpha = moment + self.config.discrete.spindle * torch.sin(math.pi * moment) * self.frequency
+        seen = functional.one_hot(ids, states + 1)[..., :states].double().log()
+        late = (1 - alpha).clamp_min(1e-30).log().expand(*ids.shape, states)
+        return marginals(self.source.log_joint, torch.where(ids[..., None] == states, late, seen))
+
+    def posterior_seen(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the law of each token from the posteriors under a uniform prior, which are the likelihoods."""
+        return marginals(self.source.log_joint, ((features.double() + 1) / 2).clamp_min(1e-12).log())
+
+    def noisy_bits(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the law of each token from `sqrt(g) c + sqrt(1 - g) z`."""
+        states, kept = self.source.states, torch.sin(math.pi / 2 * time.double()).view(-1, 1, 1)
+        codes = (bits(states) if self.config.bit_diffusion.codes == "bits" else 2 * torch.eye(states) - 1).double()
+        distance = (features.double()[..., None, :] - kept[..., None] * codes).square().sum(-1)
+        return marginals(self.source.log_joint, -distance / (2 * (1 - kept.square())))
+
+    def jumps(self, ids: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token given the other positions of a continuous-time chain."""
+        spectrum = spectrum_of(self.config.tau_ldr.rates, self.source.states)
+        rows = spectrum.transition(clock(1 - time.double()))
+        column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))
+        return marginals(self.source.log_joint, column.log(), own=False)
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
         return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rdlm.config import DiscreteConfig, FisherFlowConfig, RunConfig, TransformerConfig
+from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.methods import METHODS
@@ -27,14 +27,29 @@ CASES = [
     ("autoregressive", {}),
     ("fisher_flow", {}),
     ("fisher_flow", {"predict": "velocity"}),
+    ("ardm", {}),
+    ("mac", {"stride": 3}),
+    ("d3pm", {"matrix": "absorbing", "steps": 80}),
+    ("d3pm", {"matrix": "gauss", "head": "logistic", "steps": 100}),
+    ("multinomial", {}),
+    ("bfn", {}),
+    ("bfn", {"steps": 5}),
+    ("bit_diffusion", {}),
+    ("block_diffusion", {"block": 3}),
+    ("diffusion_bert", {}),
+    ("bert_mouth", {}),
+    ("tau_ldr", {"rates": "gauss"}),
+    ("tau_ldr", {}),
+    ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 
 
 def method_of(name: str, choices: dict[str, str], states: int, classes: int = 0) -> Method:
     torch.manual_seed(1)
-    flow = replace(FisherFlowConfig(), **(choices if name == "fisher_flow" else {}))
-    discrete = replace(DiscreteConfig(), **({} if name == "fisher_flow" else choices))
-    return METHODS[name](RunConfig(method=name, model=TINY, discrete=discrete, fisher_flow=flow), states, classes, 0)
+    config = RunConfig(method=name, model=TINY)
+    part = next(part for part in (name, "discrete") if hasattr(config, part)) if choices else "discrete"
+    config = replace(config, **{part: replace(getattr(config, part), **choices)})
+    return METHODS[name](config, states, classes, 0)
 
 
 def shaken(method: Method) -> Method:
@@ -74,8 +89,10 @@ def test_every_method_declares_its_capabilities(name, choices):
     method = method_of(name, choices, states=5)
     assert isinstance(method, Baseline) == (name != "rdlm") == (method.token_schedule is None)
     assert method.bound_estimator in ((None,) if name == "rdlm" else get_args(BoundEstimator))
-    assert method.sampling_nfe(7, 4) == (7 if name == "autoregressive" else 4)
-    assert method.sampling_nfe(7) == (7 if name == "autoregressive" else DEFAULT_NFE)
+    calls = {"autoregressive": 7, "block_diffusion": 3}  # one call for each token, or for each of three blocks
+    assert method.sampling_nfe(7, 4) == calls.get(name, 4)
+    most = {**dict.fromkeys(("autoregressive", "ardm", "mac"), 7), "block_diffusion": 63}
+    assert method.sampling_nfe(7) == most.get(name, DEFAULT_NFE)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd", "autoregressive"])

@@ -8,18 +8,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 import tyro
 
 from rdlm.cli.train import chosen_configuration
-from rdlm.config import RunConfig
+from rdlm.config import READ_EVIDENCE, MethodName, RunConfig
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import DivergedError, InputError
-
-if TYPE_CHECKING:
-    from rdlm.config import MethodName
-
 
 COLUMNS = (
     "method",
@@ -56,8 +52,8 @@ class Compare:
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of all methods."""
     methods: str = "rdlm,mdlm,autoregressive"
-    """Methods, separated by commas: rdlm, mdlm, udlm, sedd, autoregressive, fisher_flow. The inference layer of
-    model.belief is that of rdlm, mdlm and autoregressive; the others do not read evidence."""
+    """Methods, separated by commas, or all; `rdlm methods` lists them. The inference layer of model.belief is that of
+    methods that read evidence, and with it, all means those."""
     steps: int | None = None
     """Optimiser steps of each method; None: the preset's, unless --budget is given."""
     budget: str | None = None
@@ -93,7 +89,7 @@ class Compare:
         from rdlm.train.interruption import InterruptedRunError
 
         out = self.out or Path("runs") / f"compare-{Path(self.source).stem}"
-        methods = cast("tuple[MethodName, ...]", tuple(filter(None, self.methods.split(","))))
+        methods = methods_of(self.methods, self.config)
         lrs = lrs_of(self.lrs)
         counts = (self.nfe, self.sequences, self.samples)
         contest = Contest(self.config, methods, *counts, lrs, self.trial, self.seeds)
@@ -172,6 +168,13 @@ def _words(row: dict[str, Any]) -> dict[str, Any]:
         return words
     unigram, bigram = (row["quality"][f"{name}_divergence"] for name in ("unigram", "bigram"))
     return {**words, "unigram": unigram["value"], "bigram": bigram["value"], "± bigram": 1.96 * bigram["stderr"]}
+
+
+def methods_of(text: str, config: RunConfig) -> tuple[MethodName, ...]:
+    """Return the methods of a list such as rdlm,mdlm; all: every one that the configuration allows."""
+    if text == "all":
+        return get_args(MethodName) if config.model.belief == "none" else READ_EVIDENCE
+    return cast("tuple[MethodName, ...]", tuple(filter(None, text.split(","))))
 
 
 def minutes_of(text: str) -> float:

@@ -21,8 +21,7 @@ from rdlm.evaluate.evaluate import (
     size_of,
     unit_per_sequence,
 )
-from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import Method
+from rdlm.methods.base import Baseline, Method
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule, named_schedule
@@ -115,8 +114,8 @@ def orders_of(method: Method, nfe: int, length: int) -> list[OrderedMethod]:
     """Return a method in each of its orders, with as many of `nfe` network calls as the order can use."""
     if isinstance(method, Rdlm):
         return list(_rdlm_orders(method, nfe, length))
-    if not isinstance(method, MDLM):
-        order = "left-to-right" if isinstance(method, Autoregressive) else None
+    if type(method) is not MDLM:  # what extends it has an order of its own
+        order = method.order_name if isinstance(method, Baseline) else None
         return [OrderedMethod(order, method, method.sampling_nfe(length, nfe))]
     names: tuple[Literal["random", "strided"], ...] = ("random", "strided")
     possible = names if method.schedule == "log_linear" else names[:1]  # as configurations demand

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
 from rdlm.errors import unknown
+from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import Method
+from rdlm.methods.base import Baseline, Method
+from rdlm.methods.bert_mouth import BertMouth
+from rdlm.methods.bfn import BFN
+from rdlm.methods.bit_diffusion import BitDiffusion
+from rdlm.methods.block_diffusion import BlockDiffusion
+from rdlm.methods.d3pm import D3PM, Multinomial
+from rdlm.methods.diffusion_bert import DiffusionBert
 from rdlm.methods.fisher_flow import FisherFlow
+from rdlm.methods.mac import MAC
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD
+from rdlm.methods.tau_ldr import TauLDR
 from rdlm.methods.udlm import UDLM
 from rdlm.model.belief import BeliefNetwork
 
@@ -23,6 +32,16 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "sedd": SEDD,
     "autoregressive": Autoregressive,
     "fisher_flow": FisherFlow,
+    "ardm": ARDM,
+    "mac": MAC,
+    "d3pm": D3PM,
+    "multinomial": Multinomial,
+    "bfn": BFN,
+    "bit_diffusion": BitDiffusion,
+    "block_diffusion": BlockDiffusion,
+    "diffusion_bert": DiffusionBert,
+    "bert_mouth": BertMouth,
+    "tau_ldr": TauLDR,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 
@@ -34,4 +53,6 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
     method = METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
     if isinstance(method.network, BeliefNetwork):
         method.network.belief.fit(corpus.rows, corpus.digest)
+    if isinstance(method, Baseline):
+        method.fit(corpus.rows)
     return method

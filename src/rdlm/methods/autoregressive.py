@@ -18,7 +18,7 @@ from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline
+from rdlm.methods.base import Baseline, Card
 from rdlm.model.transformer import Cache
 from rdlm.random import Draw, draw_token
 
@@ -26,7 +26,9 @@ from rdlm.random import Draw, draw_token
 class Autoregressive(Baseline):
     """Autoregression: a causal network that predicts each token from the tokens before it."""
 
+    card: Card | None = Card("tokens from left to right", "exact", "classical", 0.0)
     claims_bound = True
+    order_name: str | None = "left-to-right"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if not isinstance(config.model, TransformerConfig):

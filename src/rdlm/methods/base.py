@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -17,6 +19,23 @@ BoundEstimator = Literal["steps", "path"]
 
 DEFAULT_NFE = 64
 """Network evaluations of a sample unless another number is given."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a number of a method is worth: a line of `rdlm methods`."""
+
+    process: str
+    """How a token is corrupted and restored."""
+    number: Literal["exact", "bound", "estimate"]
+    """Whether `Method.bound` is the likelihood of the sampler that runs, a bound on it, or neither."""
+    paper: str
+    """The work, by its name in the references of docs/theory.md."""
+    slack: float | None = None
+    """Most percent by which the number exceeds the entropy of an independent source, with the exact posterior and 64
+    calls; a test measures it. None: an estimate, which has no certificate."""
+    reason: str = ""
+    """Where the slack is from."""
 
 
 def check_nfe(nfe: int) -> None:
@@ -71,12 +90,18 @@ class Method(Protocol):
 class Baseline:
     """What methods share that sample whole sequences in their own order and learn nothing outside the network."""
 
+    card: Card | None = None
     token_schedule: TokenSchedule | None = None
+    order_name: str | None = None
+    """Name of the order in which tokens are generated; None: it has none."""
     bound_estimator: BoundEstimator | None = "steps"
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the steps, 64 by default."""
         return steps or DEFAULT_NFE
+
+    def fit(self, rows: Callable[[], Tensor]) -> None:
+        """Learn from the training data what the process needs to know, before the first step: nothing."""
 
     def renew(self, held_out: Batch, draw: Draw) -> None:
         """Measure nothing: the loss needs no more than the network."""

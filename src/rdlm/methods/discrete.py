@@ -70,11 +70,14 @@ def token_network(config: NetworkConfig, vocabulary: int, classes: int, signal: 
 
 
 def logits(
-    network: nn.Module, inputs: Tensor, time: Tensor | float, condition: Tensor | None
+    network: nn.Module, inputs: Tensor, time: Tensor | float, condition: Tensor | None, *more: Tensor
 ) -> Float[Tensor, "batch length v"]:
-    """Return the network's output on the device of `inputs`, which may differ from the network's."""
+    """Return the network's output on the device of `inputs`, which may differ from the network's.
+
+    `more` is the previous prediction, if there is one.
+    """
     device = next((p.device for p in network.parameters()), inputs.device)
-    moved = [x.to(device) if isinstance(x, Tensor) else x for x in (inputs, time, condition)]
+    moved = [x.to(device) if isinstance(x, Tensor) else x for x in (inputs, time, condition, *more)]
     output: Tensor = network(*moved)
     return output.to(inputs.device)
 

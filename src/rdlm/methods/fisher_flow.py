@@ -30,7 +30,7 @@ from rdlm.config import Interface, RunConfig
 from rdlm.data.batch import Batch
 from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline, BoundEstimator, check_nfe
+from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
 from rdlm.model.network import build
 from rdlm.process.flow import flow
 from rdlm.random import Draw, check_numbers
@@ -39,6 +39,7 @@ from rdlm.random import Draw, check_numbers
 class FisherFlow(Baseline):
     """Flow matching: a network over points of the sphere and a time, and the flow of its velocity."""
 
+    card: Card | None = Card("geodesic flow of a sphere", "estimate", "Fisher-Flow")
     claims_bound = False
     bound_estimator: BoundEstimator | None = "path"
 

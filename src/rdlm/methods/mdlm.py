@@ -21,12 +21,15 @@ from torch import Tensor
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
 from rdlm.process.order import TokenSteps
 from rdlm.random import draw_token
 
 
 class MDLM(discrete.DiscreteDiffusion):
     """Masked diffusion: a network over partly masked tokens, and the schedule and order of unmasking."""
+
+    card: Card | None = Card("masked tokens, random or strided order", "bound", "MDLM", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)
@@ -58,7 +61,7 @@ class MDLM(discrete.DiscreteDiffusion):
     @torch.no_grad()
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
-        token, grid = batch.ids, discrete.alpha_grid(self.schedule, nfe)
+        token, grid = batch.ids, self.levels(nfe, batch.ids.shape[1])
         step = discrete.stratified_steps(len(token), nfe, generator)
         weight = unmask_probability(grid)[step].to(token.device)
         masked = self._thresholds(token, nfe, generator) >= grid[step].to(token.device)[:, None]
@@ -78,7 +81,7 @@ class MDLM(discrete.DiscreteDiffusion):
         log_probs = torch.zeros(count, length, self.vocabulary)
         changed = torch.ones(count, dtype=torch.bool)
         threshold = self._thresholds(token, nfe, generator)
-        for alpha in discrete.alpha_grid(self.schedule, nfe)[1:]:
+        for alpha in self.levels(nfe, length)[1:]:
             if changed.any():
                 rows = discrete.condition_rows(condition, changed)
                 log_probs[changed] = self.log_probs(token[changed], rows).to(log_probs)
@@ -86,6 +89,10 @@ class MDLM(discrete.DiscreteDiffusion):
             token[unmasked] = draw_token(log_probs[unmasked], generator)
             changed = unmasked.any(-1)
         return token
+
+    def levels(self, nfe: int, length: int) -> Float[Tensor, " levels"]:
+        """Return `alpha_0 = 0 < ... < alpha_M = 1`, the expected share of unmasked positions before every step."""
+        return discrete.alpha_grid(self.schedule, nfe)
 
     def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
         """Return the value of alpha above which each position is unmasked."""

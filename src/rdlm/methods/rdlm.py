@@ -18,7 +18,7 @@ from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
-from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
+from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, Card
 from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
@@ -86,6 +86,9 @@ class Process:
 class Rdlm:
     """The method: a process, a denoiser with its network, and an objective."""
 
+    card: Card | None = Card(
+        "bridges of a sphere from a start to tokens", "bound", "the paper (RDLM)", 1.0, "the chain"
+    )
     claims_bound = True
     bound_estimator: BoundEstimator | None = None
 

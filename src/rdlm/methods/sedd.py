@@ -25,6 +25,8 @@ from torch.nn import functional
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
+from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence, marginal, noisy, posterior, ratio_excess, true_log_ratio
 from rdlm.random import draw_token
 
@@ -174,8 +176,10 @@ class Uniform:
         return posterior(q_later, state, keep)
 
 
-class SEDD(discrete.DiscreteDiffusion):
+class SEDD(Stepwise, discrete.DiscreteDiffusion):
     """Score-entropy diffusion: a network of log-scores, a graph of jumps, and a schedule."""
+
+    card: Card | None = Card("masked or uniform tokens, by ratios", "bound", "SEDD", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)
@@ -206,30 +210,41 @@ class SEDD(discrete.DiscreteDiffusion):
         """Return the network's logits in float64, from which the graph computes scores."""
         return discrete.logits(self.network, state, time.float(), condition).double()
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
-        token = batch.ids
-        grid = self._rescaled(discrete.alpha_grid(self.schedule, nfe)).to(token.device)
-        step = discrete.stratified_steps(len(token), nfe, generator).to(token.device)
-        state = self.graph.noisy(token, grid[step], generator)
-        logits = self.log_score(state, step / nfe, discrete.condition_of(batch))
-        terms = self.graph.step_kl(logits, token, state, grid[step], grid[step + 1])  # [B, L]
-        return nfe * terms.sum(-1) + self.graph.prior() * token.shape[1]
+    def prior(self, token: Tensor, steps: int) -> float:
+        """Return the divergence of the graph's first states, for all positions."""
+        return self.graph.prior() * token.shape[1]
 
-    @torch.no_grad()
-    def generate(
+    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+        """Return the initial states of the graph."""
+        return self.graph.initial(count, length, generator)
+
+    def noisy(
+        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
+    ) -> Int[Tensor, "batch length"]:
+        """Return tokens after the jumps of the graph."""
+        return self.graph.noisy(token, self._grid(steps, token)[step], generator)
+
+    def terms(
         self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
-        """Return token ids after `nfe` analytic steps."""
-        grid = self._rescaled(discrete.alpha_grid(self.schedule, nfe))
-        state = self.graph.initial(count, length, generator)
-        for step in range(nfe):
-            logits = self.log_score(state, torch.full((count,), step / nfe), condition)
-            state = self.graph.step(logits, state, grid[step], grid[step + 1], generator)
-        return state
+        token: Tensor,
+        state: Tensor,
+        step: Tensor,
+        steps: int,
+        condition: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Float[Tensor, "batch length"]:
+        """Return `KL(true step || analytic step)`."""
+        grid, logits = self._grid(steps, token), self.log_score(state, step / steps, condition)
+        return self.graph.step_kl(logits, token, state, grid[step], grid[step + 1])
+
+    def advance(
+        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
+    ) -> Int[Tensor, "batch length"]:
+        """Return states after one analytic step."""
+        grid = self._grid(steps, state)
+        logits = self.log_score(state, torch.full((len(state),), step / steps), condition)
+        return self.graph.step(logits, state, grid[step], grid[step + 1], generator)
+
+    def _grid(self, steps: int, like: Tensor) -> Float[Tensor, " levels"]:
+        """Return alpha at all levels of a chain."""
+        return self._rescaled(discrete.alpha_grid(self.schedule, steps)).to(like.device)

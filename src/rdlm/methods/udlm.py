@@ -21,13 +21,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from rdlm.data.batch import Batch
 from rdlm.methods import discrete
+from rdlm.methods.base import Card
+from rdlm.methods.stepwise import Stepwise
 from rdlm.random import draw_token
 
 
-class UDLM(discrete.DiscreteDiffusion):
+class UDLM(Stepwise, discrete.DiscreteDiffusion):
     """Uniform-state diffusion: a network over noisy tokens and a time, and a schedule."""
+
+    card: Card | None = Card("uniform tokens", "bound", "UDLM", 0.0)
 
     def integrand(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
@@ -50,35 +53,42 @@ class UDLM(discrete.DiscreteDiffusion):
         """Return the predicted log-probabilities of each token given the other positions."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1)
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
-        token, grid = batch.ids, discrete.alpha_grid(self.schedule, nfe).to(batch.ids.device)
-        step = discrete.stratified_steps(len(token), nfe, generator).to(token.device)
+    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+        """Return uniform tokens."""
+        return torch.randint(self.vocabulary, (count, length), generator=generator)
+
+    def noisy(
+        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
+    ) -> Int[Tensor, "batch length"]:
+        """Return tokens, resampled uniformly with probability `1 - alpha_m`."""
+        grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
+        return noisy(token, grid[step], self.vocabulary, generator)
+
+    def terms(
+        self,
+        token: Tensor,
+        state: Tensor,
+        step: Tensor,
+        steps: int,
+        condition: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Float[Tensor, "batch length"]:
+        """Return `KL(q(z' | z, x) || model)`."""
+        grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         now, later = grid[step], grid[step + 1]
-        state = noisy(token, now, self.vocabulary, generator)
-        predicted = self.log_probs(state, step / nfe, discrete.condition_of(batch)).double().exp()
+        predicted = self.log_probs(state, step / steps, condition).double().exp()
         true = functional.one_hot(token, self.vocabulary).double()
         q, p = (posterior(marginal(x, later), state, now / later) for x in (true, predicted))
-        return nfe * kl_divergence(q, p).sum(-1)
+        return kl_divergence(q, p)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
-        """Return token ids after `nfe` steps from uniform noise."""
-        grid = discrete.alpha_grid(self.schedule, nfe)
-        state = torch.randint(self.vocabulary, (count, length), generator=generator)
-        for step in range(nfe):
-            predicted = self.log_probs(state, torch.full((count,), step / nfe), condition).double().exp()
-            probs = posterior(marginal(predicted, grid[step + 1]), state, grid[step] / grid[step + 1])
-            state = draw_token(probs.log(), generator)
-        return state
+    def advance(
+        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
+    ) -> Int[Tensor, "batch length"]:
+        """Return states drawn from the model's posterior."""
+        grid = discrete.alpha_grid(self.schedule, steps)
+        predicted = self.log_probs(state, torch.full((len(state),), step / steps), condition).double().exp()
+        probs = posterior(marginal(predicted, grid[step + 1]), state, grid[step] / grid[step + 1])
+        return draw_token(probs.log(), generator)
 
 
 def noisy(

@@ -1,0 +1,86 @@
+"""Bit diffusion (Analog Bits): Gaussian diffusion of the bits of a token's number, as real numbers -1 and 1.
+
+The vector of token k has `n = ceil(log2 V)` bits, or V coordinates of which one is 1 (onehot). With the cosine schedule
+
+    z = sqrt(g) c_k + sqrt(1 - g) noise,    g(t) = sin^2(pi t / 2),    so the strength is  a = tan^2(pi t / 2)
+
+The sampler is DDPM's, the drift chain of `gaussian_codes`, from strength 0; M calls are at the times m / M, and the
+last one draws the token. Its bound, Eq. (74), is that of VDM with fixed codes; the literature prints none for bits.
+Logits of bits give `p(k) ~ prod over bits j of p_j(bit j of k)`, normalised over the V tokens: numbers that are no
+token's have probability 0, so nothing is lost where V is no power of two. Self-conditioning is `model.self_condition`.
+
+Not here: asymmetric times, which tell the network less noise than there is, for few calls; no bound is known for them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rdlm.config import Interface, RunConfig
+from rdlm.data.batch import Batch
+from rdlm.methods import discrete
+from rdlm.methods.base import Card
+from rdlm.methods.gaussian_codes import GaussianCodes
+from rdlm.model.network import build
+from rdlm.random import Draw
+
+
+class BitDiffusion(GaussianCodes):
+    """Gaussian diffusion of bits: noisy bits in, distributions of bits or tokens out."""
+
+    card: Card | None = Card("Gaussian noise on bits", "bound", "Analog Bits", 8.0, "error of a Riemann sum, about 4/M")
+
+    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
+        self.config, self.options = config, config.bit_diffusion
+        self.table = bits(vocabulary) if self.options.codes == "bits" else 2 * torch.eye(vocabulary) - 1  # [V, n]
+        outputs = self.table.shape[1] if self.options.head == "bit" else vocabulary
+        interface = Interface(self.table.shape[1], outputs, classes=classes, signal=signal)
+        self.network: nn.Module = build(config.model, interface)
+
+    def times(self, steps: int) -> Float[Tensor, " steps"]:
+        """Return `m / M`."""
+        return torch.arange(steps, dtype=torch.float64) / steps
+
+    def strength(self, time: Tensor) -> Tensor:
+        """Return `a = tan^2(pi t / 2)`."""
+        return torch.tan(math.pi / 2 * time.double()).square()
+
+    def codes(self, like: Tensor) -> Float[Tensor, "v n"]:
+        """Return the bits of all tokens as -1 and 1."""
+        return self.table.to(like)
+
+    def predict(
+        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
+    ) -> Float[Tensor, "batch length v"]:
+        """Return the log-probabilities of the tokens by one evaluation of the network."""
+        strength = self.strength(time.to(state.device)).to(state).view(-1, 1, 1)
+        tiny = torch.finfo(state.dtype).tiny  # without observations the state is 0
+        features = state / (strength * (1 + strength)).clamp_min(tiny).sqrt()  # of variance one
+        more = () if previous is None else (previous,)
+        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
+        if self.options.head == "bit":
+            logits = logits @ (self.codes(logits).T + 1) / 2  # the sum over the bits that are 1
+        return torch.log_softmax(logits, dim=-1)
+
+    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+        """Return the squared error of the predicted bits per coordinate, or the cross-entropy, at uniform times."""
+        generator, token = draw.generator(), batch.ids
+        condition = discrete.training_condition(batch, self.config, generator)
+        time = draw.quantiles(len(token)).double().to(token.device)
+        first = (torch.rand(len(token), generator=generator) < 0.5).to(token.device)
+        log_probs = self.log_probs(self.observe(token, self.strength(time), generator), time, condition, first)
+        if self.options.loss == "cross_entropy":
+            return functional.nll_loss(log_probs.flatten(0, 1), token.flatten())
+        return self.squared_error(token, log_probs).mean() / self.table.shape[1]
+
+
+def bits(vocabulary: int) -> Float[Tensor, "v n"]:
+    """Return the bits of the numbers 0 .. V - 1 as -1 and 1, the highest one first."""
+    count = max(1, math.ceil(math.log2(vocabulary)))
+    place = torch.arange(count - 1, -1, -1)
+    return ((torch.arange(vocabulary)[:, None] >> place) & 1).float() * 2 - 1
