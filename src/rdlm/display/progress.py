@@ -1,4 +1,4 @@
-"""Progress bars on standard error, only on a terminal."""
+"""Standard error: messages, and progress bars, which are drawn on a terminal only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import sys
 from typing import Any
 
 from tqdm import tqdm
+
+
+def say(message: str) -> None:
+    """Print a message of the program."""
+    print(f"rdlm: {message}", file=sys.stderr, flush=True)
 
 
 def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> tqdm[Any]:

@@ -91,7 +91,7 @@ def train(
         stack.enter_context(explained_write_errors(folder, advice))
         members = stack.enter_context(team(training.device))
         run = stack.enter_context(open_run(config, folder, members, build, accept_changes, load))
-        counters = run.counters
+        config, counters = run.config, run.counters
         interruption = stack.enter_context(Interruption())
         record = stack.enter_context(Record(folder, counters.step)) if members.leads else None
         progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))

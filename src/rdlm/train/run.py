@@ -15,11 +15,13 @@ from rdlm import data
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
+from rdlm.display.progress import say
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
+from rdlm.train.fit import fit_vocabulary
 from rdlm.train.optimizer import Optimizer
 from rdlm.train.parallel import Team, assign, unsharded
 from rdlm.train.record import Counters, read_counters
@@ -170,22 +172,26 @@ def open_run(
     """Context manager: the run in a folder, resumed; errors in the configuration are raised before any computation."""
     with ExitStack() as stack:
 
-        def prepare() -> tuple[Method, Corpus, Batches]:
+        def prepare() -> tuple[RunConfig, Method, Corpus, Batches]:
             if team.leads:
                 check_writable(folder)
-                run_folder.check_same(folder, config, accept_changes)
             corpus = load(config)
-            batches = training_batches(config, corpus, team.world)
-            torch.manual_seed(config.training.seed)
-            method = build(config, corpus)
+            fitted, said = fit_vocabulary(config, corpus.tokenizer.size)
             if team.leads:
+                run_folder.check_same(folder, fitted, accept_changes)
+            batches = training_batches(fitted, corpus, team.world)
+            torch.manual_seed(fitted.training.seed)
+            method = build(fitted, corpus)
+            if team.leads:
+                if said:
+                    say(said)
                 stack.enter_context(run_folder.locked(folder))
                 run_folder.tidy(folder)
-                config_file.write(folder / "config.yaml", config)
-            return method, corpus, batches
+                config_file.write(folder / "config.yaml", fitted)
+            return fitted, method, corpus, batches
 
-        method, corpus, batches = team.leader_first(prepare)
-        run = Run(config, method, corpus, batches, folder, team)
+        fitted, method, corpus, batches = team.leader_first(prepare)
+        run = Run(fitted, method, corpus, batches, folder, team)
         try:
             run.resume(accept_changes)
             yield run
