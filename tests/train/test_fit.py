@@ -14,7 +14,21 @@ from rdlm.errors import InputError
 from rdlm.methods.rdlm import Process
 from rdlm.presets import PRESETS, preset
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, default_total, largest_total, masked_start
-from rdlm.train.fit import MOST_ONE_HOT, MOST_WEIGHTS, fit_vocabulary
+from rdlm.train.fit import (
+    CAUTION,
+    FEWEST_STEPS,
+    FIXED_SECONDS,
+    MOST_ONE_HOT,
+    MOST_WEIGHTS,
+    SAMPLES_SHARE,
+    SLACK,
+    VALIDATION_SHARE,
+    Pace,
+    fit_training,
+    fit_vocabulary,
+    largest_affordable,
+    sizes,
+)
 
 
 @given(dimension=st.integers(3, 1 << 20))
@@ -73,3 +87,60 @@ def test_a_sphere_has_the_same_total_noise_whichever_way_its_coordinates_arise()
         assert Process.of(learned, 5000).schedule.total == pytest.approx(default_total(dimension + 1))
         split = ProcessConfig(base=dimension)
         assert Process.of(split, 5000).schedule.total == pytest.approx(default_total(dimension + 1))
+
+
+# -- time -------------------------------------------------------------------------------------------
+
+
+def test_sizes_grow_to_the_configuration_itself() -> None:
+    for name in ("textfile", "cifar10", "promoter-chr22"):
+        config = preset(name)
+        found = list(sizes(config, ()))
+        cost = [one.model.width**2 * one.training.batch for one in found]
+        assert found[-1] == config and cost == sorted(cost) and len(found) > 3
+        assert cost[0] < cost[-1] / 64
+
+
+def test_what_is_given_is_not_scaled() -> None:
+    config = preset("textfile")
+    assert {one.model for one in sizes(config, {"model.width"})} == {config.model}
+    assert {one.training.batch for one in sizes(config, {"training.batch"})} == {config.training.batch}
+    assert list(sizes(config, {"model.layers", "training.batch"})) == [config]
+
+
+@given(seconds=st.floats(0.001, 10), left=st.floats(1, 5000))
+def test_the_largest_size_with_enough_steps_is_chosen(seconds: float, left: float) -> None:
+    candidates = list(sizes(preset("textfile"), ()))
+    cost = {one: seconds * 2**index for index, one in enumerate(candidates)}
+    measured = []
+
+    def measure(one: RunConfig) -> float:
+        measured.append(one)
+        return cost[one]
+
+    chosen = largest_affordable(candidates, measure, lambda: left)
+    usable = left * (1 - VALIDATION_SHARE - SAMPLES_SHARE - SLACK)
+    enough = [one for one in candidates if usable / cost[one] >= FEWEST_STEPS]
+    assert chosen == (enough[-1] if enough else candidates[0])
+    assert all(cost[one] <= max(2 * cost[chosen], cost[candidates[0]]) for one in measured)
+
+
+@given(step=st.floats(0.01, 5), sequence=st.floats(0, 0.2), call=st.floats(0, 2), left=st.floats(30, 4000))
+def test_steps_validation_and_samples_fit_into_the_time(step: float, sequence: float, call: float, left: float) -> None:
+    config, pace = preset("textfile"), Pace(step, sequence, call)
+    fitted = fit_training(config, (), pace, left).training
+    spent = fitted.steps * step + pace.reserve(fitted)
+    least = step + CAUTION * (16 * sequence + 8 * call) + FIXED_SECONDS  # of one step and the smallest validation
+    assert spent <= max(left, least) * (1 + 1e-9)
+    assert fitted.warmup <= fitted.steps / 10 and fitted.steps <= config.training.steps
+    assert fitted.validate_every <= fitted.steps
+
+
+def test_given_settings_of_the_training_stay_and_a_run_continues_after_its_steps() -> None:
+    config, pace = preset("textfile"), Pace(1.0)
+    fitted = fit_training(config, {"training.warmup", "training.validation_nfe"}, pace, 60.0)
+    assert fitted.training.warmup == config.training.warmup
+    again = fit_training(fitted, {"training.steps"}, pace, 60.0)
+    assert again.training.steps == fitted.training.steps
+    longer = fit_training(config, (), pace, 60.0, done=40)
+    assert longer.training.steps == fitted.training.steps + 40

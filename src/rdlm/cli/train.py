@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +39,9 @@ class Train:
     out: Path | None = None
     """Folder of the run; None: runs/NAME."""
     minutes: float | None = None
-    """Stop after this many minutes of training, with a checkpoint and a report; the same command continues."""
+    """Minutes of the whole command: loading, training, validation, samples and report. Network, batch, steps, warm-up
+    and validation are fitted to the time, by the speed of the first steps, and stated; keys that are given as options
+    stay. The same command continues the run. With several processes: minutes of training, and nothing is fitted."""
     accept_changes: bool = False
     """Continue the run in the folder although its configuration differs."""
     json: bool = False
@@ -50,7 +53,8 @@ class Train:
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
-        result = attempt(self.config, out, self.minutes, self.accept_changes)
+        given = set(config_file.difference(chosen_configuration("train", [self.source])[1], self.config))
+        result = attempt(self.config, out, self.minutes, self.accept_changes, given)
         if isinstance(result, int):
             return result
         if result.leads:
@@ -58,15 +62,25 @@ class Train:
         return 0
 
 
-def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes: bool = False) -> Result | int:
-    """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed."""
+def attempt(
+    config: RunConfig,
+    out: Path,
+    minutes: float | None,
+    accept_changes: bool = False,
+    given: Collection[str] | None = None,
+) -> Result | int:
+    """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed.
+
+    With `given`, the keys that the user has set, the other ones are fitted to the minutes.
+    """
+    began = time.monotonic()  # before torch is imported
     from rdlm.methods import build
     from rdlm.train.interruption import InterruptedRunError
     from rdlm.train.loop import train
     from rdlm.train.parallel import LeaderFailedError
 
     try:
-        return train(config, out, build, minutes=minutes, accept_changes=accept_changes)
+        return train(config, out, build, minutes=minutes, given=given, began=began, accept_changes=accept_changes)
     except InterruptedRunError as stopped:
         print(f"rdlm: {stopped}", file=sys.stderr)
         return stopped.code
