@@ -111,14 +111,7 @@ def train(
             let_signals_in(run)
 
         while counters.step < training.steps:
-            before = {name: tensor.clone() for name, tensor in run.method.state().items()}
-            try:
-                with interruption.abandonable(alone):
-                    loss, norm = accumulate(run)
-            except AbandonedError:
-                run.method.load_state(before)
-                run.save()
-                raise InterruptedRunError(interruption.received, counters.step) from None
+            loss, norm = accumulate_or_stop(run, interruption, alone)
             loss, signalled, over = members.add([loss / members.world, bool(interruption.received), timer.is_over])
             update(run, loss, norm)
             counters.step += 1
@@ -157,6 +150,18 @@ def train(
         if members.leads:
             write_report(config, run.corpus, result.to_json(), samples, folder)
         return result
+
+
+def accumulate_or_stop(run: Run, interruption: Interruption, possible: bool) -> tuple[float, torch.Tensor]:
+    """Return `accumulate(run)`; if it is abandoned, save the state before it and raise InterruptedRunError."""
+    before = {name: tensor.clone() for name, tensor in run.method.state().items()}
+    try:
+        with interruption.abandonable(possible):
+            return accumulate(run)
+    except AbandonedError:
+        run.method.load_state(before)
+        run.save()
+        raise InterruptedRunError(interruption.received, run.counters.step) from None
 
 
 def let_signals_in(run: Run) -> None:
