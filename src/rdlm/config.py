@@ -190,8 +190,14 @@ class DataConfig:
     """Protocol of the corpus (splits and preprocessing), if it has several."""
     file: Path | None = None
     """Your file or folder, for corpora that read one."""
+    column: str | None = None
+    """Column of your CSV, TSV or JSONL file."""
     tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
     """Tokenizer for your own text."""
+    alphabet: str | None = None
+    """Characters of your own text; other ones become spaces, or are left out where there is no space."""
+    normalise: bool = False
+    """Reduce your own text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
     vocabulary: int = 8192
     """Vocabulary size of a tokenizer that is trained on your own text."""
     accept_licence: bool = False

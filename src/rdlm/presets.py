@@ -254,6 +254,14 @@ def textfile() -> RunConfig:
     )
 
 
+def own() -> RunConfig:
+    """Your own text, CSV, JSONL, FASTA, FASTQ, images or array, recognised by content, on 2 cores: 3.2M parameters.
+
+    `rdlm train --data PATH`, or `rdlm train own --data.file PATH`. Not measured here. Network as in `textfile`.
+    """
+    return replace(textfile(), data=DataConfig("own", length=128))
+
+
 def digits() -> RunConfig:
     """Handwritten digits of 8x8 pixels and 17 levels, class-conditional: 1.3M parameters, minutes on 2 cores.
 
@@ -381,6 +389,7 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "lm1b-paper": lm1b_paper,
     "wikitext-2": wikitext_2,
     "textfile": textfile,
+    "own": own,
     "digits": digits,
     "mnist": mnist,
     "cifar10": cifar10,

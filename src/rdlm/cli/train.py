@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,15 @@ class Train:
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of the run."""
+    path: Annotated[Path | None, tyro.conf.arg(name="data", metavar="PATH")] = None
+    """Your data in place of a preset: text, CSV, TSV, JSONL, FASTA, FASTQ, a folder of them or of images, or an .npy
+    array; the format is recognised by the content."""
+    column: str | None = None
+    """Column of your CSV, TSV or JSONL file."""
+    alphabet: str | None = None
+    """Characters of your text; other ones become spaces, or are left out where the alphabet has no space."""
+    normalise: bool = False
+    """Reduce your text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
     out: Path | None = None
     """Folder of the run; None: runs/NAME."""
     minutes: float | None = None
@@ -53,13 +62,22 @@ class Train:
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
-        given = set(config_file.difference(chosen_configuration("train", [self.source])[1], self.config))
-        result = attempt(self.config, out, self.minutes, self.accept_changes, given)
+        config = self._with_data()
+        given = set(config_file.difference(chosen_configuration("train", [self.source])[1], config))
+        result = attempt(config, out, self.minutes, self.accept_changes, given)
         if isinstance(result, int):
             return result
         if result.leads:
             _show(result.to_json(), self.json)
         return 0
+
+    def _with_data(self) -> RunConfig:
+        """Return the configuration with the data options of this command."""
+        data = self.config.data
+        changes = {"file": self.path, "column": self.column, "alphabet": self.alphabet}
+        kept = {name: value for name, value in changes.items() if value is not None}
+        data = replace(data, **kept, normalise=self.normalise or data.normalise)  # type: ignore[arg-type]
+        return replace(self.config, data=data)
 
 
 def attempt(
@@ -101,9 +119,12 @@ def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, Run
     first = options[0] if options else ""
     if first in ("-h", "--help"):
         return "demo", preset("demo")
+    if command == "train" and first.startswith("-") and any(one.split("=")[0] == "--data" for one in options):
+        return "own", preset("own")
     if not first or first.startswith("-"):
         raise InputError(
-            f"rdlm {command} needs a preset or a YAML file as its first argument; presets: {', '.join(PRESETS)}"
+            f"rdlm {command} needs a preset or a YAML file as its first argument"
+            f"{', or --data PATH' * (command == 'train')}; presets: {', '.join(PRESETS)}"
         )
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return first, preset(first)

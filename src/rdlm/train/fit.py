@@ -6,18 +6,37 @@ network, batch, steps, warm-up and validation by the time of the run and the mea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rdlm.config import PAPER_TOTAL_NOISE, NetworkConfig, RunConfig, TrainingConfig, TransformerConfig
-from rdlm.methods.objective import BINS, PER_BIN
+from rdlm.data.store import Corpus
+from rdlm.methods.objective import BINS, DUE_EARLY, DUE_EVERY, PER_BIN
 from rdlm.methods.rdlm import total_noise
+
+OWN = "own"
+"""Name of the corpus and of the preset for data of the user."""
 
 MOST_ONE_HOT = 1024
 """Tokens above which `process.codes auto` chooses learned codes: states of one coordinate per token cost too much."""
 
 MOST_WEIGHTS = 1 << 21
 """Weights of an n-gram chain (states times tokens) unless its number of states is given."""
+
+
+def fit_kind(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """Return the configuration for own data of a kind; the preset is that of text, and other presets are unchanged."""
+    if corpus.name != OWN or (corpus.kind == "text" and corpus.train.ndim == 1):
+        return config
+    model, data = config.model, config.data
+    if corpus.train.ndim == 2:  # rows, such as images, have one length and no order from left to right
+        data = replace(data, length=None)
+        if isinstance(model, TransformerConfig):
+            model = replace(model, places=model.places or corpus.train.shape[1])
+    if corpus.kind == "image":
+        model = replace(model, belief="none")
+    return replace(config, data=data, model=model, objective=replace(config.objective, blockwise=0.0))
 
 
 def fit_vocabulary(config: RunConfig, vocabulary: int) -> tuple[RunConfig, str]:
@@ -84,9 +103,6 @@ FIXED_SECONDS = 2.0
 
 CAUTION = 1.5
 """Factor for validation and samples that are slower than measured."""
-
-RENEWALS = 3
-"""Measurements of the information in a short run."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +179,9 @@ def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: fl
     nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), 8, own.validation_nfe)
     training = replace(own, validation_sequences=sequences, validation_nfe=nfe)
     training = _kept(training, own, given)
-    renewals = pace.sequence * PER_BIN * BINS * RENEWALS if config.objective.proposal == "information" else 0.0
-    seconds = (left - pace.reserve(training) - renewals) * (1 - SLACK)
-    steps = min(own.steps, done + max(1, int(seconds / pace.step)))
+    renewal = pace.sequence * PER_BIN * BINS if config.objective.proposal == "information" else 0.0
+    seconds = (left - pace.reserve(training)) * (1 - SLACK)
+    steps = min(own.steps, done + max(1, _steps_in(seconds, pace.step, renewal, done)))
     every = max(1, -(-steps // 2))
     training = replace(
         training,
@@ -175,6 +191,20 @@ def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: fl
         save_every=min(own.save_every, every),
     )
     return replace(config, training=_kept(training, own, given))
+
+
+def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
+    """Return the steps after `done` that fit into a time in which the information is measured where it is due."""
+    at = done
+    for due in itertools.chain(DUE_EARLY, itertools.count(DUE_EVERY, DUE_EVERY)):
+        if due <= at:
+            continue
+        steps = min(due - at, int(max(seconds, 0.0) / step))
+        seconds -= steps * step + renewal
+        at += steps
+        if at < due or seconds < step:
+            return at - done
+    raise AssertionError("the steps at which the information is measured do not end")
 
 
 def described(config: RunConfig, minutes: float, parameters: int) -> str:

@@ -21,7 +21,7 @@ from rdlm.methods.base import Method
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
-from rdlm.train.fit import fit_vocabulary
+from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
 from rdlm.train.optimizer import Optimizer
 from rdlm.train.parallel import Team, assign, unsharded
 from rdlm.train.record import Counters, read_counters
@@ -129,7 +129,11 @@ def load_corpus(config: RunConfig) -> Corpus:
         options.name,
         protocol=options.protocol,
         file=options.file,
+        column=options.column,
         tokenizer=options.tokenizer,
+        alphabet=options.alphabet,
+        normalise=options.normalise,
+        unknown="error" if options.alphabet is None else "replace" if " " in options.alphabet else "skip",
         vocabulary=options.vocabulary,
         accept_licence=options.accept_licence,
     )
@@ -180,7 +184,9 @@ def open_run(
             if team.leads:
                 check_writable(folder)
             corpus = load(config)
-            suited, said = fit_vocabulary(config, corpus.tokenizer.size)
+            if team.leads and corpus.name == OWN:
+                say(f"{config.data.file}: {corpus.source}")
+            suited, said = fit_vocabulary(fit_kind(config, corpus), corpus.tokenizer.size)
             training_batches(suited, corpus, team.world)  # checks the lengths
             if team.leads and said:
                 say(said)
