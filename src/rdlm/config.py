@@ -190,8 +190,14 @@ class DataConfig:
     """Protocol of the corpus (splits and preprocessing), if it has several."""
     file: Path | None = None
     """Your file or folder, for corpora that read one."""
+    column: str | None = None
+    """Column of your CSV, TSV or JSONL file."""
     tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
     """Tokenizer for your own text."""
+    alphabet: str | None = None
+    """Characters of your own text; other ones become spaces, or are left out where there is no space."""
+    normalise: bool = False
+    """Reduce your own text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
     vocabulary: int = 8192
     """Vocabulary size of a tokenizer that is trained on your own text."""
     accept_licence: bool = False
@@ -210,14 +216,15 @@ class ProcessConfig:
     """Probability of the masked path with path constant."""
     switch: float = 0.35
     """Time of the switch with path switch."""
-    total: float = PAPER_TOTAL_NOISE
-    """Total noise S."""
+    total: float | None = None
+    """Total noise S; None: the paper's, or as much as the number of tokens allows (docs/theory.md, section 7)."""
     schedule: Literal["geometric", "constant", "linear", "cosine"] = "geometric"
     """Noise schedule."""
     base: int | None = None
     """Split tokens into digits of this base; None: one sphere per token."""
-    codes: Literal["onehot", "learned"] = "onehot"
-    """Points of the tokens: one coordinate per token, or learned unit vectors in fewer coordinates."""
+    codes: Literal["auto", "onehot", "learned"] = "onehot"
+    """Points of the tokens: one coordinate per token, or learned unit vectors in fewer coordinates; auto: learned for
+    more than 1,024 tokens."""
     dimension: int = 16
     """Coordinates of learned codes, without the mask's."""
     layout: Literal["packed", "serial"] = "packed"
@@ -244,14 +251,14 @@ class ProcessConfig:
         _check_order(self, "process.order", get_args(OrderName))
         if self.order == "synchronous" and self.window != 1:
             raise InputError(f"process.order synchronous needs process.window 1, got {self.window:g}")
-        if not self.total > 0:
+        if self.total is not None and not self.total > 0:
             raise InputError(f"process.total must be positive, got {self.total:g}")
         self._check_codes()
 
     def _check_codes(self) -> None:
         if self.bridge == "gaussian" and (self.path != "masked" or self.law == "normal"):
             raise InputError("process.bridge gaussian needs process.path masked and an exact or simulated process.law")
-        if self.codes == "onehot":
+        if self.codes != "learned":
             return
         if self.dimension < 3:
             raise InputError(f"process.codes learned needs process.dimension of at least 3, got {self.dimension}")

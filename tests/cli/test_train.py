@@ -101,7 +101,7 @@ def test_a_run_of_the_real_method(book: Path, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr()
     assert "textfile-characters" in out.out and "runs/textfile/report.html" in out.err
     page = Path("runs/textfile/report.html").read_text()
-    assert "<svg" in page and "total: 0.02" in page
+    assert "<svg" in page and "total: 0.0375" in page
     assert cli.main([*command, "--training.lr", "0.5"]) == 2
     assert "training.lr was 0.002, is 0.5" in capsys.readouterr().err
     again = ["train", "runs/textfile/config.yaml", "--out", "runs/textfile", "--training.steps", "4"]

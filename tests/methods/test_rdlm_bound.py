@@ -90,7 +90,7 @@ def test_the_narrowest_window_is_masked_diffusion() -> None:
         for position in (0, 1):
             done = [named[other] < named[position] for other in (0, 1)]
             state = torch.stack([torch.eye(4)[pair[o]] if done[o] else start for o in (0, 1)])[None]
-            remaining = torch.tensor([[0.0 if done[o] else made.config.process.total for o in (0, 1)]])
+            remaining = torch.tensor([[0.0 if done[o] else made.process.schedule.total for o in (0, 1)]])
             expected -= posterior(state, remaining)[0, position, pair[position]].item() / 4
     assert mean == pytest.approx(expected, abs=4 * error) and error < 0.02 * expected
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,8 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
 from rdlm.train import record
-from rdlm.train.interruption import InterruptedRunError
-from rdlm.train.loop import Result, train
+from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
+from rdlm.train.loop import Result, let_signals_in, train
 
 HERE = Path(__file__).parent
 
@@ -219,3 +220,84 @@ def test_bfloat16_runs_the_network_alone_in_it(tmp_path: Path, runs) -> None:
     result = run(tmp_path / "run", precision="bfloat16")
     assert result.loss is not None and result.loss < 3.2
     assert all(t.dtype.itemsize == 4 for t in runs.tensors(tmp_path / "run").values())
+
+
+class Slow(Toy):
+    """Receives SIGTERM in one phase, which would then take a minute."""
+
+    phase, step = "loss", 7
+
+    def _stall(self, phase: str) -> None:
+        if phase == self.phase:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(6000):
+                time.sleep(0.01)
+
+    def loss(self, batch: Batch, draw: Draw) -> Tensor:
+        if draw.step == self.step:
+            self._stall("loss")
+        return super().loss(batch, draw)
+
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Tensor:
+        self._stall("bound")
+        return super().bound(batch, nfe, generator)
+
+    def generate(self, count: int, length: int, nfe: int, generator: torch.Generator | None = None) -> Tensor:
+        self._stall("generate")
+        return super().generate(count, length, nfe, generator)
+
+
+@pytest.mark.parametrize(("phase", "saved"), [("loss", 7), ("bound", 10), ("generate", 20)])
+def test_sigterm_ends_any_phase_within_seconds_and_nothing_is_lost(
+    phase: str, saved: int, whole: Path, tmp_path: Path, runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
+    monkeypatch.setattr(Slow, "phase", phase)
+    began = time.monotonic()
+    with pytest.raises(InterruptedRunError, match=f"after step {saved},"):
+        train(toy_config(), place, Slow, load=toy_corpus)
+    assert time.monotonic() - began < 10
+    assert run_folder.find_checkpoint(place, "latest").name == f"checkpoint-{saved:08d}"
+    run(place)
+    ours, theirs = runs.tensors(place), runs.tensors(whole)
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    assert (place / "report.html").exists()
+
+
+def test_a_backward_pass_can_be_abandoned() -> None:
+    """Python handles signals between the gradients of two parameters, thanks to hooks without effect."""
+    network = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(3)])
+    seen = []
+
+    class Stub:
+        def __init__(self) -> None:
+            self.network = network
+
+    let_signals_in(Stub())  # type: ignore[arg-type]
+    network[2].weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGTERM))
+    network[0].weight.register_hook(lambda gradient: seen.append(gradient))
+    with Interruption() as interruption:
+        interruption._over = True
+        with pytest.raises(AbandonedError), interruption.abandonable():
+            network(torch.ones(1, 2)).sum().backward()
+    assert not seen
+
+
+def test_minutes_include_everything_and_the_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def timed() -> tuple[Result, float]:
+        began = time.monotonic()
+        found = train(
+            toy_config(steps=10**6, save_every=10**6, validate_every=10**6),
+            tmp_path / "run",
+            Toy,
+            minutes=0.1,
+            given={"training.batch"},
+            load=toy_corpus,
+        )
+        return found, time.monotonic() - began
+
+    first, seconds = timed()
+    assert 1 < seconds < 8 and first.steps > 20 and first.bound is not None
+    said = capsys.readouterr().err
+    assert "rdlm: 0.1 minutes: width" in said and f"{toy_config().training.batch} sequences" in said
+    assert timed()[0].steps > first.steps

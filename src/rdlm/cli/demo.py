@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdlm.cli.evaluate import Evaluate
 from rdlm.cli.train import attempt
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 from rdlm.presets import preset
@@ -55,15 +55,15 @@ class Demo:
         if not self.minutes > 0 or self.nfe < 1:
             raise InputError(f"--minutes and --nfe must be positive, got {self.minutes:g} and {self.nfe}")
         logging.basicConfig(format="rdlm: %(message)s")
-        _say(f"training for {self.minutes:g} minutes in {self.out}")
+        say(f"training for {self.minutes:g} minutes in {self.out}")
         ended = attempt(preset("demo"), self.out, self.minutes)
         if isinstance(ended, int):
             return ended
-        _say(f"trained {ended.steps} steps in {ended.seconds:.0f} seconds; measuring the bound of every order")
+        say(f"trained {ended.steps} steps in {ended.seconds:.0f} seconds; measuring the bound of every order")
         calls = ",".join(str(nfe) for nfe in {*FEW_CALLS, self.nfe} if nfe <= self.nfe)
         plan = Evaluate(str(self.out), orders=True, curve_nfe=calls, sequences=EVALUATIONS, evaluations=EVALUATIONS)
         bounds = plan.measure_orders()
-        _say("drawing samples")
+        say("drawing samples")
         self._report(ended, bounds, self._sample(bounds["rows"]))
         return 0
 
@@ -149,7 +149,3 @@ def text_frames(frames: list[Frame]) -> str:
         text = "".join(token if certainty >= 0.5 else "." for token, certainty in pairs)
         lines.append(f"  {name:>6}  {text}")
     return "\n".join(lines)
-
-
-def _say(message: str) -> None:
-    print(f"rdlm: {message}", file=sys.stderr)

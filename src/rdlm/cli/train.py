@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,10 +36,21 @@ class Train:
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of the run."""
+    path: Annotated[Path | None, tyro.conf.arg(name="data", metavar="PATH")] = None
+    """Your data in place of a preset: text, CSV, TSV, JSONL, FASTA, FASTQ, a folder of them or of images, or an .npy
+    array; the format is recognised by the content."""
+    column: str | None = None
+    """Column of your CSV, TSV or JSONL file."""
+    alphabet: str | None = None
+    """Characters of your text; other ones become spaces, or are left out where the alphabet has no space."""
+    normalise: bool = False
+    """Reduce your text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
     out: Path | None = None
     """Folder of the run; None: runs/NAME."""
     minutes: float | None = None
-    """Stop after this many minutes of training, with a checkpoint and a report; the same command continues."""
+    """Minutes of the whole command: loading, training, validation, samples and report. Network, batch, steps, warm-up
+    and validation are fitted to the time, by the speed of the first steps, and stated; keys that are given as options
+    stay. The same command continues the run. With several processes: minutes of training, and nothing is fitted."""
     accept_changes: bool = False
     """Continue the run in the folder although its configuration differs."""
     json: bool = False
@@ -50,23 +62,43 @@ class Train:
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
-        result = attempt(self.config, out, self.minutes, self.accept_changes)
+        config = self._with_data()
+        given = set(config_file.difference(chosen_configuration("train", [self.source])[1], config))
+        result = attempt(config, out, self.minutes, self.accept_changes, given)
         if isinstance(result, int):
             return result
         if result.leads:
             _show(result.to_json(), self.json)
         return 0
 
+    def _with_data(self) -> RunConfig:
+        """Return the configuration with the data options of this command."""
+        data = self.config.data
+        changes = {"file": self.path, "column": self.column, "alphabet": self.alphabet}
+        kept = {name: value for name, value in changes.items() if value is not None}
+        data = replace(data, **kept, normalise=self.normalise or data.normalise)  # type: ignore[arg-type]
+        return replace(self.config, data=data)
 
-def attempt(config: RunConfig, out: Path, minutes: float | None, accept_changes: bool = False) -> Result | int:
-    """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed."""
+
+def attempt(
+    config: RunConfig,
+    out: Path,
+    minutes: float | None,
+    accept_changes: bool = False,
+    given: Collection[str] | None = None,
+) -> Result | int:
+    """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed.
+
+    With `given`, the keys that the user has set, the other ones are fitted to the minutes.
+    """
+    began = time.monotonic()  # before torch is imported
     from rdlm.methods import build
     from rdlm.train.interruption import InterruptedRunError
     from rdlm.train.loop import train
     from rdlm.train.parallel import LeaderFailedError
 
     try:
-        return train(config, out, build, minutes=minutes, accept_changes=accept_changes)
+        return train(config, out, build, minutes=minutes, given=given, began=began, accept_changes=accept_changes)
     except InterruptedRunError as stopped:
         print(f"rdlm: {stopped}", file=sys.stderr)
         return stopped.code
@@ -87,9 +119,12 @@ def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, Run
     first = options[0] if options else ""
     if first in ("-h", "--help"):
         return "demo", preset("demo")
+    if command == "train" and first.startswith("-") and any(one.split("=")[0] == "--data" for one in options):
+        return "own", preset("own")
     if not first or first.startswith("-"):
         raise InputError(
-            f"rdlm {command} needs a preset or a YAML file as its first argument; presets: {', '.join(PRESETS)}"
+            f"rdlm {command} needs a preset or a YAML file as its first argument"
+            f"{', or --data PATH' * (command == 'train')}; presets: {', '.join(PRESETS)}"
         )
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return first, preset(first)

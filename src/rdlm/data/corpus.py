@@ -8,14 +8,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rdlm.data import dna, image, store, text
+from rdlm.data import dna, image, own, store, text
 from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log, open_regular
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.storage.files import cache_dir, make_cache_dir
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*text.RECIPES, *image.RECIPES, *dna.RECIPES)}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (*text.RECIPES, *image.RECIPES, *dna.RECIPES, *own.RECIPES)
+}
 """Name -> recipe of every corpus."""
 
 
@@ -25,7 +27,9 @@ def load(
     protocol: str | None = None,
     file: Path | str | None = None,
     tokenizer: TokenizerName | None = None,
+    column: str | None = None,
     alphabet: str | None = None,
+    normalise: bool = False,
     unknown: Unknown = "error",
     vocabulary: int = 8192,
     accept_licence: bool = False,
@@ -35,9 +39,11 @@ def load(
     If the default protocol is unavailable, it may have another one (`text8-74m`), which `Corpus.protocol` tells.
     """
     path = Path(file).expanduser().resolve() if file is not None else None
-    request = CorpusRequest("", path, tokenizer, alphabet, unknown, vocabulary, accept_licence)
+    request = CorpusRequest("", path, tokenizer, column, alphabet, normalise, unknown, vocabulary, accept_licence)
     recipe = recipe_of(name)
     _check(recipe, request, protocol)
+    if name == "textfile" and path is not None:
+        own.check_plain(path)
     wanted = [
         dataclasses.replace(request, protocol=p)
         for p in ((protocol,) if protocol else (recipe.protocols[0], *recipe.fallback))

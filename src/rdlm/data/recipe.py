@@ -34,7 +34,9 @@ class CorpusRequest:
     protocol: str = ""
     file: Path | None = None
     tokenizer: TokenizerName | None = None
+    column: str | None = None
     alphabet: str | None = None
+    normalise: bool = False
     unknown: Unknown = "error"
     vocabulary: int = 8192
     accept_licence: bool = False

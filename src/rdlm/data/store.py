@@ -56,6 +56,10 @@ class Draft:
     classes: tuple[str, ...] = ()
     image: tuple[int, int, int] | None = None
     """Height, width and channels, if a row is an image."""
+    kind: Kind | None = None
+    """The kind of the data where it is not that of the recipe."""
+    length: int | None = None
+    """The sequence length where it is not that of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,8 @@ def _write_files(folder: Path, draft: Draft, about: Mapping[str, Any]) -> None:
     meta = {
         "format": FORMAT,
         **about,
+        **({} if draft.kind is None else {"kind": draft.kind}),
+        **({} if draft.length is None else {"length": draft.length}),
         "protocol": draft.protocol,
         "source": draft.source,
         "vocabulary": draft.tokenizer.size,

@@ -168,12 +168,18 @@ def textfile(request: CorpusRequest) -> Draft:
     """Return a text file, or the concatenated files of a folder, split 90/5/5 by characters."""
     if not request.file:
         raise InputError("the corpus 'textfile' needs a file or a folder")
-    text = _text(request.file)
+    return draft_of_text(request, _text(request.file), f"file {request.file.name}")
+
+
+def draft_of_text(request: CorpusRequest, text: str, source: str) -> Draft:
+    """Return a text split 90/5/5 by characters, as characters unless another tokenizer is requested."""
+    if request.normalise:
+        text = letters(text.encode()).decode()
     if len(text) < 20:
         raise InputError(f"{request.file} has {len(text)} characters; a split into 90/5/5 needs at least 20")
     ends = [len(text) * part // 100 for part in (0, 90, 95, 100)]
     texts = {split: text[first:last] for split, first, last in zip(SPLITS, ends, ends[1:], strict=False)}
-    return _draft(request, "characters", texts, f"file {request.file.name}")
+    return _draft(request, "characters", texts, source)
 
 
 def _text(path: Path) -> str:
@@ -289,7 +295,7 @@ RECIPES = (
         length=256,
         prepare=textfile,
         protocols=("textfile",),
-        options=frozenset({"file", "tokenizer", "alphabet", "unknown", "vocabulary"}),
+        options=frozenset({"file", "tokenizer", "alphabet", "normalise", "unknown", "vocabulary"}),
     ),
     Recipe(
         name="lm1b",
@@ -320,7 +326,8 @@ def make_tokenizer(request: CorpusRequest, default: str, train: str, texts: Iter
     name = request.tokenizer or default
     match name:
         case "characters":
-            alphabet = request.alphabet or "".join(sorted(set().union(*texts)))
+            own = TEXT8_ALPHABET if request.normalise else "".join(sorted(set().union(*texts)))
+            alphabet = request.alphabet or own
             return Characters(alphabet, request.unknown)
         case "bytes":
             return Bytes()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rdlm.config import Head, ProcessConfig, RunConfig, TransformerConfig
+from rdlm.config import PAPER_TOTAL_NOISE, Head, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.data.store import Corpus
 from rdlm.errors import InputError
@@ -22,6 +22,7 @@ from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, Card
 from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
+from rdlm.process.bridge import default_total
 from rdlm.process.channel import Channel
 from rdlm.process.exact import ExactLaw, GaussianLaw
 from rdlm.process.kernel import Chain, Kernel
@@ -41,6 +42,14 @@ KEPT_LAWS = 8
 """Tables of chains kept in memory: a service may be asked for any number of steps."""
 
 
+def total_noise(config: ProcessConfig, vocabulary: int) -> float:
+    """Return the total noise of a configuration; where none is given, by the coordinates of its spheres."""
+    if config.total is not None:
+        return config.total
+    coordinates = config.dimension if config.codes == "learned" else config.base or vocabulary
+    return PAPER_TOTAL_NOISE if config.bridge == "gaussian" else default_total(coordinates + 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Process:
     """The diffusion of a configuration, for one vocabulary."""
@@ -54,8 +63,9 @@ class Process:
     def of(config: ProcessConfig, vocabulary: int, head: Head = "token") -> Process:
         """Return the process over `vocabulary` tokens, split into digits where the configuration has a base."""
         layout = Layout(vocabulary, config.base or vocabulary, config.layout, head)
-        clock = schedule(config.schedule, config.total)
-        common = (layout.base, config.total)
+        total = total_noise(config, vocabulary)
+        clock = schedule(config.schedule, total)
+        common = (layout.base, total)
         if config.path == "masked" or config.bridge == "gaussian":
             codes = Codes(vocabulary, config.dimension) if config.codes == "learned" else None
             path = masked_path(*common, config.bridge, codes)

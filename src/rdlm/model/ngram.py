@@ -139,6 +139,8 @@ def _candidates(rows: Tensor, vocabulary: int, longest: int, most: int) -> list[
         kept = total >= (0 if length == 1 else FEWEST)  # all symbols are contexts of length 1
         if length > 1 and int(kept.sum()) > most:
             kept = total >= total.sort(descending=True).values[most]
+        if not bool(kept.any()):  # few data
+            break
         number = torch.where(kept, kept.cumsum(0) - 1, -1).to(torch.int32)
         chosen = kept.nonzero()[:, 0]
         ids = [torch.where(pair >= 0, number[pair.clamp_min(0)], -1) for pair in pairs]

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.channel import Channel
@@ -96,6 +97,21 @@ EXPANSION_RANGE: Final = 2.0
 """Largest `S (d - 2)` at which two terms of the heat kernel give log-ratios within 1% (see docs/theory.md)."""
 
 
+def largest_total(dimension: int, share: float = 1.0) -> float:
+    """Return the largest total noise S at which the evidence is accurate, or a share of it, rounded down to 2 digits.
+
+    A sphere of 2 coordinates, a vocabulary of one token, has no limit.
+    """
+    limit = share * EXPANSION_RANGE / max(dimension - 2, 1)
+    digit = 10.0 ** (math.floor(math.log10(limit)) - 1)
+    return math.floor(limit / digit * (1 + 1e-12)) * digit
+
+
+def default_total(dimension: int) -> float:
+    """Return the paper's total noise, or 90% of the limit of the expansion of Eq. (25) where that is less."""
+    return min(PAPER_TOTAL_NOISE, largest_total(dimension, 0.9))
+
+
 IRRELEVANT: Final = 25.0
 """Evidence so many nats below that of the best token is as good as none."""
 
@@ -147,12 +163,12 @@ class Bridge(Channel):
 
     def check_evidence(self) -> None:
         """Raise InputError if the heat-kernel expansion, hence the evidence, is not accurate at the total noise."""
-        largest = 0.99 * EXPANSION_RANGE / (self.dimension - 2)  # rounded in print
         if self.total * (self.dimension - 2) > EXPANSION_RANGE:
             raise InputError(
                 f"the Brownian bridge and the evidence need S (d - 2) <= {EXPANSION_RANGE}, got S = {self.total:g} "
-                f"with d = {self.dimension}: lower the total noise to {largest:.2g}, "
-                "split tokens into digits, or use the logarithm bridge without evidence"
+                f"with d = {self.dimension}: lower the total noise to {largest_total(self.dimension):.2g}, "
+                "or leave it out (process.total null: chosen by the number of tokens); split tokens into digits "
+                "(process.base); or use the logarithm bridge without evidence"
             )
 
     def _shortening(self, curve: Tensor, bend: Tensor, remaining: Tensor | float) -> Tensor:

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ KEPT = 2
 
 EXECUTION = {"training.accumulate", "training.parallel", "training.device", "training.compile", "data.accept_licence"}
 """Settings of how, not what, is computed: a run may continue with other values."""
+
+FITTED = {
+    f"training.{name}"
+    for name in ("steps", "warmup", "save_every", "validate_every", "validation_sequences", "validation_nfe")
+}
+"""Settings that are fitted to the time of a run: `--minutes` may change them when a run continues."""
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +61,33 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
+def progress(folder: Path) -> tuple[RunConfig | None, int]:
+    """Return the configuration of the run in a folder and the step of its latest checkpoint; None and 0 for no run."""
+    path = folder / "latest.json"
+    if not path.is_file() or not (folder / "config.yaml").is_file():
+        return None, 0
+    return config_file.read(folder / "config.yaml"), int(read_json(path, checkpoint.LARGEST_STATE).get("step", 0))
+
+
+def check_same(folder: Path, config: RunConfig, accept_changes: bool, accepted: Collection[str] = ()) -> None:
     """Raise InputError if the run in a folder has another configuration, unless changes are accepted."""
     path = folder / "config.yaml"
     if not accept_changes and path.exists():
-        _check_config(folder, config_file.read(path), config)
+        _check_config(folder, config_file.read(path), config, accepted)
 
 
-def check_origin(path: Path, state: Mapping[str, Any], config: RunConfig, digest: str, accept_changes: bool) -> None:
+def check_origin(
+    path: Path,
+    state: Mapping[str, Any],
+    config: RunConfig,
+    digest: str,
+    accept_changes: bool,
+    accepted: Collection[str] = (),
+) -> None:
     """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted."""
     if accept_changes:
         return
-    _check_config(path, config_file.from_dict(state.get("config", {})), config)
+    _check_config(path, config_file.from_dict(state.get("config", {})), config, accepted)
     corpus = state.get("corpus")
     before = corpus.get("digest", digest) if isinstance(corpus, dict) else None  # the first checkpoints had none
     if before != digest:
@@ -76,8 +97,9 @@ def check_origin(path: Path, state: Mapping[str, Any], config: RunConfig, digest
         )
 
 
-def _check_config(path: Path, old: RunConfig, new: RunConfig) -> None:
-    changed = {key: pair for key, pair in config_file.difference(old, new).items() if key not in EXECUTION}
+def _check_config(path: Path, old: RunConfig, new: RunConfig, accepted: Collection[str]) -> None:
+    ignored = {*EXECUTION, *accepted}
+    changed = {key: pair for key, pair in config_file.difference(old, new).items() if key not in ignored}
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise InputError(

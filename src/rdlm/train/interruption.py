@@ -1,13 +1,22 @@
-"""SIGTERM and SIGINT: the first one saves a checkpoint and stops the run, the second one stops it at once."""
+"""SIGTERM and SIGINT: the first one saves a checkpoint and stops the run, the second one stops it at once.
+
+The current step or validation is finished if it ends within `GRACE` seconds. If not, it is abandoned.
+"""
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+GRACE = 2.0
+"""Seconds after a signal for which work that can be abandoned goes on."""
 
 
 class InterruptedRunError(Exception):
@@ -18,12 +27,18 @@ class InterruptedRunError(Exception):
         self.code = 128 + number
 
 
+class AbandonedError(BaseException):
+    """Raised inside `Interruption.abandonable` when the time after a signal is over; no `except Exception` stops it."""
+
+
 class Interruption:
     """Context manager that stores the first SIGTERM or SIGINT in `received`; a second one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received = 0
         self._previous: dict[signal.Signals, Any] = {}
+        self._over = self._abandonable = False
+        self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Interruption:
         # Python allows signal handlers in the main thread only.
@@ -32,6 +47,8 @@ class Interruption:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -40,7 +57,30 @@ class Interruption:
         if self.received:
             raise InterruptedRunError(self.received, step)
 
+    @contextmanager
+    def abandonable(self, possible: bool = True) -> Iterator[None]:
+        """Context manager: work that changes nothing that is saved; AbandonedError ends it `GRACE` after a signal."""
+        self._abandonable = possible
+        try:
+            if self._over and possible:
+                raise AbandonedError
+            yield
+        finally:
+            self._abandonable = False
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if self._over:
+            if self._abandonable:
+                raise AbandonedError
+        elif self.received:
             raise KeyboardInterrupt
-        self.received = number
+        else:
+            self.received = number
+            self._timer = threading.Timer(GRACE, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self) -> None:
+        """Repeat the signal for the main thread, in which alone the work can be abandoned."""
+        self._over = True
+        _thread.interrupt_main(signal.Signals(self.received))

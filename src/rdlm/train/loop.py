@@ -6,28 +6,32 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rdlm.config import RunConfig
+from rdlm.config import RunConfig, TrainingConfig
 from rdlm.data.store import Corpus
-from rdlm.display.progress import bar
+from rdlm.display.progress import bar, say
 from rdlm.errors import DivergedError
 from rdlm.methods.bound import Bound, uniform_note
+from rdlm.model.network import parameter_count
 from rdlm.random import Draw, generator_of
+from rdlm.storage import run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.train import optimizer
-from rdlm.train.interruption import InterruptedRunError, Interruption
-from rdlm.train.parallel import gradient_sync, team
+from rdlm.train.fit import Pace, described, fit_training, largest_affordable, sizes
+from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
+from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record
 from rdlm.train.report import write_report
-from rdlm.train.run import Build, Run, load_corpus, open_run
-from rdlm.train.validation import unit_of, validation_bound
+from rdlm.train.run import Build, Run, load_corpus, open_run, training_batches
+from rdlm.train.validation import BATCH, unit_of, validation_bound
 
 SAMPLES = 4
 """Samples in the report."""
@@ -78,28 +82,36 @@ def train(
     build: Build,
     *,
     minutes: float | None = None,
+    given: Collection[str] | None = None,
+    began: float | None = None,
     accept_changes: bool = False,
     load: Callable[[RunConfig], Corpus] = load_corpus,
 ) -> Result:
-    """Start or continue the run in `folder` and return its result; stop after so many `minutes`.
+    """Start or continue the run in `folder` and return its result; stop after so many `minutes` since `began`.
 
-    After SIGTERM or SIGINT, save and raise InterruptedRunError; raise DivergedError if the run diverges.
+    With `given`, the dotted keys that the user has set, the other ones are fitted to the minutes, which then include
+    everything: validation, samples and the report. After SIGTERM or SIGINT, save and raise InterruptedRunError; raise
+    DivergedError if the run diverges.
     """
-    training = config.training
     with ExitStack() as stack:
         advice = "free some disk space, and the same command continues from the last checkpoint"
         stack.enter_context(explained_write_errors(folder, advice))
-        members = stack.enter_context(team(training.device))
-        run = stack.enter_context(open_run(config, folder, members, build, accept_changes, load))
-        counters = run.counters
+        members = stack.enter_context(team(config.training.device))
+        budget = Budget(minutes, began, given if members.world == 1 else None)
+        fit = partial(budget.fit, build=build, members=members, folder=folder)
+        run = stack.enter_context(open_run(config, folder, members, build, accept_changes, load, fit))
+        config, training, counters = run.config, run.config.training, run.counters
         interruption = stack.enter_context(Interruption())
+        alone = members.world == 1  # other processes would wait for one that abandons a step
         record = stack.enter_context(Record(folder, counters.step)) if members.leads else None
         progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))
         run.network.train()
-        timer = Timer(counters.step, counters.seconds, minutes)
+        timer = Timer(counters.step, counters.seconds, budget.training_end(training))
+        if alone:
+            let_signals_in(run)
 
         while counters.step < training.steps:
-            loss, norm = accumulate(run)
+            loss, norm = accumulate_or_stop(run, interruption, alone)
             loss, signalled, over = members.add([loss / members.world, bool(interruption.received), timer.is_over])
             update(run, loss, norm)
             counters.step += 1
@@ -112,7 +124,11 @@ def train(
                 write_line(run, record, tokens_per_second)
                 progress.set_postfix_str(summary(run, tokens_per_second))
             if counters.step % training.validate_every == 0 or last:
-                validate(run, record)
+                try:
+                    with interruption.abandonable(alone):
+                        validate(run, record)
+                except AbandonedError:
+                    signalled = 1.0
                 timer.pause(counters.step)
             best_now = counters.best is not None and counters.best["step"] == counters.step
             if counters.step % training.save_every == 0 or best_now or last or signalled:
@@ -126,10 +142,33 @@ def train(
                 break
 
         result = result_of(run)
-        samples = draw_samples(run)
+        try:
+            with interruption.abandonable(alone):
+                samples = draw_samples(run, budget.affordable_nfe(training.validation_nfe))
+        except AbandonedError:
+            raise InterruptedRunError(interruption.received, counters.step) from None
         if members.leads:
             write_report(config, run.corpus, result.to_json(), samples, folder)
         return result
+
+
+def accumulate_or_stop(run: Run, interruption: Interruption, possible: bool) -> tuple[float, torch.Tensor]:
+    """Return `accumulate(run)`; if it is abandoned, save the state before it and raise InterruptedRunError."""
+    before = {name: tensor.clone() for name, tensor in run.method.state().items()}
+    try:
+        with interruption.abandonable(possible):
+            return accumulate(run)
+    except AbandonedError:
+        run.method.load_state(before)
+        run.save()
+        raise InterruptedRunError(interruption.received, run.counters.step) from None
+
+
+def let_signals_in(run: Run) -> None:
+    """Give parameters a hook without effect: between its calls during a backward pass Python handles signals."""
+    for parameter in run.network.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: None)
 
 
 def accumulate(run: Run) -> tuple[float, torch.Tensor]:
@@ -241,12 +280,12 @@ def last_bound(run: Run) -> Bound | None:
     return None if found is None else Bound(found["bound"], found["stderr"], run.length)
 
 
-def draw_samples(run: Run) -> list[list[int]]:
-    """Return sequences generated with the averaged weights, the same in all processes."""
+def draw_samples(run: Run, nfe: int) -> list[list[int]]:
+    """Return sequences generated with the averaged weights in `nfe` network calls, the same in all processes."""
     training = run.config.training
     with run.averaged(), torch.no_grad():
         generator = generator_of("samples", training.seed)
-        ids = run.method.generate(SAMPLES, run.length, training.validation_nfe, generator)
+        ids = run.method.generate(SAMPLES, run.length, nfe, generator)
     samples: list[list[int]] = ids.tolist()
     return samples
 
@@ -272,12 +311,94 @@ def result_of(run: Run) -> Result:
     )
 
 
+def measured_pace(config: RunConfig, corpus: Corpus, build: Build, members: Team, whole: bool) -> Pace:
+    """Return the seconds of training steps, and with `whole` of validation and sampling, of a run that is discarded."""
+    torch.manual_seed(config.training.seed)
+    batches = training_batches(config, corpus, members.world)
+    run = Run(config, build(config, corpus), corpus, batches, Path(), members)
+    run.network.train()
+    nfe, seed, generator = config.training.validation_nfe, config.training.seed, generator_of("samples", 0)
+    rows = run.held_out[:BATCH]
+
+    def step() -> None:
+        loss, norm = accumulate(run)
+        update(run, loss, norm)
+        run.counters.step += 1
+
+    def sample(calls: int) -> None:
+        with torch.no_grad():
+            run.method.generate(SAMPLES, run.length, calls, generator)
+
+    first = _seconds(step)  # makes tables
+    pace = Pace(_seconds(step) if first > 5 else (_seconds(step) + _seconds(step) + _seconds(step)) / 3)
+    if not whole:
+        return pace
+    validate_once = partial(validation_bound, run.method, rows, nfe, seed, members)
+    validate_once()  # makes the table of the chain
+    return Pace(pace.step, _seconds(validate_once) / len(rows.ids), _seconds(partial(sample, 4)) / 4)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return max(time.monotonic() - began, 1e-6)
+
+
+class Budget:
+    """The time of a run, and what fits into it."""
+
+    def __init__(self, minutes: float | None, began: float | None, given: Collection[str] | None) -> None:
+        self.minutes, self.given = minutes, given
+        self.end = math.inf if minutes is None else (began or time.monotonic()) + 60 * minutes
+        self.pace: Pace | None = None
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.end - time.monotonic()
+
+    def fit(self, config: RunConfig, corpus: Corpus, build: Build, members: Team, folder: Path) -> RunConfig:
+        """Return the configuration that fits into the time; that of a run in the folder keeps its size."""
+        if self.given is None or self.minutes is None:
+            return config
+        measure = partial(measured_pace, corpus=corpus, build=build, members=members)
+        old, done = run_folder.progress(folder)
+        if old is None:
+            candidates = list(sizes(config, self.given))
+            config = largest_affordable(candidates, lambda one: measure(one, whole=False).step, self.left)
+        else:
+            model = config.model if any(key.startswith("model.") for key in self.given) else old.model
+            wanted = config.training.steps
+            config = replace(config, model=model, training=_continued(old.training, config.training, self.given))
+            config = replace(config, training=replace(config.training, steps=wanted))
+        self.pace = measure(config, whole=True)
+        config = fit_training(config, self.given, self.pace, self.left(), done)
+        if members.leads:
+            say(described(config, self.minutes, parameter_count(build(config, corpus).network)))
+        return config
+
+    def training_end(self, training: TrainingConfig) -> float:
+        """Return the time at which training has to end."""
+        return self.end - (0.0 if self.pace is None else self.pace.reserve(training) + self.pace.step)
+
+    def affordable_nfe(self, nfe: int) -> int:
+        """Return the network calls for samples: `nfe`, or fewer where they would exceed the time."""
+        if self.pace is None:
+            return nfe
+        return max(1, min(nfe, int((self.left() - 1) / self.pace.call)))
+
+
+def _continued(old: TrainingConfig, new: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+    """Return the settings of a run that is continued, with what the user has given."""
+    names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
+    return replace(old, **{name: getattr(new, name) for name in names})
+
+
 class Timer:
     """Measures training time, its limit, and the speed of the steps without validation and saving."""
 
-    def __init__(self, step: int, before: float, minutes: float | None) -> None:
+    def __init__(self, step: int, before: float, end: float) -> None:
         self._start = self._mark = time.monotonic()
-        self._before, self._limit = before, math.inf if minutes is None else 60 * minutes
+        self._before, self._end = before, end
         self._step = step
 
     @property
@@ -288,7 +409,7 @@ class Timer:
     @property
     def is_over(self) -> bool:
         """Return whether the time limit of this process is reached."""
-        return time.monotonic() - self._start >= self._limit
+        return time.monotonic() >= self._end
 
     def tokens_per_second(self, step: int, tokens: int) -> float:
         """Return the speed since the last call or pause, with so many tokens per step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +15,13 @@ from rdlm import data
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
+from rdlm.display.progress import say
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
+from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
 from rdlm.train.optimizer import Optimizer
 from rdlm.train.parallel import Team, assign, unsharded
 from rdlm.train.record import Counters, read_counters
@@ -97,14 +99,14 @@ class Run:
         run_folder.update_pointers(self.folder, self.counters.step, self.counters.best)
         return 0
 
-    def resume(self, accept_changes: bool = False) -> None:
+    def resume(self, accept_changes: bool = False, accepted: Collection[str] = ()) -> None:
         """Restore the newest intact checkpoint, if any; all processes must call this."""
         step = self.team.decide(lambda: run_folder.newest(self.folder))
         if step == 0:
             return
         path = self.folder / checkpoint.name_of(step)
         state = checkpoint.describe(path)
-        run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes)
+        run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes, accepted)
         self.counters = read_counters(path, state)
         own = self.network.state_dict()
         for name, tensor in checkpoint.read_part(path, "network", own).items():
@@ -127,7 +129,11 @@ def load_corpus(config: RunConfig) -> Corpus:
         options.name,
         protocol=options.protocol,
         file=options.file,
+        column=options.column,
         tokenizer=options.tokenizer,
+        alphabet=options.alphabet,
+        normalise=options.normalise,
+        unknown="error" if options.alphabet is None else "replace" if " " in options.alphabet else "skip",
         vocabulary=options.vocabulary,
         accept_licence=options.accept_licence,
     )
@@ -166,28 +172,40 @@ def open_run(
     build: Build,
     accept_changes: bool = False,
     load: Callable[[RunConfig], Corpus] = load_corpus,
+    fit: Callable[[RunConfig, Corpus], RunConfig] = lambda config, corpus: config,
 ) -> Iterator[Run]:
-    """Context manager: the run in a folder, resumed; errors in the configuration are raised before any computation."""
+    """Context manager: the run in a folder, resumed; errors in the configuration are raised before any computation.
+
+    `fit` may change the configuration once the data are known; the changes to `run_folder.FITTED` need no consent.
+    """
     with ExitStack() as stack:
 
-        def prepare() -> tuple[Method, Corpus, Batches]:
+        def prepare() -> tuple[RunConfig, Method, Corpus, Batches, bool]:
             if team.leads:
                 check_writable(folder)
-                run_folder.check_same(folder, config, accept_changes)
             corpus = load(config)
-            batches = training_batches(config, corpus, team.world)
-            torch.manual_seed(config.training.seed)
-            method = build(config, corpus)
+            if team.leads and corpus.name == OWN:
+                say(f"{config.data.file}: {corpus.source}")
+            suited, said = fit_vocabulary(fit_kind(config, corpus), corpus.tokenizer.size)
+            training_batches(suited, corpus, team.world)  # checks the lengths
+            if team.leads and said:
+                say(said)
+            fitted = fit(suited, corpus)
+            if team.leads:
+                run_folder.check_same(folder, fitted, accept_changes, () if fitted == suited else run_folder.FITTED)
+            batches = training_batches(fitted, corpus, team.world)
+            torch.manual_seed(fitted.training.seed)
+            method = build(fitted, corpus)
             if team.leads:
                 stack.enter_context(run_folder.locked(folder))
                 run_folder.tidy(folder)
-                config_file.write(folder / "config.yaml", config)
-            return method, corpus, batches
+                config_file.write(folder / "config.yaml", fitted)
+            return fitted, method, corpus, batches, fitted != suited
 
-        method, corpus, batches = team.leader_first(prepare)
-        run = Run(config, method, corpus, batches, folder, team)
+        fitted, method, corpus, batches, changed = team.leader_first(prepare)
+        run = Run(fitted, method, corpus, batches, folder, team)
         try:
-            run.resume(accept_changes)
+            run.resume(accept_changes, run_folder.FITTED if changed else ())
             yield run
         finally:
             # DDP must be released before the process group: its destructor may communicate.

@@ -1,0 +1,327 @@
+"""Data of the user: the format of a file or folder is recognised by its content, and read as text, DNA or images.
+
+| format | content | corpus |
+|---|---|---|
+| text | UTF-8, or a folder of such files | characters, or another tokenizer |
+| CSV, TSV, JSONL | one column of the records | its texts, one per line |
+| FASTA, FASTQ | sequences | bases A, C, G, T; other letters end a sequence. Proteins are text |
+| images | PNG (others with pillow), equal sizes; subfolders are classes | 256 levels per channel |
+| array | .npy of whole numbers, [N], [N, length], [N, height, width] or [N, height, width, channels] | levels |
+
+Files must be regular and within the size limit; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdlm.data.image import SIGNATURE, decode_png
+from rdlm.data.recipe import CorpusRequest, Recipe, open_regular, read_bytes
+from rdlm.data.store import SPLITS, Draft
+from rdlm.data.text import draft_of_text
+from rdlm.data.tokenizer import Levels, bases
+from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import most_bytes, too_large
+
+Format = Literal["text", "CSV", "TSV", "JSONL", "FASTA", "FASTQ", "images", "array"]
+RECORDS: tuple[Format, ...] = ("CSV", "TSV", "JSONL", "FASTA", "FASTQ")
+"""Formats of records, which are not to be read as plain text."""
+
+HEAD = 1 << 16
+"""Bytes by which a format is recognised."""
+
+LARGEST_IMAGE = 3 * 64 * 64
+"""Levels of the largest image: each is a token."""
+
+FEWEST = 20
+"""Images or rows of the smallest data set, of which one each is for validation and test."""
+
+_IMAGES = (SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+_BASES = re.compile(r"[ACGT]+")
+
+
+def recognised(path: Path) -> Format:
+    """Return the format of a file, or of the files of a folder, which must have one format; by content, not by name."""
+    files = _files(path)
+    with open_regular(files[0]) as file:
+        if file.read(6) == b"\x93NUMPY":
+            return "array"
+    found = {_recognised(_head(file)) for file in files[:64]}
+    if len(found) > 1:
+        raise InputError(f"{path} has files of several formats: {', '.join(sorted(found))}; give a folder of one")
+    return found.pop()
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the regular files of a folder without hidden ones, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    if not found:
+        raise InputError(f"{path} is an empty folder")
+    if (size := sum(file.stat().st_size for file in found)) > most_bytes():
+        raise too_large(path, f"{size:,}")
+    return found
+
+
+def _head(path: Path) -> bytes:
+    if path.suffix in (".gz", ".zip"):
+        return read_bytes(path)[:HEAD]
+    with open_regular(path) as file:
+        return file.read(HEAD)
+
+
+def _recognised(head: bytes) -> Format:
+    if head.startswith(_IMAGES):
+        return "images"
+    whole = head if len(head) < HEAD else head[: head.rfind(b"\n") + 1]
+    lines = [line for line in whole.decode("utf-8", "replace").splitlines() if line.strip()][:32]
+    if len(lines) < 2:
+        return "text"
+    if lines[0][0] in ">;" and re.fullmatch(r"[A-Za-z*-]+", lines[1].strip()):
+        return "FASTA"
+    if lines[0][0] == "@" and len(lines) > 3 and lines[2][0] == "+" and len(lines[1]) == len(lines[3]):
+        return "FASTQ"
+    if lines[0][0] == "{" and all(_is_object(line) for line in lines[:5]):
+        return "JSONL"
+    for name, delimiter in (("TSV", "\t"), ("CSV", ",")):
+        if _is_table(whole.decode("utf-8", "replace"), delimiter):
+            return name  # type: ignore[return-value]
+    return "text"
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _is_table(text: str, delimiter: str) -> bool:
+    """Return whether at least three records have equally many columns, two or more, and the first one has names."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row][:32]
+    except csv.Error:
+        return False
+    names = rows[0] if rows else []
+    named = len(set(names)) == len(names) and all(0 < len(name) <= 64 and name.strip() == name for name in names)
+    return len(rows) > 2 and len(names) > 1 and named and len({len(row) for row in rows}) == 1
+
+
+def check_plain(path: Path) -> None:
+    """Raise InputError for a file of records that is given as plain text."""
+    if not path.is_dir() and (found := recognised(path)) != "text":
+        column = " --column NAME" if found in ("CSV", "TSV", "JSONL") else ""
+        raise InputError(
+            f"{path} is not plain text but {found}: rdlm train --data {path}{column} reads it as such; "
+            "a folder that contains it is read as plain text"
+        )
+
+
+def own(request: CorpusRequest) -> Draft:
+    """Return the data in a file or folder of the user, split 90/5/5."""
+    if request.file is None:
+        raise InputError("own data need a file or a folder: rdlm train --data PATH")
+    found = recognised(request.file)
+    if request.column is not None and found not in ("CSV", "TSV", "JSONL"):
+        raise InputError(f"{request.file} is {found}, which has no columns: leave out --column")
+    match found:
+        case "images":
+            return _images(request, request.file)
+        case "array":
+            return _array(request, request.file)
+        case "FASTA" | "FASTQ":
+            return _sequences(request, request.file, found)
+        case "text":
+            texts = [_decoded(file) for file in _files(request.file)]
+            source = f"text, {len(texts):,} file{'s' * (len(texts) > 1)}"
+        case _:
+            texts, name = _column(request.file, found, request.column)
+            source = f"{found}, column {name!r} of {len(texts):,} records"
+    return draft_of_text(request, "\n".join(texts), f"{source}, {sum(map(len, texts)):,} characters")
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text at byte {error.start}") from None
+
+
+def _column(path: Path, kind: Format, column: str | None) -> tuple[list[str], str]:
+    """Return the texts of a column and its name."""
+    records = [record for file in _files(path) for record in _records(file, kind)]
+    names = list(records[0])
+    if column is None:
+        column = "text" if "text" in names else names[0] if len(names) == 1 else None
+    if column not in names:
+        asked = "choose one" if column is None else f"there is no {column!r}: choose one of them"
+        raise InputError(f"{path} is {kind} with the columns {', '.join(names)}; {asked} with --column")
+    texts = [str(record[column]) for record in records if record.get(column) not in (None, "")]
+    return texts, column
+
+
+def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
+    text = _decoded(path)
+    if kind == "JSONL":
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                if not _is_object(line):
+                    raise InputError(f"{path} is JSONL, but line {number} is not a JSON object")
+                yield json.loads(line)
+        return
+    try:
+        yield from csv.DictReader(io.StringIO(text), delimiter="\t" if kind == "TSV" else ",")
+    except csv.Error as error:
+        raise InputError(f"{path} is not {kind}: {error}") from None
+
+
+# -- DNA --------------------------------------------------------------------------------------------
+
+
+def _sequences(request: CorpusRequest, path: Path, kind: Format) -> Draft:
+    found = [record for file in _files(path) for record in _biological(_decoded(file), kind)]
+    letters = set("".join(found))
+    if letters - set("ACGTUNRYSWKMBDHV-"):
+        source = f"{kind} of proteins, {len(found):,} records, {sum(map(len, found)):,} residues"
+        return draft_of_text(request, "\n".join(found), source)
+    runs = [run for record in found for run in _BASES.findall(record.replace("U", "T"))]
+    count, total = sum(map(len, runs)), sum(map(len, found))
+    source = f"{kind} of DNA, {len(found):,} records, {count:,} bases, {total - count:,} other letters left out"
+    ids = bases().encode("".join(runs))
+    return Draft("own-dna", bases(), _stream(ids, path), source, kind="dna")
+
+
+def _biological(text: str, kind: Format) -> list[str]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if kind == "FASTQ":
+        return [line.upper() for line in lines[1::4]]
+    records: list[list[str]] = []
+    for line in lines:
+        if line[0] in ">;":
+            records.append([])
+        else:
+            records[-1].append(line.upper())
+    return ["".join(record) for record in records]
+
+
+def _stream(ids: NDArray[Any], path: Path) -> dict[str, list[NDArray[Any]]]:
+    if len(ids) < FEWEST:
+        raise InputError(f"{path} has {len(ids)} tokens; a split into 90/5/5 needs at least {FEWEST}")
+    ends = [len(ids) * part // 100 for part in (0, 90, 95, 100)]
+    return {split: [ids[a:b]] for split, a, b in zip(SPLITS, ends, ends[1:], strict=False)}
+
+
+# -- images and arrays ------------------------------------------------------------------------------
+
+
+def _images(request: CorpusRequest, path: Path) -> Draft:
+    files = _files(path)
+    arrays = [_pixels(file) for file in files]
+    if len(shapes := {array.shape for array in arrays}) > 1:
+        first, second = sorted(shapes)[:2]
+        raise InputError(f"{path} has images of several sizes, such as {first} and {second}: resize them to one")
+    names = [file.parent.relative_to(path).as_posix() if path.is_dir() else "." for file in files]
+    classes = tuple(sorted(set(names))) if len(set(names)) > 1 else ()
+    labels = np.array([classes.index(name) for name in names], np.uint16) if classes else None
+    return _rows(request, path, np.stack(arrays), "images", labels, classes)
+
+
+def _pixels(path: Path) -> NDArray[np.uint8]:
+    """Return an image [height, width, 1 or 3]; grey if all channels are equal."""
+    data = read_bytes(path)
+    if importlib.util.find_spec("PIL") is not None:
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                if image.width * image.height > LARGEST_IMAGE:
+                    raise _too_many_pixels(path, image.height, image.width)
+                pixels = np.array(image.convert("RGB"))
+        except (UnidentifiedImageError, OSError) as error:
+            raise DamagedFileError(f"{path} is no image that pillow reads: {error}") from None
+    elif data.startswith(SIGNATURE):
+        pixels = decode_png(data)
+    else:
+        raise InputError(f"{path} is no PNG file: reading others needs pillow (pip install pillow)")
+    if pixels.size > 3 * LARGEST_IMAGE:
+        raise _too_many_pixels(path, *pixels.shape[:2])
+    grey = bool((pixels == pixels[..., :1]).all())
+    return pixels[..., :1] if grey else pixels
+
+
+def _too_many_pixels(path: Path, height: int, width: int) -> InputError:
+    advice = "resize images to at most 64 x 64 pixels in colour"
+    return InputError(f"{path} has {width} x {height} pixels, too many tokens for one sequence: {advice}")
+
+
+def _array(request: CorpusRequest, path: Path) -> Draft:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder of .npy files: give one file")
+    try:
+        with open_regular(path) as file:
+            array = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DamagedFileError(f"{path} is not an .npy file of numbers: {error}") from None
+    if array.dtype.kind not in "ui" or array.ndim not in (1, 2, 3, 4) or array.size == 0:
+        raise InputError(
+            f"{path} has type {array.dtype} and shape {array.shape}: whole numbers [N], [N, length] or images"
+        )
+    if array.min() < 0 or array.max() >= 1 << 16:
+        raise InputError(f"{path} has numbers from {array.min()} to {array.max()}, not within 0 .. {(1 << 16) - 1}")
+    if array.ndim == 1:
+        tokenizer = Levels(max(2, int(array.max()) + 1))
+        ids = array.astype(np.uint8 if tokenizer.size <= 256 else "<u2")
+        return Draft("own-array", tokenizer, _stream(ids, path), f"array of {array.size:,} tokens", kind="text")
+    return _rows(request, path, array[..., None] if array.ndim == 3 else array, "array", None, ())
+
+
+def _rows(
+    request: CorpusRequest,
+    path: Path,
+    array: NDArray[Any],
+    what: str,
+    labels: NDArray[Any] | None,
+    classes: tuple[str, ...],
+) -> Draft:
+    """Return rows [N, length] or images [N, height, width, channels], in a fixed random order, split 90/5/5."""
+    count, shape = len(array), array.shape[1:]
+    if count < FEWEST:
+        raise InputError(f"{path} has {count} {what}; a split into 90/5/5 needs at least {FEWEST}")
+    size = 256 if what == "images" or (array.dtype == np.uint8 and array.ndim == 4) else max(2, int(array.max()) + 1)
+    order = np.random.default_rng(0).permutation(count)
+    rows = array.reshape(count, -1)[order].astype(np.uint8 if size <= 256 else "<u2")
+    if rows.shape[1] > LARGEST_IMAGE:
+        raise InputError(f"{path} has rows of {rows.shape[1]:,} tokens, more than {LARGEST_IMAGE:,}")
+    parts = {split: [part] for split, (part,) in _stream(rows, path).items()}
+    marked = {} if labels is None else {split: part for split, (part,) in _stream(labels[order], path).items()}
+    image = tuple(shape) if array.ndim == 4 else None
+    source = f"{what}, {count:,} of shape {'x'.join(map(str, shape))}, {size} levels"
+    source += f", classes {', '.join(classes)}" if classes else ""
+    kind: Literal["image", "text"] = "image" if image else "text"
+    length = rows.shape[1]
+    return Draft(f"own-{what}", Levels(size), parts, source, marked, {}, classes, image, kind, length)
+
+
+RECIPES = (
+    Recipe(
+        name="own",
+        kind="text",
+        summary="your text, CSV, JSONL, FASTA, FASTQ, images or array, recognised by content, split 90/5/5",
+        licence="yours",
+        length=256,
+        prepare=own,
+        protocols=("own",),
+        options=frozenset({"file", "column", "tokenizer", "alphabet", "normalise", "unknown", "vocabulary"}),
+    ),
+)

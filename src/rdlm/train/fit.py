@@ -1,0 +1,226 @@
+"""Fitting a configuration to the data and to the time of a run: what the user did not set is chosen here.
+
+`fit_vocabulary` chooses total noise and codes by the number of tokens. `largest_affordable` and `fit_training` choose
+network, batch, steps, warm-up and validation by the time of the run and the measured seconds of a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rdlm.config import PAPER_TOTAL_NOISE, NetworkConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.data.store import Corpus
+from rdlm.methods.objective import BINS, DUE_EARLY, DUE_EVERY, PER_BIN
+from rdlm.methods.rdlm import total_noise
+
+OWN = "own"
+"""Name of the corpus and of the preset for data of the user."""
+
+MOST_ONE_HOT = 1024
+"""Tokens above which `process.codes auto` chooses learned codes: states of one coordinate per token cost too much."""
+
+MOST_WEIGHTS = 1 << 21
+"""Weights of an n-gram chain (states times tokens) unless its number of states is given."""
+
+
+def fit_kind(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """Return the configuration for own data of a kind; the preset is that of text, and other presets are unchanged."""
+    if corpus.name != OWN or (corpus.kind == "text" and corpus.train.ndim == 1):
+        return config
+    model, data = config.model, config.data
+    if corpus.train.ndim == 2:  # rows, such as images, have one length and no order from left to right
+        data = replace(data, length=None)
+        if isinstance(model, TransformerConfig):
+            model = replace(model, places=model.places or corpus.train.shape[1])
+    if corpus.kind == "image":
+        model = replace(model, belief="none")
+    return replace(config, data=data, model=model, objective=replace(config.objective, blockwise=0.0))
+
+
+def fit_vocabulary(config: RunConfig, vocabulary: int) -> tuple[RunConfig, str]:
+    """Return the configuration for so many tokens, and a sentence on what was chosen; "" where nothing differs."""
+    chosen = config
+    if config.process.codes == "auto":
+        learned = config.method == "rdlm" and config.process.base is None and vocabulary > MOST_ONE_HOT
+        chosen = _with_codes(config) if learned else _with_process(config, codes="onehot")
+        chosen = _with_chain(chosen, vocabulary)
+    chosen = _with_process(chosen, total=total_noise(chosen.process, vocabulary))
+    said = []
+    if chosen.method == "rdlm" and (codes := chosen.process.codes) != config.process.codes and codes == "learned":
+        said.append(f"learned codes of {chosen.process.dimension} numbers")
+    if chosen.method == "rdlm" and config.process.total is None and chosen.process.total != PAPER_TOTAL_NOISE:
+        said.append(f"total noise {chosen.process.total:.2g}")
+    if chosen.model.belief != config.model.belief:
+        said.append("no n-gram chain")
+    elif chosen.model.states != config.model.states:
+        said.append(f"a chain of {chosen.model.states:,} states")
+    return chosen, f"{vocabulary:,} tokens: {', '.join(said)}" if said else ""
+
+
+def _with_process(config: RunConfig, **changes: object) -> RunConfig:
+    return replace(config, process=replace(config.process, **changes))  # type: ignore[arg-type]
+
+
+def _with_codes(config: RunConfig) -> RunConfig:
+    """Return the configuration with learned codes, and with what they need: mean codes as features, no chain."""
+    features = "mean" if config.denoiser.features == "evidence" else config.denoiser.features
+    return replace(
+        _with_process(config, codes="learned"),
+        denoiser=replace(config.denoiser, features=features),
+        model=replace(config.model, belief="none"),
+    )
+
+
+def _with_chain(config: RunConfig, vocabulary: int) -> RunConfig:
+    """Return the configuration with a chain that fits the vocabulary, or without one where it has digits or codes."""
+    model = config.model
+    if model.belief != "ngram" or model.states is not None:
+        return config
+    most = MOST_WEIGHTS // vocabulary
+    if vocabulary > MOST_ONE_HOT or (config.method == "rdlm" and config.process.base is not None):
+        return replace(config, model=replace(model, belief="none"))
+    return config if most >= model.chain_states else replace(config, model=replace(model, states=most))
+
+
+# -- time -------------------------------------------------------------------------------------------
+
+SIZES = ((1 / 8, 1 / 32), (1 / 4, 1 / 8), (1 / 3, 1 / 4), (1 / 2, 1 / 2), (0.7, 1.0), (1.0, 1.0))
+"""Shares of width and depth, and of the batch, that are tried, from the smallest to the configuration itself."""
+
+SMALLEST_BATCH = 4
+"""Sequences of the smallest batch that is tried."""
+
+FEWEST_STEPS = 400
+"""Steps that a run should have: the largest size with so many is chosen."""
+
+VALIDATION_SHARE, SAMPLES_SHARE, SLACK = 0.05, 0.1, 0.1
+"""Shares of the time for one validation, for the samples of the report, and for steps slower than those measured."""
+
+FIXED_SECONDS = 2.0
+"""Seconds for the last checkpoint and the report."""
+
+CAUTION = 1.5
+"""Factor for validation and samples that are slower than measured."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Measured seconds of a training step, of a validation sequence and of a network call of the sampler."""
+
+    step: float
+    sequence: float = 0.0
+    call: float = 0.0
+
+    def reserve(self, training: TrainingConfig) -> float:
+        """Return the seconds after the last step: a validation, the samples, a checkpoint and the report."""
+        seconds = self.sequence * training.validation_sequences + self.call * training.validation_nfe
+        return CAUTION * seconds + FIXED_SECONDS
+
+
+def sizes(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:
+    """Yield the configuration in all sizes, the smallest first; what the user has given stays."""
+    training, last = config.training, None
+    keep_network = any(key.startswith("model.") for key in given)
+    keep_batch = any(key in given for key in ("training.batch", "training.accumulate"))
+    for share, batch_share in SIZES:
+        model = config.model if keep_network else scaled(config.model, share)
+        batch = training.batch if keep_batch else _batch(training, batch_share)
+        found = replace(config, model=model, training=replace(training, batch=batch))
+        if found != last:
+            yield found
+        last = found
+
+
+def _batch(training: TrainingConfig, share: float) -> int:
+    unit = training.accumulate
+    return min(training.batch, max(SMALLEST_BATCH // unit, round(training.batch * share / unit), 1) * unit)
+
+
+def scaled(model: NetworkConfig, share: float) -> NetworkConfig:
+    """Return a network of about this share of the width and of the depth; 1 returns it unchanged.
+
+    An n-gram chain keeps its states: in short runs it is worth more than the network.
+    """
+    if share == 1:
+        return model
+    if isinstance(model, TransformerConfig):
+        heads = min(model.heads, max(1, round(model.width * share / 32)))
+        unit = 2 * heads
+        width = min(model.width, max(32, round(model.width * share)) // unit * unit)
+        return replace(model, width=width, heads=heads, layers=min(model.layers, max(2, round(model.layers * share))))
+    return replace(model, width=max(8, round(model.width * share)), stacks=max(1, round(model.stacks * share)))
+
+
+def largest_affordable(
+    candidates: Sequence[RunConfig], seconds: Callable[[RunConfig], float], left: Callable[[], float]
+) -> RunConfig:
+    """Return the largest candidate with `FEWEST_STEPS` steps in the time left, else the smallest one.
+
+    Candidates are measured from the smallest on, and none that is expected to be too slow.
+    """
+    chosen = candidates[0]
+    for index, candidate in enumerate(candidates):
+        measured = seconds(candidate)
+        steps = left() * (1 - VALIDATION_SHARE - SAMPLES_SHARE - SLACK) / measured
+        if index and steps < FEWEST_STEPS:
+            break
+        chosen = candidate
+        if steps < 2 * FEWEST_STEPS:  # the next size takes about twice as long
+            break
+    return chosen
+
+
+def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: float, done: int = 0) -> RunConfig:
+    """Return the configuration with as many more steps as there is time for, and warm-up and validation to match."""
+    own = config.training
+    sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), 16, own.validation_sequences)
+    nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), 8, own.validation_nfe)
+    training = replace(own, validation_sequences=sequences, validation_nfe=nfe)
+    training = _kept(training, own, given)
+    renewal = pace.sequence * PER_BIN * BINS if config.objective.proposal == "information" else 0.0
+    seconds = (left - pace.reserve(training)) * (1 - SLACK)
+    steps = min(own.steps, done + max(1, _steps_in(seconds, pace.step, renewal, done)))
+    every = max(1, -(-steps // 2))
+    training = replace(
+        training,
+        steps=steps,
+        warmup=min(own.warmup, steps // 10),
+        validate_every=min(own.validate_every, every),
+        save_every=min(own.save_every, every),
+    )
+    return replace(config, training=_kept(training, own, given))
+
+
+def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
+    """Return the steps after `done` that fit into a time in which the information is measured where it is due."""
+    at = done
+    for due in itertools.chain(DUE_EARLY, itertools.count(DUE_EVERY, DUE_EVERY)):
+        if due <= at:
+            continue
+        steps = min(due - at, int(max(seconds, 0.0) / step))
+        seconds -= steps * step + renewal
+        at += steps
+        if at < due or seconds < step:
+            return at - done
+    raise AssertionError("the steps at which the information is measured do not end")
+
+
+def described(config: RunConfig, minutes: float, parameters: int) -> str:
+    """Return a sentence on the size and the length of a run that were chosen by the time."""
+    training, model = config.training, config.model
+    network = f"width {model.width}" + (f", {model.layers} layers" if isinstance(model, TransformerConfig) else "")
+    return (
+        f"{minutes:g} minutes: {network} ({parameters:,} parameters), {training.steps:,} steps of {training.batch} "
+        f"sequences, {training.warmup} of them warm-up, decay {training.decay}; keys given as options are kept"
+    )
+
+
+def _within(value: float, low: int, high: int) -> int:
+    return min(high, max(low, int(value)))
+
+
+def _kept(training: TrainingConfig, own: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+    names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
+    return replace(training, **{name: getattr(own, name) for name in names})
