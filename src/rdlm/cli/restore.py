@@ -293,7 +293,7 @@ def _named_text(row: dict[str, Any]) -> str:
 def _fastq(row: dict[str, Any]) -> str:
     """Return a restored read with the Phred qualities of its posterior."""
     wrong = [max(1 - place["probability"], 1e-12) for place in row["positions"]]
-    quality = "".join(chr(33 + min(BEST_QUALITY, int(-10 * math.log10(share)))) for share in wrong)
+    quality = "".join(chr(33 + min(BEST_QUALITY, round(-10 * math.log10(share)))) for share in wrong)
     return f"@{row['name']}\n{row['text']}\n+\n{quality}\n"
 
 
