@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rdlm.api.generate import Generation
     from rdlm.api.restore import Restoration
     from rdlm.api.score import Score
+    from rdlm.data.evidence import Reading
 
 
 EXTRA_BYTES, EXTRA_TENSORS = 1 << 26, 1000
@@ -130,12 +131,14 @@ class LanguageModel:
 
     def restore(
         self,
-        reading: str | Tensor,
+        reading: str | Tensor | Reading,
         channel: str | Tensor | None = None,
         error: float | Literal["auto"] = 0.1,
         **options: Any,
     ) -> Restoration:
         """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence [positions, V].
+
+        Characters that the model lacks are kept: see `rdlm.data.evidence.to_symbols`.
 
         `channel` is symmetric, keyboard or a matrix [true, read]; options as in `rdlm.api.restore.restore`.
         """

@@ -47,6 +47,9 @@ CERTAIN: Final = 1e4
 UNSURE: Final = 0.05
 """Least probability of an alternative that is reported."""
 
+WHOLE_CALLS: Final = 8
+"""Network calls per window in which the likeliest whole text is searched."""
+
 ITERATIONS: Final = 30
 """Most iterations of the estimate of an error rate."""
 
@@ -61,22 +64,24 @@ class Restoration:
     """The posterior of a sequence, its most likely symbols, and samples of it."""
 
     text: str
-    """The most likely symbol of every position, and what was kept of the reading."""
+    """The restored text, and what was kept of the reading."""
     read: str
     """What was read; `?` where nothing was."""
     symbols: tuple[str, ...]
     """The text of each token of the vocabulary."""
     posterior: Float[Tensor, "positions v"]
+    chosen: Int[Tensor, " positions"]
+    """The token of every position: the most likely one, or that of the likeliest whole text."""
     samples: tuple[str, ...]
     calls: int
-    """Network calls per window for the posterior."""
+    """Network calls per window for the posterior and the choice."""
     rows: tuple[int | None, ...] | None = None
     """For every character its row of the posterior, None where it was kept as it was read; None: one row each."""
 
     @property
     def certainty(self) -> Float[Tensor, " characters"]:
         """Return the posterior probability of every character of the text; 1 where it was kept."""
-        found = self.posterior.amax(-1)
+        found = self.posterior.gather(-1, self.chosen[:, None])[:, 0]
         if self.rows is None:
             return found
         row = torch.tensor([-1 if row is None else row for row in self.rows])
@@ -93,13 +98,13 @@ class Restoration:
         if row is None:
             return {}
         likely, index = self.posterior[row].topk(min(int(1 / UNSURE) + 1, len(self.symbols)))
-        pairs = list(zip(index.tolist(), likely.tolist(), strict=True))[1:]
-        return {self.symbols[index]: probability for index, probability in pairs if probability >= UNSURE}
+        pairs, chosen = zip(index.tolist(), likely.tolist(), strict=True), int(self.chosen[row])
+        return {self.symbols[index]: sure for index, sure in pairs if sure >= UNSURE and index != chosen}
 
     def to_json(self) -> dict[str, Any]:
         """Return the restoration as plain values."""
         certainty = self.certainty
-        best = [self.symbols[index] for index in self.posterior.argmax(-1).tolist()]
+        best = [self.symbols[index] for index in self.chosen.tolist()]
         symbols = best if self.rows is None else [None if row is None else best[row] for row in self.rows]
         zipped = zip(self.text, symbols, self.read, certainty.tolist(), strict=True)
         places = [
@@ -125,6 +130,7 @@ def restore(
     *,
     channel: str | Float[Tensor, "v v"] | None = None,
     error: float | Literal["auto"] = 0.1,
+    whole: bool = False,
     passes: int = 0,
     samples: int = 0,
     steps: int = 64,
@@ -136,8 +142,9 @@ def restore(
 
     `model` is a model or what `rdlm.load` takes. A text has the notation of `rdlm.data.evidence.from_text` and was read
     through a channel: `symmetric` or `keyboard` with an error rate, or a matrix [true, read]. `read` is shown beside
-    the result. One network call, or the mean of `passes` samples: a pass draws a sample in `steps` calls and takes the
-    posterior before its last step. `samples` of the joint posterior are drawn in `steps` calls per window.
+    the result. The posterior is that of one network call, or the mean over `passes` of the sampler in `steps` calls
+    each. The text has the most likely symbol of every position, or, with `whole`, it is the likeliest whole text that
+    is found in `WHOLE_CALLS` more calls. `samples` of the joint posterior are drawn in `steps` calls per window.
     """
     model = model if isinstance(model, LanguageModel) else load(model)
     if isinstance(evidence, str):
@@ -147,15 +154,16 @@ def restore(
     posterior, drawn = sequence_posterior(
         model, given, passes=passes, samples=samples, steps=steps, order=order, seed=seed, progress=progress
     )
-    texts = [[symbols[index] for index in row] for row in (posterior.argmax(-1).tolist(), *drawn.tolist())]
-    calls, rows = passes * steps if passes else 1, None
+    chosen = likeliest(model, check_evidence(model, given)) if whole else posterior.argmax(-1)
+    texts = [[symbols[index] for index in row] for row in (chosen.tolist(), *drawn.tolist())]
+    calls, rows = (passes * steps if passes else 1) + WHOLE_CALLS * whole, None
     if isinstance(evidence, Reading):
         read = read or evidence.symbols
         if evidence.read:
             texts = [put_back(evidence.read, evidence.seen, text) for text in texts]
             read, rows = "".join(char or "?" for char in evidence.read), _rows_of_characters(evidence)
     text, *others = ("".join(text) for text in texts)
-    return Restoration(text, read or "?" * len(text), symbols, posterior, tuple(others), calls, rows)
+    return Restoration(text, read or "?" * len(text), symbols, posterior, chosen, tuple(others), calls, rows)
 
 
 def _rows_of_characters(reading: Reading) -> tuple[int | None, ...]:
@@ -255,8 +263,8 @@ def sequence_posterior(
             found.append(_marginals(model, batch))
         progress(len(batch))
     posterior = _joined(torch.cat(found), spans, len(evidence))
-    drawn = _samples(model, evidence, spans, samples, steps, order, generator_of("restore samples", seed), progress)
-    return posterior, drawn
+    draw = partial(_draw, model.rdlm, steps=steps, order=order, generator=generator_of("restore samples", seed))
+    return posterior, _in_windows(evidence, spans if samples else [], samples, draw, progress)
 
 
 def read_text_through(
@@ -346,19 +354,20 @@ def posterior_of(
 def refined_posterior(
     method: Rdlm, given: Tensor, passes: int, steps: int, order: OrderName, generator: torch.Generator
 ) -> Float[Tensor, "rows length v"]:
-    """Return the mean over passes of the posterior before each position's last step."""
-    total = torch.zeros(given.shape)
+    """Return the mean, over passes of the sampler and over their steps, of the posterior of undecided positions.
+
+    Each of these has the same mean, the posterior given the evidence alone, if the network's posterior is exact.
+    """
+    total, count = torch.zeros(given.shape), torch.zeros(*given.shape[:2], 1)
+
+    def watch(info: StepInfo) -> None:
+        undecided = (info.before.step - info.before.offsets < info.sampler.steps).expand(given.shape[:2])[..., None]
+        total.add_(torch.where(undecided, info.log_probs.exp(), 0.0).cpu())
+        count.add_(undecided.cpu())
+
     for _ in range(passes):
-        last = torch.zeros(given.shape)
-
-        def watch(info: StepInfo, last: Tensor = last) -> None:
-            decoding = info.before.step - info.before.offsets == info.sampler.steps - 1
-            rows = decoding.expand(given.shape[:2])
-            last[rows] = info.log_probs.exp().cpu()[rows]
-
         _draw(method, given, steps, order, generator, watch)
-        total += last
-    return total / passes
+    return total / count
 
 
 def _draw(
@@ -377,31 +386,47 @@ def _draw(
     return sample_chain(posterior, chain, len(given), length, generator, watch)
 
 
-def _samples(
-    model: LanguageModel,
-    evidence: Tensor,
+def _in_windows(
+    evidence: Evidence,
     spans: list[tuple[int, int]],
     count: int,
-    steps: int,
-    order: OrderName,
-    generator: torch.Generator,
-    progress: Callable[[int], object],
+    decide: Callable[[Float[Tensor, "rows length v"]], Int[Tensor, "rows length"]],
+    progress: Callable[[int], object] = lambda windows: None,
 ) -> Int[Tensor, "count positions"]:
-    """Return samples of the joint posterior; each window is drawn behind what the one before has drawn."""
+    """Return whole sequences; each window is decided behind what the ones before have decided.
+
+    Of a window that is not the last one, half of what it shares with the next is left to that one, which sees more.
+    """
     token = torch.zeros(count, len(evidence), dtype=torch.long)
     done = 0
-    for begin, end in spans if count else []:
+    for (begin, end), following in zip(spans, [*(begin for begin, _ in spans[1:]), len(evidence)], strict=False):
         given = evidence[begin:end].expand(count, -1, -1).clone()
-        known = done - begin
-        if known > 0:
-            given[:, :known] = certain(token[:, begin:done], evidence.shape[1]).to(given)
-        drawn = torch.cat(
-            [_draw(model.rdlm, part, steps, order, generator).cpu() for part in given.split(_rows(end - begin))]
-        )
-        token[:, max(begin, done) : end] = drawn[:, max(0, known) :]
-        done = end
+        given[:, : done - begin] = certain(token[:, begin:done], evidence.shape[1]).to(given)
+        decided = torch.cat([decide(part).cpu() for part in given.split(_rows(end - begin))])
+        until = end - max(0, end - following) // 2
+        token[:, done:until] = decided[:, done - begin : until - begin]
+        done = until
         progress(1)
     return token
+
+
+def likeliest(model: LanguageModel, evidence: Evidence, calls: int = WHOLE_CALLS) -> Int[Tensor, " positions"]:
+    """Return the likeliest whole sequence that is found: in every call, the most certain positions are decided."""
+    spans = overlapping_windows(len(evidence), model.length)
+    return _in_windows(evidence, spans, 1, partial(_most_certain_first, model.rdlm, calls=calls))[0]
+
+
+@torch.no_grad()
+def _most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
+    rows, length, size = given.shape
+    given, decided = given.clone(), torch.zeros(rows, length, dtype=torch.bool, device=given.device)
+    for call in range(1, calls + 1):
+        sure, token = posterior_of(method, given).max(-1)
+        first = sure.masked_fill(decided, math.inf).topk(math.ceil(length * call / calls), -1).indices
+        new = torch.zeros_like(decided).scatter(1, first, True) & ~decided
+        given = torch.where(new[..., None], certain(token, size), given)
+        decided |= new
+    return given.argmax(-1)
 
 
 def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows length v"]:

@@ -66,8 +66,11 @@ class Restore:
     """Take ? _ [ ] and backslashes in a text as ordinary characters."""
     noise: float | None = None
     """Standard deviation of the noise of an image; 1 is the whole range from black to white."""
+    whole: bool = False
+    """Print the likeliest whole text that is found in 8 more network calls, not the likeliest character of every
+    position: more words are right, and not more characters."""
     passes: int = 0
-    """Refine the posterior by the mean of so many samples; 0: one network call."""
+    """Take the posterior as the mean over so many passes of the sampler; 0: one network call."""
     samples: int = 0
     """Draw so many texts from the joint posterior."""
     steps: int = 64
@@ -172,7 +175,8 @@ class Restore:
 
         windows = sum(len(overlapping_windows(len(one.evidence), model.length)) for one in readings)
         with steps(windows * (2 if self.samples > 0 else 1), "restore", "windows") as progress:
-            return [restore(model, one, progress=progress, **self._options()) for one in readings]
+            options = {"whole": self.whole, **self._options()}
+            return [restore(model, one, progress=progress, **options) for one in readings]
 
     def _report(
         self, model: LanguageModel, readings: list[Reading], found: list[Restoration], error: float | None
@@ -237,8 +241,8 @@ class Restore:
 
         if self.noise is None:
             raise InputError("an image needs --noise, the standard deviation of its levels; 1 is the whole range")
-        if self.html is not None or self.bound or self.channel is not None:
-            raise InputError("--html, --bound and --channel are for text; an image is written by --out restored.png")
+        if self.html is not None or self.bound or self.whole or self.channel is not None:
+            raise InputError("--html, --bound, --whole and --channel are for text; an image is written by --out")
         if self.out is None and not self.json:
             raise InputError("the restored image needs a file: --out restored.png (or --json)")
         found = restore_image(model, _pixels(file, self.format, model, self.noise), self.noise, **self._options())
@@ -279,7 +283,7 @@ def _summary(model: LanguageModel, found: list[Restoration], error: float | None
     """Return one line about restorations: error rate, characters changed, mean certainty of those not kept."""
     import torch
 
-    rows = torch.cat([result.posterior.amax(-1) for result in found])
+    rows = torch.cat([result.posterior.gather(-1, result.chosen[:, None])[:, 0] for result in found])
     changed, count = sum(len(result.changed) for result in found), sum(len(result.text) for result in found)
     rate = "" if error is None else f"error rate {error:.3g}, "
     return f"{rate}{changed} of {count} characters changed, {float(rows.mean()):.1%} sure on average ({model.name})"
@@ -293,7 +297,7 @@ def _named_text(row: dict[str, Any]) -> str:
 def _fastq(row: dict[str, Any]) -> str:
     """Return a restored read with the Phred qualities of its posterior."""
     wrong = [max(1 - place["probability"], 1e-12) for place in row["positions"]]
-    quality = "".join(chr(33 + min(BEST_QUALITY, int(-10 * math.log10(share)))) for share in wrong)
+    quality = "".join(chr(33 + min(BEST_QUALITY, round(-10 * math.log10(share)))) for share in wrong)
     return f"@{row['name']}\n{row['text']}\n+\n{quality}\n"
 
 
