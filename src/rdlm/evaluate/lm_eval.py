@@ -141,12 +141,7 @@ def _checked(choice: Unknown) -> Unknown:
     return choice
 
 
-def main() -> None:
-    """Run the command of the harness, with the model `rdlm` registered."""
+if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
-
-
-if __name__ == "__main__":
-    main()
