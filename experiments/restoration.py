@@ -129,8 +129,8 @@ def beam_search(method: Autoregressive, frequency: Tensor, beam: int) -> Restore
             value, best = (value[..., None] + law).flatten(1).topk(min(beam, value.shape[1] * size))
             parent = best // size
             cache = cache.rows((parent + torch.arange(rows)[:, None] * token.shape[1]).flatten())
-            token = torch.cat((token.gather(1, parent[..., None].expand(-1, -1, position + 1)),
-                               (best % size)[..., None]), -1)  # fmt: skip
+            past = token.gather(1, parent[..., None].expand(-1, -1, position + 1))
+            token = torch.cat((past, (best % size)[..., None]), -1)
         weight = value.softmax(1)[..., None, None]
         found = (weight * functional.one_hot(token[..., 1:], size)).sum(1)
         smooth = (frequency.log() + evidence).softmax(-1)
@@ -219,8 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args(arguments)
     text8 = load_corpus(RunConfig(data=DataConfig("text8", length=options.length, protocol="text8-74m")))
-    corpus = text8 if options.corpus == "text8" else load_corpus(
-        RunConfig(data=DataConfig("sotu", length=options.length)))  # fmt: skip
+    sotu = RunConfig(data=DataConfig("sotu", length=options.length))
+    corpus = text8 if options.corpus == "text8" else load_corpus(sotu)
     ids = held_out(corpus, options.length, options.sequences, 1).ids
     rows = measured(options, ids, torch.from_numpy(text8.train[: len(text8.train) // 4096 * 4096].reshape(-1, 4096)))
     print(table(rows, list(rows[0])))

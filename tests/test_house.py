@@ -23,7 +23,7 @@ FOLDERS = ("src", "benchmarks", "experiments", "torture", "tests", "scripts", "e
 
 FUNCTION_LINES, LONGEST_FUNCTION = 25, 80
 """Lines of a function: the 95th percentile and the maximum."""
-FILE_LINES, MOST_FILES, MOST_ROOT_MODULES = 600, 165, 8  # one file a method
+FILE_LINES, MOST_FILES, MOST_ROOT_MODULES = 600, 155, 8
 
 LAYERS = ["errors", "deprecated", "method_config", "config", "random", "presets", "storage", "pretrained", "display"]
 LAYERS += ["geometry", "process", "model", "data", "likelihood", "certify", "sampling", "methods", "train", "api"]
@@ -148,7 +148,7 @@ def test_functions_are_short() -> None:
 
 
 def test_there_are_few_files() -> None:
-    assert len(FILES) <= MOST_FILES
+    assert len([path for path in FILES if path.parent.name != "methods"]) <= MOST_FILES  # a method is a file
     assert len(list(SOURCE.glob("*.py"))) <= MOST_ROOT_MODULES
 
 

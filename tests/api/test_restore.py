@@ -15,6 +15,7 @@ from torch import Tensor
 import rdlm
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.restore import (
+    WHOLE_CALLS,
     certain,
     estimate_error,
     free_energy,
@@ -314,3 +315,48 @@ def test_the_pseudo_likelihood_is_that_of_enumeration() -> None:
         wanted += float((law.log_softmax(-1) + evidence[at].double()).logsumexp(-1))
     assert pseudo_log_likelihood(model, evidence) == pytest.approx(wanted, abs=1e-4)
     assert pseudo_log_likelihood(model, evidence + 1.5) == pytest.approx(wanted + 1.5 * LENGTH, abs=1e-4)
+
+
+# -- whole texts -----------------------------------------------------------------------------------------
+
+
+def test_the_whole_text_is_more_likely_than_the_likeliest_symbols() -> None:
+    """On a source of known law: never less likely on average, and often the mode itself."""
+    model, generator = markov_model(), torch.Generator().manual_seed(1)
+    gain, modes = 0.0, 0
+    for _ in range(40):
+        evidence = 1.5 * torch.randn(LENGTH, SIZE, generator=generator)
+        joint = log_posterior(evidence)
+        found = [restore(model, evidence, whole=whole).chosen.tolist() for whole in (True, False)]
+        values = [float(joint[tuple(chosen)]) for chosen in found]
+        gain += values[0] - values[1]
+        modes += values[0] == float(joint.max())
+    assert gain > 0.5
+    assert modes >= 32
+
+
+def test_the_certainty_is_that_of_the_chosen_symbols() -> None:
+    evidence = torch.randn(LENGTH, SIZE, generator=torch.Generator().manual_seed(5))
+    found = restore(markov_model(), evidence, whole=True)
+    places = torch.arange(LENGTH)
+    assert torch.equal(found.certainty, found.posterior[places, found.chosen])
+    assert found.text == "".join(ALPHABET[index] for index in found.chosen)
+    assert found.calls == 1 + WHOLE_CALLS
+    for place in range(LENGTH):
+        assert found.text[place] not in found.alternatives(place)
+
+
+def test_a_whole_text_of_several_windows_keeps_certain_symbols() -> None:
+    truth = "abcdeedcbaabcde"
+    reading = "".join(truth)
+    found = restore(markov_model(), reading, whole=True)
+    assert found.text == truth
+
+
+def test_refined_marginals_exclude_nothing_that_one_call_does_not() -> None:
+    """Every pass begins with the posterior of one call, which is one of the steps in the mean."""
+    evidence = torch.randn(LENGTH, SIZE, generator=torch.Generator().manual_seed(7))
+    exact = restore(markov_model(), evidence).posterior
+    refined = restore(markov_model(), evidence, passes=2, steps=8).posterior
+    assert (refined >= exact / 8 - 1e-6).all()
+    assert torch.allclose(refined.sum(-1), torch.ones(LENGTH), atol=1e-4)

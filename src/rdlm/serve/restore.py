@@ -40,8 +40,9 @@ async def restoration(service: Service, served: ServedModel, body: RestoreBody, 
     def restored() -> dict[str, object]:
         model = batched(served, job)
         reading, error = _reading(model, body)
-        options = {"passes": body.passes, "samples": body.samples, "steps": body.steps, "seed": body.seed}
-        found = restore(model, reading.evidence, reading.symbols, order=body.order, **cast("dict[str, Any]", options))
+        names = ("whole", "passes", "samples", "steps", "order", "seed")
+        options: dict[str, Any] = {name: getattr(body, name) for name in names}
+        found = restore(model, reading, **options)
         return {**found.to_json(), "error": error, "likelihood": _likelihood(model, reading, body)}
 
     service.work(job, restored)

@@ -172,8 +172,12 @@ class RestoreBody(Body):
     error: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = Field(
         0.1, description="Share of misread characters, for symmetric and keyboard; auto: estimated from the text."
     )
+    whole: bool = Field(
+        False,
+        description="Return the likeliest whole text that is found, not the likeliest character of each position.",
+    )
     passes: int = Field(
-        0, ge=0, le=MOST_DRAWS, description="Refine the posterior by so many samples; 0: one network call."
+        0, ge=0, le=MOST_DRAWS, description="Posterior as the mean over so many passes; 0: one network call."
     )
     samples: int = Field(0, ge=0, le=MOST_DRAWS, description="Texts to draw from the joint posterior.")
     steps: Steps = Field(64, description="Network calls of a sample or pass.")

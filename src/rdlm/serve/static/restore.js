@@ -109,12 +109,12 @@ export class Restore {
   }
 
   #cell(i) {
-    const { symbol, read, probability } = this.answer.positions[i];
+    const { char: symbol, read, probability } = this.answer.positions[i];
     return { text: symbol, known: symbol !== read, ...tokenColours("text", symbol, probability) };
   }
 
   #describe(i) {
-    const { symbol, read, probability, alternatives } = this.answer.positions[i];
+    const { char: symbol, read, probability, alternatives } = this.answer.positions[i];
     const others = Object.entries(alternatives).map(([token, p]) => `${tokenName(token)} ${percent(p)}`).join(", ");
     const was = symbol === read ? "" : read === "?" ? ", was unreadable" : `, read as ${tokenName(read)}`;
     return `position ${i + 1}: ${tokenName(symbol)}, probability ${percent(probability)}${was}`
@@ -128,7 +128,7 @@ export class Restore {
       root.replaceChildren(make("p", { class: "hint" }, how));
       return;
     }
-    const { symbol, read, probability, alternatives } = this.answer.positions[i];
+    const { char: symbol, read, probability, alternatives } = this.answer.positions[i];
     const was = read === "?" ? "unreadable or uncertain" : `read as ${tokenName(read)}`;
     const rows = [[symbol, probability], ...Object.entries(alternatives)];
     const left = 1 - rows.reduce((sum, [, p]) => sum + p, 0);
