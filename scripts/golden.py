@@ -5,7 +5,7 @@
 
 Only public interfaces are used: the command line, `rdlm.load`, a model's `generate`, and the HTTP service. Floats are
 compared to the last bit, with one thread and an empty cache, so a record holds for one kind of processor and one
-version of torch, which it names. The C kernel of version 0.1.0 is disabled unless `CC` is set.
+version of torch, which it names. The models are those of version 0.1.0, under tests/golden.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
 }
 
 
-PRESET = Path(__file__).resolve().parent.parent / "tests/golden/textfile.yaml"
+FOLDER = Path(__file__).resolve().parent.parent / "tests/golden"
+PRESET = FOLDER / "textfile.yaml"
 """The preset textfile as it was when the cases were recorded: presets and defaults change, what they mean does not."""
 
 
@@ -268,20 +269,20 @@ def cases() -> dict[str, Case]:
 
 
 def asked_apart(ask: Case) -> Any:
-    """Run a case with one thread, an own cache and no compiler; return plain JSON values."""
+    """Run a case with one thread, an own cache and the models of version 0.1.0; return plain JSON values."""
     import torch
 
-    threads = torch.get_num_threads()
+    from rdlm import pretrained
+
+    threads, models, cache = torch.get_num_threads(), pretrained.FOLDER, os.environ.get("RDLM_CACHE")
     torch.set_num_threads(1)
-    changed = {"RDLM_CACHE": str(home() / "cache"), "CC": os.environ.get("CC", "/bin/false")}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
+    pretrained.FOLDER, os.environ["RDLM_CACHE"] = FOLDER / "models", str(home() / "cache")
     try:
         return json.loads(json.dumps(_steady(ask())))
     finally:
         torch.set_num_threads(threads)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+        pretrained.FOLDER = models
+        os.environ.pop("RDLM_CACHE") if cache is None else os.environ.update(RDLM_CACHE=cache)
 
 
 def _steady(answer: Any) -> Any:
@@ -343,7 +344,7 @@ def summary(generation: Any) -> dict[str, Any]:
 
 @functools.cache
 def load(model: str | None) -> Any:
-    """Return a packaged model."""
+    """Return a model of version 0.1.0."""
     import rdlm
 
     return rdlm.load(model)
@@ -455,7 +456,7 @@ def service() -> str:
     arguments = [sys.executable, "-m", "rdlm", "serve", "text8", "digits", "--port", "0", "--threads", "1", "--json"]
     paths = [str(Path(str(rdlm.__file__)).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment, cwd=FOLDER / "models", text=True)
     atexit.register(_end, process)
     assert process.stdout is not None
     said = ""
