@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdlm.certify.certificate_page import Certificate
 from rdlm.certify.checks import LAWS, Finding, Plan, Sampler, check_floor, default_sources, findings
 from rdlm.certify.gallery import Estimator, masked_continuous
 from rdlm.certify.oracle import LearnedOracle, Network, Oracle, train_network
-from rdlm.certify.report import Certificate
 from rdlm.data.sources import Source
 from rdlm.errors import InputError, unknown
 

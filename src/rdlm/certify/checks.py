@@ -219,7 +219,7 @@ def judge(excess: Estimate, scale: float, plan: Plan, skew: float = 0.0) -> tupl
     return "cannot tell", math.ceil(needed / digits) * digits
 
 
-def words(outcome: Outcome, needed: int | None, held: str, violated: str) -> str:
+def verdict_words(outcome: Outcome, needed: int | None, held: str, violated: str) -> str:
     """Return the verdict."""
     if outcome == "cannot tell":
         return f"cannot tell: about {needed:,} samples would tell"
@@ -234,7 +234,7 @@ def check_floor(estimator: Estimator, source: Source, plan: Plan) -> Finding:
     draws = excess_of(estimator, source, plan)
     excess = sample_mean(draws)
     outcome, needed = judge(excess, source.entropy, plan, skewness(draws))
-    verdict = words(outcome, needed, "bound held", "below the entropy: not a bound")
+    verdict = verdict_words(outcome, needed, "bound held", "below the entropy: not a bound")
     value = source.entropy + excess.value
     return Finding("floor", source.name, outcome, verdict, source.entropy, value, excess.stderr, plan.samples, needed)
 
@@ -259,7 +259,9 @@ def check_normalisation(estimator: Estimator, source: Source, plan: Plan) -> Fin
     probability = (-mean).exp() * (1 - variance / 2)
     total, stderr = float(probability.sum()), math.sqrt(float(((-2 * mean).exp() * variance).sum()))
     outcome, needed = judge(Estimate(1 - total, stderr), 1.0, plan)
-    verdict = words(outcome, needed, "probabilities add up to at most 1", f"probabilities add up to {total:.3f}")
+    verdict = verdict_words(
+        outcome, needed, "probabilities add up to at most 1", f"probabilities add up to {total:.3f}"
+    )
     return Finding("normalisation", source.name, outcome, verdict, 1.0, total, stderr, count, needed)
 
 
@@ -270,7 +272,7 @@ def check_relabelling(estimator: Estimator, source: Source, plan: Plan) -> Findi
     apart = second + first * -1
     distance = Estimate(-abs(apart.value), apart.stderr, freedom=apart.freedom)
     outcome, needed = judge(distance, source.entropy, plan)
-    verdict = words(outcome, needed, "independent of the numbering", "depends on the numbering of the tokens")
+    verdict = verdict_words(outcome, needed, "independent of the numbering", "depends on the numbering of the tokens")
     limit = source.entropy + first.value
     return Finding(
         "relabelling", source.name, outcome, verdict, limit, limit + apart.value, apart.stderr, 2 * plan.samples, needed
@@ -289,7 +291,7 @@ def check_steps(estimator: Estimator, source: Source, plan: Plan) -> Finding | N
     first, second = (sample_mean(excess_of(one, source, plan, 4 + i)) for i, one in enumerate((estimator, fine)))
     apart = first + second * -1
     outcome, needed = judge(apart, source.entropy, plan)
-    verdict = words(outcome, needed, "more steps do not raise it", "more steps raise it: not a limit of bounds")
+    verdict = verdict_words(outcome, needed, "more steps do not raise it", "more steps raise it: not a limit of bounds")
     limit, value = source.entropy + second.value, source.entropy + first.value
     return Finding("steps", source.name, outcome, verdict, limit, value, apart.stderr, 2 * plan.samples, needed)
 
@@ -313,7 +315,7 @@ def check_sampler(estimator: Estimator, source: Source, plan: Plan) -> Finding |
     outcome, needed = judge(apart, 1.0, plan)
     name = " ".join(map(str, source.support[worst].tolist()))
     claim = f"{float(claimed[worst]):.3f} claimed for the sequence {name}, drawn {float(frequency[worst]):.3f}"
-    verdict = words(outcome, needed, "not below the sampler's frequencies", claim)
+    verdict = verdict_words(outcome, needed, "not below the sampler's frequencies", claim)
     limit, value = float(claimed[worst]), float(frequency[worst])
     return Finding("sampler", source.name, outcome, verdict, limit, value, apart.stderr, count + plan.samples, needed)
 

@@ -58,7 +58,7 @@ def masked_continuous(oracle: Oracle, times: int = 24) -> Tensor:
     """Masked diffusion in continuous time: `E_s [-alpha' / (1 - alpha) sum over erased of -log p(x_i | z_s)]`.
 
     With `alpha = 1 - s^2`; the expectation is the same for every schedule, and this one has a finite variance.
-    Source: MDLM (arXiv:2406.07524), continuous-time NELBO of a sequence; MD4 (arXiv:2406.04329), Eq. (5).
+    Source: MDLM (arXiv:2406.07524), continuous-time NELBO of a sequence; MD4 (arXiv:2406.04329), continuous-time ELBO.
     """
     s = times_of(oracle, times)
     erased = oracle.uniform(times, len(oracle), oracle.length) < s.square()
@@ -88,7 +88,7 @@ def masked_one_rate(oracle: Oracle, rate: float = 0.15, draws: int = 24) -> Tens
 def pseudo_likelihood(oracle: Oracle) -> Tensor:
     """Pseudo-log-likelihood: each token given all others, `sum_i -log p(x_i | x_-i)`.
 
-    Source: Besag 1975; for masked language models arXiv:1910.14659, Eq. (2).
+    Source: Besag 1975; for masked language models arXiv:1910.14659, pseudo-log-likelihood score.
     """
     order = torch.arange(oracle.length)
     hidden = order == order[:, None]
@@ -116,7 +116,7 @@ def order_nll(oracle: Oracle, draws: int) -> Float[Tensor, "draws n"]:
 def importance_weighted(oracle: Oracle, draws: int = 8) -> Tensor:
     """Importance-weighted bound over orders: `-log mean_j p(x | order_j)`.
 
-    Source: IWAE (arXiv:1509.00519), Eq. (8), with the order as the latent variable.
+    Source: IWAE (arXiv:1509.00519), the k-sample bound, with the order as the latent variable.
     """
     return math.log(draws) - torch.logsumexp(-order_nll(oracle, draws), dim=0)
 
@@ -124,7 +124,7 @@ def importance_weighted(oracle: Oracle, draws: int = 8) -> Tensor:
 def importance_weighted_times(oracle: Oracle, draws: int = 8) -> Tensor:
     """Importance weights made of single-time estimates: `-log mean_j exp(-v_j)`, `v_j` the value at one random time.
 
-    Source: the formula of IWAE (arXiv:1509.00519), Eq. (8), applied to terms that are no log-ratios of paths.
+    Source: the k-sample bound of IWAE (arXiv:1509.00519), applied to terms that are not log-ratios of paths.
     """
     t = 1 - oracle.uniform(draws, len(oracle), 1)
     erased = oracle.uniform(draws, len(oracle), oracle.length) < t
@@ -135,7 +135,7 @@ def importance_weighted_times(oracle: Oracle, draws: int = 8) -> Tensor:
 def block_diffusion(oracle: Oracle, block: int = 2, times: int = 24) -> Tensor:
     """Block diffusion: masked diffusion inside a block, given the clean blocks before it; later blocks are hidden.
 
-    Source: BD3-LM (arXiv:2503.09573), Eq. (8).
+    Source: BD3-LM (arXiv:2503.09573), NELBO over blocks.
     """
     index = torch.arange(oracle.length) // block
     value = torch.zeros(len(oracle), dtype=torch.float64)
@@ -184,9 +184,10 @@ def token_schedule(oracle: Oracle, steps: int = 32) -> Tensor:
     return value
 
 
-def token_schedule_unpaid(oracle: Oracle, steps: int = 32) -> Tensor:
-    """The same schedule, scored by the weighted cross-entropy alone: what `still erased` tells is not paid for.
+def token_schedule_unpaid(oracle: Oracle, steps: int = 16) -> Tensor:
+    """The same schedule with `T` steps, scored by the weighted cross-entropy alone: staying erased costs nothing.
 
+    What is missing is of order 1/T where the posterior is exact, and of order 1 where it is not.
     Source: the loss of masked diffusion with the weight of a token-dependent schedule put in.
     """
     value = torch.zeros(len(oracle), dtype=torch.float64)
@@ -235,7 +236,7 @@ def corrupt(oracle: Oracle, keep: Float[Tensor, "times n 1"]) -> Int[Tensor, "ti
 def uniform_discrete(oracle: Oracle, steps: int = 24) -> Tensor:
     """Uniform diffusion with `T` steps: the divergence of `q(z_s | z_t, x)` from its mean over the posterior.
 
-    Source: D3PM (arXiv:2107.03006), uniform transitions; multinomial diffusion (arXiv:2102.05379), Eq. (12) to (15).
+    Source: D3PM (arXiv:2107.03006), uniform transitions; multinomial diffusion (arXiv:2102.05379), its KL terms.
     """
     v, eye = oracle.vocabulary, torch.eye(oracle.vocabulary, dtype=torch.float64)
     value = torch.zeros(len(oracle), dtype=torch.float64)
@@ -276,8 +277,8 @@ def jump_ratio(law: Float[Tensor, "... j"], z: Int[Tensor, ...]) -> Float[Tensor
 def uniform_continuous(oracle: Oracle, times: int = 48) -> Tensor:
     """Uniform diffusion in continuous time, with the jump rates of a predicted token.
 
-    Source: UDLM (arXiv:2412.10193), Eq. (18). Its minimum over predictions is not the posterior but the posterior
-    over `q(z | l)`, normalised: the law given the other positions, which is used here.
+    Source: UDLM (arXiv:2412.10193), continuous-time NELBO for uniform noise. Its minimum over predictions is not the
+    posterior but the posterior over `q(z | l)`, normalised: the law given the other positions, which is used here.
     """
     s, z, posterior, law = corrupted_states(oracle, times)
     prediction = (
@@ -336,7 +337,7 @@ def bfn_state(oracle: Oracle, beta: Tensor) -> Float[Tensor, "times n length v"]
 def bfn_continuous(oracle: Oracle, accuracy: float = 0.75, times: int = 48) -> Tensor:
     """Bayesian flow network in continuous time: `V b E_t [t |e_k - p|^2]` and the reconstruction term.
 
-    Source: BFN (arXiv:2308.07037), discrete data: Eq. (205) with the reconstruction loss, `beta(t) = b t^2`.
+    Source: BFN (arXiv:2308.07037), discrete data: continuous-time loss and reconstruction loss, `beta(t) = b t^2`.
     """
     t = times_of(oracle, times)
     probability = oracle.posterior(bfn_state(oracle, accuracy * t.square())).exp()
@@ -348,7 +349,7 @@ def bfn_continuous(oracle: Oracle, accuracy: float = 0.75, times: int = 48) -> T
 def bfn_unreconstructed(oracle: Oracle, accuracy: float = 0.75, times: int = 48) -> Tensor:
     """The same integral without the reconstruction term.
 
-    Source: BFN (arXiv:2308.07037), Eq. (205) alone, which is a part of the bound.
+    Source: BFN (arXiv:2308.07037), the continuous-time loss alone, which is a part of the bound.
     """
     t = times_of(oracle, times)
     probability = oracle.posterior(bfn_state(oracle, accuracy * t.square())).exp()
@@ -360,7 +361,7 @@ def bfn_unreconstructed(oracle: Oracle, accuracy: float = 0.75, times: int = 48)
 def bfn_steps(oracle: Oracle, accuracy: float = 0.75, steps: int = 10) -> Tensor:
     """Bayesian flow network with `n` steps: the sender's density against the receiver's mixture, and reconstruction.
 
-    Source: BFN (arXiv:2308.07037), discrete data, n-step loss, Eq. (189), one draw of `y` per step.
+    Source: BFN (arXiv:2308.07037), discrete data: n-step loss, one draw of `y` per step, and reconstruction loss.
     """
     v, eye = oracle.vocabulary, torch.eye(oracle.vocabulary, dtype=torch.float64)
     state = torch.zeros(len(oracle), oracle.length, v, dtype=torch.float64)
@@ -378,7 +379,8 @@ def bfn_steps(oracle: Oracle, accuracy: float = 0.75, steps: int = 10) -> Tensor
 def plaid(oracle: Oracle, times: int = 48, low: float = -3.0, high: float = 6.0) -> Tensor:
     """Gaussian diffusion of embeddings: prior term, reconstruction, and the integral of squared errors.
 
-    Source: VDM (arXiv:2107.00630), Eq. (11) to (18); Plaid (arXiv:2305.18619), with unit embeddings, here fixed ones.
+    Source: VDM (arXiv:2107.00630), prior, reconstruction and diffusion loss; Plaid (arXiv:2305.18619), with unit
+    embeddings, here fixed ones.
     """
     codes = torch.randn(oracle.vocabulary, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     codes = torch.nn.functional.normalize(codes, dim=-1)
@@ -446,15 +448,16 @@ def exact_trace(oracle: Oracle, x: Tensor, t: float) -> tuple[Tensor, Tensor]:
 def ode_exact(oracle: Oracle) -> Tensor:
     """Likelihood of the probability-flow ODE with the exact divergence, and a decoder at its end.
 
-    Source: score-based SDEs (arXiv:2011.13456), Eq. (39), with variational dequantisation (arXiv:1902.00275).
+    Source: score-based SDEs (arXiv:2011.13456), likelihood by the probability-flow ODE; decoder at its end as in
+    variational dequantisation (arXiv:1902.00275).
     """
     return flow_nll(oracle, exact_trace)
 
 
-def ode_hutchinson(oracle: Oracle, draws: int = 4) -> Tensor:
+def ode_hutchinson(oracle: Oracle, draws: int = 10) -> Tensor:
     """The same with Hutchinson's estimate of the divergence, `E[w . (J w)]`, `w` random signs.
 
-    Source: FFJORD (arXiv:1810.01367), Eq. (7); score-based SDEs (arXiv:2011.13456), Eq. (40).
+    Source: FFJORD (arXiv:1810.01367), unbiased log-density; score-based SDEs (arXiv:2011.13456), Skilling-Hutchinson.
     """
     shape = (draws, len(oracle), oracle.length, oracle.vocabulary)
     signs = (oracle.uniform(*shape) < 0.5).double() * 2 - 1
@@ -476,7 +479,7 @@ def two_passes(oracle: Oracle, x: Tensor, t: float, first: Tensor) -> Tensor:
 def ode_self_conditioned(oracle: Oracle) -> Tensor:
     """ODE likelihood of a self-conditioned network, with the divergence of both passes.
 
-    Source: self-conditioning of Analog Bits (arXiv:2208.04202) in score-based SDEs (arXiv:2011.13456), Eq. (39).
+    Source: self-conditioning of Analog Bits (arXiv:2208.04202) in the ODE likelihood of arXiv:2011.13456.
     """
 
     def divergence(oracle: Oracle, x: Tensor, t: float) -> tuple[Tensor, Tensor]:

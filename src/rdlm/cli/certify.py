@@ -108,9 +108,9 @@ class Certify:
     def _certify_gallery(self) -> int:
         import torch
 
+        from rdlm.certify.certificate_page import certify_gallery, expected, gallery_page
         from rdlm.certify.checks import Plan
         from rdlm.certify.gallery import GALLERY
-        from rdlm.certify.report import certify_gallery, expected, gallery_page
         from rdlm.display.progress import bar
         from rdlm.display.text_table import print_json
 
