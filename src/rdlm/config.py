@@ -22,6 +22,7 @@ from rdlm.method_config import D3PMConfig as D3PMConfig
 from rdlm.method_config import DiscreteConfig as DiscreteConfig
 from rdlm.method_config import FisherFlowConfig as FisherFlowConfig
 from rdlm.method_config import MethodName as MethodName
+from rdlm.method_config import PlaidConfig as PlaidConfig
 from rdlm.method_config import TauLDRConfig as TauLDRConfig
 from rdlm.method_config import check_within as _within
 
@@ -436,6 +437,7 @@ class RunConfig:
     d3pm: D3PMConfig = field(default_factory=D3PMConfig)
     bfn: BFNConfig = field(default_factory=BFNConfig)
     bit_diffusion: BitDiffusionConfig = field(default_factory=BitDiffusionConfig)
+    plaid: PlaidConfig = field(default_factory=PlaidConfig)
     tau_ldr: TauLDRConfig = field(default_factory=TauLDRConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

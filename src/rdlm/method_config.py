@@ -24,6 +24,8 @@ MethodName = Literal[
     "diffusion_bert",
     "bert_mouth",
     "tau_ldr",
+    "plaid",
+    "diffusion_lm",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
@@ -105,6 +107,17 @@ class BitDiffusionConfig:
     """Output: a logit per coordinate, or one per token."""
     loss: Literal["squared_error", "cross_entropy"] = "squared_error"
     """Loss of the predicted vector, as in the paper, or of the predicted token."""
+
+
+@dataclass(frozen=True)
+class PlaidConfig:
+    """The baselines plaid and diffusion_lm: Gaussian diffusion of learned vectors."""
+
+    dimension: int = 16
+    """Coordinates of a token's vector."""
+
+    def __post_init__(self) -> None:
+        check_within("plaid.dimension", self.dimension, 3, 1 << 16)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def known(name: str, source: Source, **choices: Any) -> Any:
         config = replace(config, **{part: replace(getattr(config, part), **{key: value})})
     method = METHODS[name](config, source.states, 0, 0)
     method.network = Known(source, config)
+    if name in ("plaid", "diffusion_lm"):
+        method.network.vectors = partial(vectors_seen, method)
     return method
 
 
@@ -46,6 +49,13 @@ def marginals(log_joint: Tensor, evidence: Tensor, own: bool = True) -> Tensor:
         joint = joint.expand(batch, *[states] * length).movedim(i + 1, 1).reshape(batch, states, -1)
         found.append(torch.log_softmax(joint.logsumexp(-1), dim=-1))
     return torch.stack(found, dim=1)
+
+
+def vectors_seen(method: Any, features: Tensor, time: Tensor) -> Tensor:
+    """Return what the noisy vectors that are the features of plaid say of every token."""
+    strength = method.strength(time).view(-1, 1, 1)
+    state = features.double() * (strength * (1 + strength / method.dimension)).sqrt()
+    return method.log_density(state, strength).detach()
 
 
 class Known(nn.Module):
@@ -69,6 +79,8 @@ class Known(nn.Module):
             "bert_mouth": self.masked,
             "diffusion_bert": self.spindle,
             "tau_ldr": self.jumps,
+            "plaid": self.noisy_vectors,
+            "diffusion_lm": self.noisy_vectors,
             "bfn": self.posterior_seen,
             "bit_diffusion": self.noisy_bits,
         }[config.method]
@@ -126,6 +138,11 @@ class Known(nn.Module):
         rows = spectrum.transition(clock(1 - time.double()))
         column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))
         return marginals(self.source.log_joint, column.log(), own=False)
+
+    def noisy_vectors(self, features: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token, for plaid without what its own position says, which the method adds."""
+        own = self.config.method == "diffusion_lm"
+        return marginals(self.source.log_joint, self.vectors(features, time), own=own)
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
         return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))

@@ -40,6 +40,8 @@ CASES = [
     ("bert_mouth", {}),
     ("tau_ldr", {"rates": "gauss"}),
     ("tau_ldr", {}),
+    ("plaid", {}),
+    ("diffusion_lm", {}),
     ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 

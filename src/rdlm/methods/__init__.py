@@ -19,6 +19,7 @@ from rdlm.methods.diffusion_bert import DiffusionBert
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
 from rdlm.methods.mdlm import MDLM
+from rdlm.methods.plaid import DiffusionLM, Plaid
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD
 from rdlm.methods.tau_ldr import TauLDR
@@ -42,6 +43,8 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "diffusion_bert": DiffusionBert,
     "bert_mouth": BertMouth,
     "tau_ldr": TauLDR,
+    "plaid": Plaid,
+    "diffusion_lm": DiffusionLM,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 
