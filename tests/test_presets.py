@@ -30,6 +30,7 @@ CORPORA = {
     "lm1b-packed": (30522, 0, 0),
     "wikitext-2": (2048, 0, 0),
     "textfile": (90, 0, 0),
+    "own": (90, 0, 0),
     "digits": (17, 10, 0),
     "mnist": (256, 10, 0),
     "cifar10": (256, 10, 0),

@@ -30,6 +30,7 @@ def test_table_aligns_text_left_and_numbers_right() -> None:
         (1234.0, "1234"),
         (9999.4, "9999"),
         (9999.6, "10000"),
+        (1e70, "1.000e+70"),
         (30522.0, "30522"),
         (math.inf, "inf"),
         (math.nan, "nan"),

@@ -271,7 +271,7 @@ def test_dropout_is_off_while_sampling() -> None:
         ({"infill": "a_", "prompt": "b"}, "an infill is a whole sequence"),
         ({"infill": "a_", "length": 9}, "the infill has 2 tokens, but length 9"),
         ({"infill": "a b", "gap": " "}, "is a character of the model's alphabet"),
-        ({"regex": "ab", "length": 5}, "nothing of length 5 matches the regex 'ab'"),
+        ({"regex": "ab", "length": 5}, "nothing of length 5 matches the regex 'ab'; something of length 2 does"),
         ({"regex": "a*", "prompt": "b"}, "matches the regex 'a\\*' and the other conditions"),
         ({"regex": "(a"}, "is missing"),
         ({"require": {0: "a"}, "forbid": {0: "a"}}, "contradict each other: no token is left at position 0"),

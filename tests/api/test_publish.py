@@ -16,7 +16,7 @@ from rdlm import data, pretrained
 from rdlm.api import publish
 from rdlm.api.language_model import LanguageModel, find
 from rdlm.cli import main as cli
-from rdlm.config import DataConfig, ProcessConfig, RunConfig, TransformerConfig
+from rdlm.config import PAPER_TOTAL_NOISE, DataConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.rdlm import Rdlm
@@ -355,7 +355,7 @@ def test_publish_from_the_command_line(run: Path, tmp_path: Path, capsys: pytest
 
 
 def test_a_measured_curve_is_published(run: Path, tmp_path: Path) -> None:
-    total = ProcessConfig().total
+    total = PAPER_TOTAL_NOISE
     curve = {"noise": [total, total / 2, 0.0], "nats": [0.0, 3.0, 4.0]}
     (run / "checkpoint-00000007" / "curve.json").write_text(json.dumps(curve))
     again = rdlm.load(rdlm.load(run).save(tmp_path / "out"))

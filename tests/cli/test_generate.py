@@ -16,7 +16,7 @@ from rdlm import pretrained as box
 from rdlm.api import trace as animation
 from rdlm.api.trace import Frame, Trace
 from rdlm.cli import main as cli
-from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
+from rdlm.config import PAPER_TOTAL_NOISE, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.image import decode_png, encode_png
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, Levels, Tokenizer, bases
 from rdlm.methods.rdlm import Rdlm
@@ -208,7 +208,7 @@ def test_what_is_no_run_is_refused(
 
 def test_an_evaluated_run_has_an_information_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = save(tmp_path / "measured", Characters("abc"), kind="text", length=6)
-    total = ProcessConfig().total
+    total = PAPER_TOTAL_NOISE
     curve = {"noise": [total, total / 2, 0.0], "nats": [0.0, 3.0, 4.0]}
     (run / "checkpoint-00000007" / "curve.json").write_text(json.dumps(curve))
     assert asked(capsys, str(run), "--grid", "information", "--steps", "4")["grid"] == "information"

@@ -77,7 +77,7 @@ def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "needs a preset or a YAML file as its first argument; presets: demo"),
+        ([], "needs a preset or a YAML file as its first argument, or --data PATH; presets: demo"),
         (["--json"], "needs a preset or a YAML file"),
         (["txt8"], "unknown preset 'txt8': did you mean 'text8'"),
         (["none.yaml"], "cannot read the configuration none.yaml"),
@@ -89,6 +89,13 @@ def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
 def test_mistakes_are_named(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", *options]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def _refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(command) == 2
+    message = capsys.readouterr().err
+    assert "rdlm train runs/textfile/config.yaml --out runs/textfile" in message
+    return message
 
 
 def test_a_run_of_the_real_method(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +111,7 @@ def test_a_run_of_the_real_method(book: Path, capsys: pytest.CaptureFixture[str]
     assert "<svg" in page and "total: 0.0375" in page
     assert cli.main([*command, "--training.lr", "0.5"]) == 2
     assert "training.lr was 0.002, is 0.5" in capsys.readouterr().err
+    assert "--accept-changes" not in _refused([*command, "--model.width", "16"], capsys)
     again = ["train", "runs/textfile/config.yaml", "--out", "runs/textfile", "--training.steps", "4"]
     assert cli.main([*again, "--accept-changes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdlm.data.text import letters
 from rdlm.data.tokenizer import (
     TEXT8_ALPHABET,
     Bytes,
@@ -19,6 +20,8 @@ from rdlm.data.tokenizer import (
     bases,
     from_json,
     id_type,
+    normalisation_rule,
+    normalised,
     train_bpe,
     wordpiece,
 )
@@ -128,3 +131,34 @@ def test_a_tokenizer_at_which_the_library_panics_is_refused() -> None:
     model["model"]["continuing_subword_prefix"] = "longer than a merge"
     with pytest.raises(DamagedFileError, match="a bpe tokenizer that cannot be read"):
         from_json({"kind": "bpe", "model": model})
+
+
+# -- normalisation ----------------------------------------------------------------------------------
+
+
+@given(text=st.text(alphabet=st.characters(max_codepoint=0x2FF), max_size=60))
+def test_normalised_text8_is_the_rule_of_its_corpus(text: str) -> None:
+    found, changed = normalised(Characters(TEXT8_ALPHABET), text)
+    assert found.strip() == letters(text.encode()).decode().strip()
+    Characters(TEXT8_ALPHABET).encode(found)
+    assert bool(changed) == bool(set(text) - set(TEXT8_ALPHABET))
+
+
+def test_what_was_changed_is_counted() -> None:
+    changed = "3 case changed, 1 digits spelled, 1 to spaces"
+    assert normalised(Characters(TEXT8_ALPHABET), "The 2 US.") == ("the two us ", changed)
+    assert normalised(Characters("ACGT"), "acgTn") == ("ACGTn", "3 case changed")
+    assert normalised(Bytes(), "The") == ("The", "")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "rule"),
+    [
+        (Characters(TEXT8_ALPHABET), "lower case, digits spelled, other characters to spaces"),
+        (Characters("ACGT"), "upper case"),
+        (Characters("aAbB"), ""),
+        (Bytes(), ""),
+    ],
+)
+def test_a_small_alphabet_has_a_rule(tokenizer: Characters | Bytes, rule: str) -> None:
+    assert normalisation_rule(tokenizer) == rule

@@ -371,8 +371,20 @@ def _automaton(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -
     if not bool(automaton.alive(prompt.choices(model.tokenizer.size))[automaton.start]):
         others = options.prompt or options.suffix or options.infill or options.ban or options.forbid or options.require
         also = " and the other conditions" if others else ""
-        raise InputError(f"nothing of length {prompt.length} matches the regex {shortened(options.regex)!r}{also}")
+        advice = "" if others else _other_length(automaton, prompt.length, model.tokenizer.size)
+        pattern = shortened(options.regex)
+        raise InputError(f"nothing of length {prompt.length} matches the regex {pattern!r}{also}{advice}")
     return automaton
+
+
+def _other_length(automaton: Automaton, length: int, size: int) -> str:
+    """Return the advice of a length at which something matches: the longest below, else the shortest above."""
+    fits, alive, row = [], automaton.accepting, torch.ones(1, size, dtype=torch.bool)
+    for count in range(1, 2 * length + 1):
+        alive = replace(automaton, accepting=alive).alive(row)
+        fits += [count] if bool(alive[automaton.start]) else []
+    best = max((count for count in fits if count < length), default=min(fits, default=0))
+    return f"; something of length {best} does: use length {best}, or end the regex with .*" if best else ""
 
 
 def _condition(model: LanguageModel, options: SamplingOptions, length: int) -> Tensor | None:

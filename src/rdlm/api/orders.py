@@ -104,7 +104,7 @@ def choose_order(
     if ahead or not model.rdlm.takes_blocks:
         rows = [row for row in rows if not row.block]
     if not rows:
-        return _fallback(model, calls, length, ahead, trouble)
+        return _fallback(model, calls, length, ahead, trouble, nfe is not None)
     return _measured(rows, calls, length)
 
 
@@ -145,11 +145,15 @@ def _own(
     return ChosenOrder(model.config.process.order, block, schedule.width, schedule, nfe, warnings=warnings)
 
 
-def _fallback(model: LanguageModel, calls: int, length: int, ahead: bool, trouble: tuple[str, ...]) -> ChosenOrder:
+def _fallback(
+    model: LanguageModel, calls: int, length: int, ahead: bool, trouble: tuple[str, ...], asked: bool
+) -> ChosenOrder:
     """Return the model's own order where nothing was measured."""
     own = replace(_own(model, calls, length, None, None, ahead), warnings=trouble)
     blocks = f" in blocks of {own.block}" if own.block > 1 else ""
     choice = f"order auto: no bounds by order are stored with the model ({HOW}); {own.name}{blocks}, {own.nfe} calls"
+    if asked and own.nfe < calls:
+        choice += f", the most that this order uses for {length} tokens ({calls} asked); synchronous uses any number"
     return replace(own, choice=choice)
 
 

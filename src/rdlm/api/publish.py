@@ -32,6 +32,7 @@ from torch import Tensor
 from rdlm import __version__
 from rdlm.api import orders
 from rdlm.config import RunConfig
+from rdlm.data.tokenizer import normalisation_rule
 from rdlm.errors import InputError, unknown
 from rdlm.storage import checkpoint, config_file, measurements
 from rdlm.storage.files import damaged, explained_write_errors, read_json, sync
@@ -300,6 +301,8 @@ def _summary(model: LanguageModel, step: int | None) -> Iterator[str]:
     )
     yield ""
     yield f"Training corpus: {_plain(about['protocol'])}{f' (licence: {_plain(licence)})' if licence else ''}."
+    if rule := normalisation_rule(model.tokenizer):
+        yield f"Normalisation of texts (`--normalise`): {rule}."
     if about["classes"]:
         yield f"Classes: {', '.join(map(_plain, about['classes']))}."
 

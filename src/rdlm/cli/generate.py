@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from rdlm.config import SamplingOptions, attribute_docstrings
+from rdlm.display.progress import say
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Generate(SamplingOptions):
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; the packaged text model if not
     given."""
     steps: Annotated[int | None, tyro.conf.arg(aliases=["--nfe"], help=HELP["steps"])] = None
+    normalise: bool = False
+    """Bring prompt, suffix and infill into the model's alphabet first, and report what was changed."""
     out: Path | None = None
     """File of the samples: text, FASTA for DNA, a PNG with all of them for images."""
     trace: Path | None = None
@@ -47,6 +50,7 @@ class Generate(SamplingOptions):
         if model.kind == "image" and self.out is None:
             raise InputError("images need a file: --out samples.png")
         options = SamplingOptions(**{one.name: getattr(self, one.name) for one in fields(SamplingOptions)})
+        options = self._normalised(model, options) if self.normalise else options
         with bar(None, "generate", "step") as progress:
 
             def report(done: int, total: int) -> None:
@@ -57,6 +61,23 @@ class Generate(SamplingOptions):
         self._write(model, generation)
         self._report(model, generation)
         return 0
+
+    def _normalised(self, model: LanguageModel, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with known text in the model's alphabet; the gaps of an infill stay."""
+        from rdlm.data.tokenizer import normalisation_rule, normalised
+
+        if not (rule := normalisation_rule(model.tokenizer)):
+            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+
+        def pieces(text: str) -> str:
+            return options.gap.join(normalised(model.tokenizer, piece)[0] for piece in text.split(options.gap))
+
+        given = "".join([options.prompt, options.suffix, options.infill or ""])
+        changed = normalised(model.tokenizer, given.replace(options.gap, "") if options.infill else given)[1]
+        say(f"normalised ({rule}): {changed or 'nothing to change'}")
+        infill = None if options.infill is None else pieces(options.infill)
+        prompt, suffix = (normalised(model.tokenizer, text)[0] for text in (options.prompt, options.suffix))
+        return replace(options, prompt=prompt, suffix=suffix, infill=infill)
 
     def _write(self, model: LanguageModel, generation: Generation) -> None:
         from rdlm.api.output import write_samples

@@ -44,6 +44,7 @@ COMMANDS = {
     "demo": Entry("rdlm.cli.demo", "Demo", "train, evaluate and sample from a small model, in minutes"),
     "train": Entry("rdlm.cli.train", "Train", "train a preset or your own configuration", two_stages=True),
     "methods": Entry("rdlm.cli.methods", "Methods", "list the methods, and what the number of each is"),
+    "presets": Entry("rdlm.cli.train", "Presets", "list the presets, with a line on each"),
     "compare": Entry("rdlm.cli.compare", "Compare", "train and compare several methods", two_stages=True),
     "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, with or without conditions"),
     "serve": Entry("rdlm.cli.serve", "Serve", "serve models over HTTP, with a web page"),

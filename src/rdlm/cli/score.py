@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from rdlm.config import OrderChoice
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
@@ -49,6 +50,9 @@ class ScoreText:
     """Paths or random steps per window; None: 4 paths, or as many steps as 32,768 windows allow, but at least 3."""
     unknown: Literal["error", "skip", "replace"] = "error"
     """A character outside of the vocabulary is an error, is skipped, or is replaced by a space."""
+    normalise: bool = False
+    """Bring texts into the model's alphabet first, and report what was changed; for text8: lower case, digits spelled,
+    other characters to spaces."""
     seed: int = 0
     """Random seed."""
     positions: bool = False
@@ -75,7 +79,9 @@ class ScoreText:
 
         model = rdlm.load(run)
         lines = [text.removesuffix("\n")] if self.document else [line for line in text.splitlines() if line.strip()]
+        lines, changed = self._normalised(model, lines)
         texts = [encode_text(model, line, self.unknown, MIN_TOKENS if self.prompt is None else 1) for line in lines]
+        dropped = self._dropped(model, lines)
         count = sum(len(split_windows(encoded.ids, model.length)) for encoded in texts)
         effort = self._effort(model, count)
         cost = effort.cost(model, count)
@@ -101,6 +107,8 @@ class ScoreText:
                 "network_windows": cost,
                 "seconds": seconds,
                 "note": score_note(model, texts, found),
+                "normalised": changed,
+                "outside_of_vocabulary": dropped,
             },
         )
         return 0
@@ -109,7 +117,35 @@ class ScoreText:
         """Return the model and the file; a single argument that is a file, or -, is the text."""
         if self.file is None and self.model is not None and (self.model == "-" or Path(self.model).is_file()):
             return None, self.model
+        if self.file is None and self.model is not None and not _is_model(self.model):
+            raise InputError(f"no such file: {self.model}; it is no model either")
+        if self.file is None and sys.stdin.isatty():
+            say("reading the text from the terminal; Ctrl-D ends it")
         return self.model, self.file or "-"
+
+    def _normalised(self, model: LanguageModel, lines: list[str]) -> tuple[list[str], str | None]:
+        """Return the texts in the model's alphabet where that is requested, and what was changed."""
+        if not self.normalise:
+            return lines, None
+        from rdlm.data.tokenizer import normalisation_rule, normalised
+
+        if not (rule := normalisation_rule(model.tokenizer)):
+            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+        _, changed = normalised(model.tokenizer, "\n".join(lines).replace("\n", ""))
+        say(f"normalised ({rule}): {changed or 'nothing to change'}")
+        return [normalised(model.tokenizer, line)[0] for line in lines], changed
+
+    def _dropped(self, model: LanguageModel, lines: list[str]) -> int:
+        """Return the number of characters outside of the alphabet, and say what became of them."""
+        alphabet = model.tokenizer.to_json().get("alphabet")
+        if alphabet is None or self.unknown == "error":
+            return 0
+        missing = "".join(lines).translate(dict.fromkeys(map(ord, alphabet)))
+        if missing:
+            shown = " ".join(sorted(set(missing)))
+            done = "left out" if self.unknown == "skip" else "replaced by spaces"
+            say(f"{len(missing):,} characters outside of the alphabet are {done}: {shown[:80]}")
+        return len(missing)
 
     def _effort(self, model: LanguageModel, windows: int) -> Effort:
         from rdlm.api.score import effort_for, order_for
@@ -132,6 +168,15 @@ class ScoreText:
             print("not a bound: this method estimates -log p, and the error can have either sign")
         draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} per window"
         print(f"rdlm: {draws}, {how['network_windows']} in total, in {how['seconds']:.1f} s", file=sys.stderr)
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a name can be that of a model: a folder, a pretrained model, or user/name of the hub."""
+    from rdlm import pretrained
+
+    owner, slash, rest = name.partition("/")
+    on_hub = bool(slash and owner.strip(".") and rest) and "/" not in rest and not Path(owner).exists()
+    return Path(name).expanduser().is_dir() or name in pretrained.names() or (on_hub and not Path(rest).suffix)
 
 
 def read_text(name: str, purpose: str = "score") -> str:

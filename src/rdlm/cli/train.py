@@ -131,6 +131,23 @@ def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, Run
     return first, config_file.read(Path(first))
 
 
+@dataclass(frozen=True)
+class Presets:
+    """List the presets with a line on each; `rdlm train NAME` trains one."""
+
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Print the list and return 0."""
+        rows = [{"name": name, "summary": (make.__doc__ or "").splitlines()[0]} for name, make in PRESETS.items()]
+        if self.json:
+            print_json({"rows": rows})
+        else:
+            print(table(rows, ["name", "summary"]))
+        return 0
+
+
 def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(result)

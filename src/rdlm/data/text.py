@@ -22,7 +22,17 @@ from rdlm.data import fetch
 from rdlm.data.fetch import Archive
 from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, first_available, open_file, read_bytes
 from rdlm.data.store import SPLITS, Draft
-from rdlm.data.tokenizer import TEXT8_ALPHABET, Bytes, Characters, Ids, Subwords, Tokenizer, train_bpe, wordpiece
+from rdlm.data.tokenizer import (
+    DIGITS,
+    TEXT8_ALPHABET,
+    Bytes,
+    Characters,
+    Ids,
+    Subwords,
+    Tokenizer,
+    train_bpe,
+    wordpiece,
+)
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.storage.files import most_bytes, too_large
 
@@ -408,7 +418,6 @@ RULES: tuple[tuple[re.Pattern[bytes], bytes], ...] = tuple(
         (rb"&[^;]*;", b" ", False),
     )
 )
-DIGITS = dict(zip(b"0123456789", b"zero one two three four five six seven eight nine".split(), strict=True))
 _DIGIT = re.compile(rb"[0-9]")
 _SPACES = re.compile(rb" +")
 _LETTERS = bytes(c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 32 for c in range(256))
@@ -419,7 +428,7 @@ def letters(text: bytes) -> bytes:
 
     Digits are spelt out one by one; all other characters, letters other than a to z included, become spaces.
     """
-    spelt = _DIGIT.sub(lambda digit: b" %b " % DIGITS[digit[0][0]], text)
+    spelt = _DIGIT.sub(lambda digit: b" %b " % DIGITS[digit[0].decode()].encode(), text)
     return _SPACES.sub(b" ", b" %b " % spelt.translate(_LETTERS))[:-1]
 
 

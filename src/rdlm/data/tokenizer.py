@@ -6,6 +6,8 @@ Characters, bytes and pixel levels are implemented here; WordPiece and byte-leve
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +28,11 @@ ENCODED_AT_ONCE = 1 << 22
 """Characters that are encoded at a time: code points take four bytes each."""
 
 TEXT8_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
+
+
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = {str(digit): word for digit, word in enumerate(NUMBERS)}
+_SPACES = re.compile(" +")
 
 
 class Tokenizer(Protocol):
@@ -101,7 +108,8 @@ class Characters:
         at = first + int(np.argmax(ids < 0))
         raise InputError(
             f"character {text[at]!r} at position {at} is outside the alphabet {self.alphabet!r}; "
-            "unknown='skip' drops such characters, unknown='replace' replaces them by spaces"
+            "normalise changes case and spells digits, unknown='skip' drops such characters, "
+            "unknown='replace' replaces them by spaces"
         )
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -275,3 +283,52 @@ def within(ids: Iterable[int], size: int) -> Iterator[int]:
         if not 0 <= i < size:
             raise InputError(f"id {i} is outside the vocabulary 0 .. {size - 1}")
         yield int(i)
+
+
+# -- normalisation ----------------------------------------------------------------------------------
+
+
+def normalisation_rule(tokenizer: Tokenizer) -> str:
+    """Return what `normalised` does to a text before this tokenizer; "" if it changes nothing."""
+    if not isinstance(tokenizer, Characters):
+        return ""
+    known = set(tokenizer.alphabet)
+    lower, upper = (any(case(c) for c in known) for case in (str.islower, str.isupper))
+    parts = ["lower case"] if lower and not upper else ["upper case"] if upper and not lower else []
+    parts += ["digits spelled"] if _spells_digits(known) else []
+    parts += ["other characters to spaces"] if " " in known else []
+    return ", ".join(parts)
+
+
+def normalised(tokenizer: Tokenizer, text: str) -> tuple[str, str]:
+    """Return a text in the characters of a tokenizer, and what was changed; "" if nothing was.
+
+    A character outside the alphabet becomes the same letter in the other case, the word of a digit, or a space; where
+    the alphabet has none of them, it stays. With the alphabet of text8, this is its rule: runs of spaces become one.
+    """
+    if not isinstance(tokenizer, Characters):
+        return text, ""
+    known, done = set(tokenizer.alphabet), Counter[str]()
+    table = {character: _normalised(character, known) for character in set(text) - known}
+    for character, count in Counter(text).items():
+        if character in table:
+            done[table[character][1]] += count
+    found = "".join(table[character][0] if character in table else character for character in text)
+    if tokenizer.alphabet == TEXT8_ALPHABET:
+        found = _SPACES.sub(" ", found)
+    counts = [f"{done[how]:,} {how}" for how in ("case changed", "digits spelled", "to spaces") if done[how]]
+    return found, ", ".join(counts)
+
+
+def _spells_digits(known: set[str]) -> bool:
+    return known.isdisjoint(DIGITS) and known.issuperset(" efghinorstuvwxz")
+
+
+def _normalised(character: str, known: set[str]) -> tuple[str, str]:
+    """Return what a character outside of the alphabet becomes, and how it is reported."""
+    other = character.swapcase()
+    if other in known and character.isascii() == other.isascii():
+        return other, "case changed"
+    if character in DIGITS and _spells_digits(known):
+        return f" {DIGITS[character]} ", "digits spelled"
+    return (" ", "to spaces") if " " in known else (character, "left")

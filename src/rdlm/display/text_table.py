@@ -15,7 +15,7 @@ def print_json(result: Mapping[str, object]) -> None:
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
     """Return `columns` of `rows` as aligned text with a header, numbers right-aligned, without a final newline.
 
-    Floats have four significant digits; missing keys and None are shown as a dash.
+    Floats have four significant digits, large ones an exponent; missing keys and None are shown as a dash.
     """
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -38,6 +38,8 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and math.isfinite(value):
+        if abs(value) >= 1e9:
+            return f"{value:.3e}"
         return f"{value:.0f}" if abs(value) >= 9999.5 else f"{value:#.4g}".removesuffix(".")
     return str(value)
 

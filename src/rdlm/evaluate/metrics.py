@@ -46,8 +46,12 @@ def metric_of(estimate: Estimate, unit: str, convention: str) -> Metric:
 
 def perplexity_metric(estimate: Estimate, convention: str) -> Metric:
     """Return `exp` of an estimate in nats, also of the ends of its interval; the standard error is of first order."""
-    value, low, high = math.exp(estimate.value), math.exp(estimate.low), math.exp(estimate.high)
+    value, low, high = map(_exp, (estimate.value, estimate.low, estimate.high))
     return Metric(value, value * estimate.stderr, low, high, "perplexity", convention)
+
+
+def _exp(nats: float) -> float:
+    return math.inf if nats > 709 else math.exp(nats)  # the range of float64
 
 
 def count_metric(value: int, unit: str, convention: str) -> Metric:

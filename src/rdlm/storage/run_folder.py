@@ -31,6 +31,12 @@ KEPT = 2
 EXECUTION = {"training.accumulate", "training.parallel", "training.device", "training.compile", "data.accept_licence"}
 """Settings of how, not what, is computed: a run may continue with other values."""
 
+SHAPES = {"method", "process.base", "process.codes", "process.dimension", "process.layout", "denoiser.features"}
+SHAPES |= {"denoiser.head", "data.name", "data.tokenizer", "data.vocabulary", "data.alphabet", "data.normalise"}
+"""Settings, with those of the network, that determine the shapes of the weights: a run cannot continue with others."""
+
+SHAPELESS = {"model.dropout", "model.time_scale"}
+
 FITTED = {
     f"training.{name}"
     for name in ("steps", "warmup", "save_every", "validate_every", "validation_sequences", "validation_nfe")
@@ -102,9 +108,16 @@ def _check_config(path: Path, old: RunConfig, new: RunConfig, accepted: Collecti
     changed = {key: pair for key, pair in config_file.difference(old, new).items() if key not in ignored}
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        fixed = [key for key in changed if key in SHAPES or (key.startswith("model.") and key not in SHAPELESS)]
+        advice = "or continue with the new values with --accept-changes"
+        if fixed:
+            folder = path.parent if checkpoint.NAME.fullmatch(path.name) else path
+            advice = (
+                f"or continue it as it was: rdlm train {folder / 'config.yaml'} --out {folder} "
+                f"(its weights have other shapes with the new {' and '.join(fixed)})"
+            )
         raise InputError(
-            f"{path} belongs to a run with another configuration: {listed}. "
-            "Choose another --out, or continue with the new values with --accept-changes"
+            f"{path} belongs to a run with another configuration: {listed}. Choose another --out, {advice}"
         )
 
 

@@ -51,5 +51,6 @@ def validation_bound(method: Method, batch: Batch, nfe: int, seed: int, team: Te
         if own == part:
             values[rows] = found.double().cpu()
     total = torch.tensor(team.add(values.tolist()), dtype=torch.float64)
-    stderr = float(total.std()) / math.sqrt(count) if count > 1 else math.inf
+    # One sequence gives no error; JSON has no infinity, so it is as large as the bound.
+    stderr = float(total.std()) / math.sqrt(count) if count > 1 else abs(float(total.mean()))
     return Bound(float(total.mean()), stderr, batch.ids.shape[1])

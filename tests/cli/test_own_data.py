@@ -1,0 +1,119 @@
+"""A stranger's hour in seconds: own text, a CSV column, FASTA and images are trained on, evaluated, sampled, restored,
+published and loaded, by the command line alone; and what score and generate say about text outside of an alphabet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rdlm
+from rdlm.cli import main as cli
+from rdlm.data.image import encode_png
+from rdlm.presets import PRESETS
+
+SENTENCES = ["The cat sat on the mat.", "A dog, in 1990, ate the cat!", "Über uns: ein Maß - 20 €."]
+SETTINGS = {
+    "model.width": 16,
+    "model.layers": 1,
+    "model.heads": 1,
+    "model.states": 300,
+    "model.order": 3,
+    "process.levels": 16,
+    "process.pairs": 64,
+    "training.batch": 4,
+    "training.validation-sequences": 4,
+    "training.validation-nfe": 4,
+    "training.device": "cpu",
+}
+SMALL = [part for name, value in SETTINGS.items() for part in (f"--{name}", str(value))]
+TINY = [*SMALL, "--training.steps", "3"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def written(kind: str) -> list[str]:
+    """Write data of a kind and return the options that read them."""
+    match kind:
+        case "text":
+            Path("texts").mkdir()
+            for i in range(5):
+                Path(f"texts/{i}.txt").write_text("\n".join(SENTENCES * 5), "utf-8")
+            return ["texts", "--data.length", "8"]
+        case "CSV":
+            rows = "".join(f'{i},"{SENTENCES[i % 3]}"\n' for i in range(60))
+            Path("posts.csv").write_text("id,body\n" + rows, "utf-8")
+            return ["posts.csv", "--column", "body", "--data.length", "8"]
+        case "FASTA":
+            Path("genome.fa").write_text("".join(f">s{i}\nACGTTGCANNACGTAC\n" for i in range(40)))
+            return ["genome.fa", "--data.length", "8"]
+    generator = np.random.default_rng(0)
+    for name in ("a", "b"):
+        Path(f"images/{name}").mkdir(parents=True)
+        for i in range(12):
+            pixels = generator.integers(0, 256, (3, 3, 3)).astype(np.uint8)
+            Path(f"images/{name}/{i}.png").write_bytes(encode_png(pixels))
+    return ["images"]
+
+
+def run(*command: str) -> None:
+    assert cli.main(list(command)) == 0, command
+
+
+@pytest.mark.parametrize("kind", ["text", "CSV", "FASTA", "images"])
+def test_own_data_from_training_to_publication(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", "--data", *written(kind), *TINY)
+    said = capsys.readouterr().err
+    assert f"rdlm: {'texts' if kind == 'text' else ''}" in said and f": {kind}" in said
+    run("evaluate", "runs/own", "--sequences", "4", "--evaluations", "8", "--nfe", "4")
+    out = ["--out", "samples.png"] if kind == "images" else []
+    run("generate", "runs/own", "--steps", "4", *out)
+    run("publish", "runs/own", "published")
+    model = rdlm.load("published")
+    assert model.kind == {"FASTA": "dna", "images": "image"}.get(kind, "text")
+    if kind != "images":
+        capsys.readouterr()
+        Path("reading.txt").write_text("ACG?AC" if kind == "FASTA" else "the ?at")
+        run("restore", "published", "reading.txt", "--json")
+        assert json.loads(capsys.readouterr().out)
+
+
+def test_minutes_are_kept_by_the_real_method(capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", "--data", *written("text"), *SMALL, "--minutes", "0.1", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["steps"] > 3 and "rdlm: 0.1 minutes: width 16" in captured.err
+
+
+def test_normalised_text_is_scored_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", "--data", *written("text"), "--normalise", *TINY)
+    Path("line.txt").write_text("The 2 US\n")
+    capsys.readouterr()
+    assert cli.main(["score", "runs/own", "line.txt", "--nfe", "4"]) == 2
+    assert "'T' at position 0 is outside the alphabet" in capsys.readouterr().err
+    run("score", "runs/own", "line.txt", "--nfe", "4", "--normalise", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["rows"][0]["text"] == "the two us"
+    assert "3 case changed, 1 digits spelled" in captured.err
+    run("score", "runs/own", "line.txt", "--steps", "4", "--unknown", "skip", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["outside_of_vocabulary"] == 4
+    assert "4 characters outside of the alphabet are left out: 2 S T U" in captured.err
+    run("generate", "runs/own", "--nfe", "4", "--prompt", "The", "--normalise")
+    assert capsys.readouterr().out.startswith("the")
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["score", "nosuch.txt"]) == 2
+    assert "no such file: nosuch.txt" in capsys.readouterr().err
+
+
+def test_presets_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    run("presets", "--json")
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["name"] for row in rows] == list(PRESETS) and all(row["summary"].endswith(".") for row in rows)
