@@ -207,7 +207,7 @@ def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
     raise AssertionError("the steps at which the information is measured do not end")
 
 
-def described(config: RunConfig, minutes: float, parameters: int) -> str:
+def described_fit(config: RunConfig, minutes: float, parameters: int) -> str:
     """Return a sentence on the size and the length of a run that were chosen by the time."""
     training, model = config.training, config.model
     network = f"width {model.width}" + (f", {model.layers} layers" if isinstance(model, TransformerConfig) else "")

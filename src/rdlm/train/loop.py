@@ -25,7 +25,7 @@ from rdlm.random import Draw, generator_of
 from rdlm.storage import run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.train import optimizer
-from rdlm.train.fit import Pace, described, fit_training, largest_affordable, sizes
+from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record
@@ -373,7 +373,7 @@ class Budget:
         self.pace = measure(config, whole=True)
         config = fit_training(config, self.given, self.pace, self.left(), done)
         if members.leads:
-            say(described(config, self.minutes, parameter_count(build(config, corpus).network)))
+            say(described_fit(config, self.minutes, parameter_count(build(config, corpus).network)))
         return config
 
     def training_end(self, training: TrainingConfig) -> float:
