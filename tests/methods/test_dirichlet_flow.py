@@ -30,7 +30,7 @@ def test_the_speed_moves_the_beta_law_of_the_own_coordinate(states, concentratio
     reliable = density > 1e-5  # elsewhere the oracle divides rounding by rounding
     expected = -slope[reliable] / density[reliable] / (1 - share.numpy()[reliable])
     found = speed_table(share, concentration, others).numpy()
-    assert reliable.sum() > 20
+    assert reliable.sum() > 10
     np.testing.assert_allclose(found[reliable], expected, rtol=2e-3, atol=1e-6)
 
 
