@@ -19,6 +19,7 @@ from rdlm.errors import InputError, unknown
 from rdlm.method_config import BFNConfig as BFNConfig
 from rdlm.method_config import BitDiffusionConfig as BitDiffusionConfig
 from rdlm.method_config import D3PMConfig as D3PMConfig
+from rdlm.method_config import DirichletFlowConfig as DirichletFlowConfig
 from rdlm.method_config import DiscreteConfig as DiscreteConfig
 from rdlm.method_config import FisherFlowConfig as FisherFlowConfig
 from rdlm.method_config import MethodName as MethodName
@@ -439,6 +440,7 @@ class RunConfig:
     bit_diffusion: BitDiffusionConfig = field(default_factory=BitDiffusionConfig)
     plaid: PlaidConfig = field(default_factory=PlaidConfig)
     tau_ldr: TauLDRConfig = field(default_factory=TauLDRConfig)
+    dirichlet_flow: DirichletFlowConfig = field(default_factory=DirichletFlowConfig)
     fisher_flow: FisherFlowConfig = field(default_factory=FisherFlowConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

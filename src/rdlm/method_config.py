@@ -26,6 +26,7 @@ MethodName = Literal[
     "tau_ldr",
     "plaid",
     "diffusion_lm",
+    "dirichlet_flow",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 
@@ -134,6 +135,21 @@ class TauLDRConfig:
     def __post_init__(self) -> None:
         check_within("tau_ldr.corrector", self.corrector, 0, 1000)
         check_within("tau_ldr.corrector_step", self.corrector_step, 0, 100)
+
+
+@dataclass(frozen=True)
+class DirichletFlowConfig:
+    """The baseline dirichlet_flow: flow matching on the simplex."""
+
+    last: float = 8.0
+    """Concentration a at which tokens are decoded."""
+    evidence: bool = True
+    """Add the exact log-likelihood of a position's own point to its logits."""
+    divergence: Literal["exact", "hutchinson"] = "hutchinson"
+    """Trace of the Jacobian: exact, with one backward pass per coordinate, or Hutchinson's estimator."""
+
+    def __post_init__(self) -> None:
+        check_within("dirichlet_flow.last", self.last, 1.1, 1000)
 
 
 @dataclass(frozen=True)

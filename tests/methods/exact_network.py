@@ -81,6 +81,7 @@ class Known(nn.Module):
             "tau_ldr": self.jumps,
             "plaid": self.noisy_vectors,
             "diffusion_lm": self.noisy_vectors,
+            "dirichlet_flow": self.points_seen,
             "bfn": self.posterior_seen,
             "bit_diffusion": self.noisy_bits,
         }[config.method]
@@ -143,6 +144,12 @@ class Known(nn.Module):
         """Return the law of a token, for plaid without what its own position says, which the method adds."""
         own = self.config.method == "diffusion_lm"
         return marginals(self.source.log_joint, self.vectors(features, time), own=own)
+
+    def points_seen(self, point: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token given the points of the other positions; the method adds its own."""
+        concentration = 2 / (1 - time.double()) - 1
+        evidence = (concentration - 1).view(-1, 1, 1) * point.double().clamp_min(1e-30).log()
+        return marginals(self.source.log_joint, evidence, own=False)
 
     def uniform(self, ids: Tensor, time: Tensor) -> Tensor:
         return self.context(ids, discrete.alpha(self.config.discrete.schedule, time))

@@ -42,6 +42,7 @@ CASES = [
     ("tau_ldr", {}),
     ("plaid", {}),
     ("diffusion_lm", {}),
+    ("dirichlet_flow", {}),
     ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 

@@ -16,6 +16,7 @@ from rdlm.methods.bit_diffusion import BitDiffusion
 from rdlm.methods.block_diffusion import BlockDiffusion
 from rdlm.methods.d3pm import D3PM, Multinomial
 from rdlm.methods.diffusion_bert import DiffusionBert
+from rdlm.methods.dirichlet_flow import DirichletFlow
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
 from rdlm.methods.mdlm import MDLM
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "tau_ldr": TauLDR,
     "plaid": Plaid,
     "diffusion_lm": DiffusionLM,
+    "dirichlet_flow": DirichletFlow,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 

@@ -152,18 +152,24 @@ class FisherFlow(Baseline):
         with torch.enable_grad():
             point = point.detach().requires_grad_()
             velocity = self.velocity(sphere.project(point), kappa, condition)
-            probes = self._probes(velocity, generator)
-            trace = torch.zeros(len(point), dtype=torch.float64, device=point.device)
-            for number, probe in enumerate(probes):
-                more = number + 1 < len(probes)
-                (vjp,) = torch.autograd.grad(velocity, point, probe, retain_graph=more)
-                trace += (vjp * probe).double().flatten(1).sum(-1)
-        return velocity.detach(), trace
+            probes = trace_probes(velocity, self.config.fisher_flow.divergence == "exact", generator)
+            return velocity.detach(), trace_of_jacobian(velocity, point, probes)
 
-    def _probes(self, like: Tensor, generator: torch.Generator | None) -> list[Tensor]:
-        """Return all unit vectors for the exact trace, or one vector of random signs (Hutchinson's estimator)."""
-        if self.config.fisher_flow.divergence == "exact":
-            size = like.shape[1] * like.shape[2]
-            return [unit.view(1, *like.shape[1:]).expand_as(like) for unit in torch.eye(size).to(like)]
-        signs = torch.randint(2, like.shape, generator=generator).to(like)
-        return [2 * signs - 1]
+
+def trace_probes(like: Tensor, exact: bool, generator: torch.Generator | None) -> list[Tensor]:
+    """Return all unit vectors for the exact trace, or one vector of random signs (Hutchinson's estimator)."""
+    if exact:
+        size = like.shape[1] * like.shape[2]
+        return [unit.view(1, *like.shape[1:]).expand_as(like) for unit in torch.eye(size).to(like)]
+    signs = torch.randint(2, like.shape, generator=generator).to(like)
+    return [2 * signs - 1]
+
+
+def trace_of_jacobian(velocity: Tensor, point: Tensor, probes: list[Tensor]) -> Float[Tensor, " batch"]:
+    """Return the sum over probes of `v^T J v`, with J the derivative of a velocity with respect to its point."""
+    trace = torch.zeros(len(point), dtype=torch.float64, device=point.device)
+    for number, probe in enumerate(probes):
+        more = number + 1 < len(probes)
+        (vjp,) = torch.autograd.grad(velocity, point, probe, retain_graph=more)
+        trace += (vjp * probe).double().flatten(1).sum(-1)
+    return trace

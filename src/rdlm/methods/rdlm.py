@@ -97,7 +97,7 @@ class Rdlm:
     """The method: a process, a denoiser with its network, and an objective."""
 
     card: Card | None = Card(
-        "bridges of a sphere from a start to tokens", "bound", "the paper (RDLM)", 1.0, "the chain"
+        "bridges of a sphere to tokens", "bound", "the paper (RDLM)", 1.0, "series of the heat kernel"
     )
     claims_bound = True
     bound_estimator: BoundEstimator | None = None
