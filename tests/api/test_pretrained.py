@@ -13,7 +13,7 @@ from rdlm import pretrained
 from rdlm.api.generate import grid_of
 from rdlm.cli import main as cli
 
-LIMITS = {"text8": 15_000_000, "digits": 1_000_000, "dna": 1_000_000}
+LIMITS = {"text8": 15_000_000, "digits": 2_000_000, "dna": 1_000_000}
 """Bytes of each model's weights."""
 
 
