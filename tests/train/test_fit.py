@@ -60,7 +60,7 @@ def test_the_textfile_preset_fits_any_vocabulary(vocabulary: int, base: int | No
         assert vocabulary < chosen.model.chain_states <= max(MOST_WEIGHTS // vocabulary, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "textfile"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("textfile", "own")])
 def test_other_presets_keep_their_process(name: str) -> None:
     sizes = {"text": 27, "enwik8": 256, "lm1b": 30_522, "wikitext-2": 2048, "digits": 17, "promoter": 4, "regula": 4}
     vocabulary = next((size for start, size in sizes.items() if name.startswith(start)), 256 if "10" in name else 27)

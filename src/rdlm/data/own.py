@@ -44,7 +44,7 @@ LARGEST_IMAGE = 3 * 64 * 64
 """Levels of the largest image: each is a token."""
 
 FEWEST = 20
-"""Images or rows of the smallest data set, of which one each is for validation and test."""
+"""Tokens, images or rows of the smallest data set, of which two each are for validation and test."""
 
 _IMAGES = (SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
 _BASES = re.compile(r"[ACGT]+")
@@ -218,7 +218,8 @@ def _biological(text: str, kind: Format) -> list[str]:
 def _stream(ids: NDArray[Any], path: Path) -> dict[str, list[NDArray[Any]]]:
     if len(ids) < FEWEST:
         raise InputError(f"{path} has {len(ids)} tokens; a split into 90/5/5 needs at least {FEWEST}")
-    ends = [len(ids) * part // 100 for part in (0, 90, 95, 100)]
+    held_out = max(2, len(ids) // 20)  # an interval needs two rows
+    ends = [0, len(ids) - 2 * held_out, len(ids) - held_out, len(ids)]
     return {split: [ids[a:b]] for split, a, b in zip(SPLITS, ends, ends[1:], strict=False)}
 
 
