@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel as LanguageModel
     from rdlm.api.language_model import load as load
     from rdlm.api.restore import restore as restore
+    from rdlm.api.training import train_model as _train_model
     from rdlm.certify import certify as certify
 
+    train = _train_model
 
 __version__ = "0.2.0.dev0"
 
@@ -24,6 +26,7 @@ _HOME: dict[str, str] = {
     "certify": "rdlm.certify",  # a module that can be called
     "load": "rdlm.api.language_model",
     "restore": "rdlm.api.restore",
+    "train": "rdlm.train",  # a module that can be called, too
 }
 
 

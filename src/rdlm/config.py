@@ -63,6 +63,8 @@ class BeliefConfig:
     """Order of the n-gram model: a symbol depends on up to `order - 1` symbols before it."""
     states: int | None = None
     """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
+    network_class: str | None = None
+    """Your own network, as module:Class, built like rdlm's from the model's options; needs --trust."""
 
     @property
     def chain_states(self) -> int:
@@ -222,6 +224,10 @@ class ProcessConfig:
     """Total noise S; None: the paper's, or as much as the number of tokens allows (docs/theory.md, section 7)."""
     schedule: Literal["geometric", "constant", "linear", "cosine"] = "geometric"
     """Noise schedule."""
+    schedule_class: str | None = None
+    """Your own noise schedule, as module:Class, built from the total noise; needs --trust."""
+    bridge_class: str | None = None
+    """Your own bridge of the sphere, as module:Class, built like rdlm's; needs --trust."""
     base: int | None = None
     """Split tokens into digits of this base; None: one sphere per token."""
     codes: Literal["auto", "onehot", "learned"] = "onehot"
@@ -260,6 +266,8 @@ class ProcessConfig:
     def _check_codes(self) -> None:
         if self.bridge == "gaussian" and (self.path != "masked" or self.law == "normal"):
             raise InputError("process.bridge gaussian needs process.path masked and an exact or simulated process.law")
+        if self.bridge == "gaussian" and self.bridge_class is not None:
+            raise InputError("process.bridge_class is a bridge of the sphere: leave out process.bridge gaussian")
         if self.codes != "learned":
             return
         if self.dimension < 3:
@@ -448,6 +456,8 @@ class RunConfig:
         if self.model.belief != "none" and self.method not in READ_EVIDENCE:
             readers = ", ".join(READ_EVIDENCE)
             raise InputError(f"model.belief needs a method that reads evidence ({readers}), got {self.method}")
+        if self.model.network_class is not None and self.method in ("autoregressive", "block_diffusion"):
+            raise InputError(f"the method {self.method} masks attention: it needs rdlm's own transformer")
 
 
 SolverName = Literal["mixture", "drift", "heun", "corrector", "deterministic", "euler"]

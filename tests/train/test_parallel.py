@@ -16,10 +16,11 @@ from toy import Toy, blockwise_config, coded_config, toy_config, toy_corpus
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
+from rdlm.model.network import device_of
 from rdlm.storage import checkpoint
 from rdlm.train import record
 from rdlm.train.loop import train
-from rdlm.train.parallel import Team, device_of, team
+from rdlm.train.parallel import Team, team
 
 HERE = Path(__file__).parent
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,24 +14,27 @@ from torch import Tensor
 from rdlm import pretrained
 from rdlm.api import hub, publish
 from rdlm.api.publish import Dtype
-from rdlm.config import RunConfig
+from rdlm.config import GridName, OrderChoice, OrderName, RunConfig, SamplingOptions, SolverName
 from rdlm.data import tokenizer as tokenizers
 from rdlm.data.store import Kind
-from rdlm.data.tokenizer import Tokenizer
+from rdlm.data.tokenizer import Tokenizer, Unknown
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods import METHODS
-from rdlm.methods.base import Method
+from rdlm.methods.base import BoundEstimator, Method
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork
+from rdlm.model.network import Precision, device_of, use_precision
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.allocation_limit import AllocationLimit
 from rdlm.storage.files import damaged, read_json
+from rdlm.storage.own_classes import UntrustedClassError, check_trusted, trusting
 
 if TYPE_CHECKING:
-    from rdlm.api.generate import Generation
+    from rdlm.api.generate import Generation, Progress
     from rdlm.api.restore import Restoration
-    from rdlm.api.score import Score
+    from rdlm.api.score import Effort, Score
     from rdlm.data.evidence import Reading
+    from rdlm.sampling.constraints import Classifier
 
 
 EXTRA_BYTES, EXTRA_TENSORS = 1 << 26, 1000
@@ -110,41 +114,171 @@ class LanguageModel:
         """Return the number of parameters of the network."""
         return sum(parameter.numel() for parameter in self.method.network.parameters())
 
-    def generate(self, **options: Any) -> Generation:
-        """Return samples; the options are the fields of `rdlm.config.SamplingOptions`, such as num, steps, prompt."""
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the network."""
+        return next(self.method.network.parameters()).device
+
+    def to(self, device: str | torch.device | None = None, *, precision: Precision | None = None) -> LanguageModel:
+        """Move the network to a device (auto, cpu, cuda, cuda:1, mps), set its precision, and return this model.
+
+        With bfloat16 the network runs under autocast; states, evidence and probabilities stay in float32.
+        """
+        if device is not None:
+            self.method.network.to(device_of(str(device)))
+        if precision is not None:
+            use_precision(self.method.network, precision)
+        return self
+
+    def generate(
+        self,
+        *,
+        num: int = 1,
+        length: int | None = None,
+        steps: int | None = None,
+        solver: SolverName = "mixture",
+        grid: GridName = "time",
+        seed: int = 0,
+        prompt: str = "",
+        suffix: str = "",
+        infill: str | None = None,
+        gap: str = "_",
+        ban: str = "",
+        forbid: dict[int, str] | None = None,
+        require: dict[int, str] | None = None,
+        regex: str | None = None,
+        label: str | None = None,
+        signal: tuple[float, ...] | None = None,
+        guidance: float = 1.0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        window: float | None = None,
+        order: OrderChoice | None = "auto",
+        block: int | None = None,
+        stride: int | None = None,
+        clean: bool = True,
+        batch: int = 16,
+        rows: int | None = None,
+        classifier: Classifier | None = None,
+        classifier_scale: float = 1.0,
+        trace: bool = False,
+        progress: Progress | None = None,
+    ) -> Generation:
+        """Return `num` samples; for several prompts, see `generate_each`.
+
+        Each option is explained at the field of its name of `rdlm.config.SamplingOptions`. The most important ones:
+        `num` samples of `length` tokens in `steps` network calls, with `seed`, `seed + 1`, ...; `prompt`, `suffix`,
+        `infill` with gaps, `ban` and `regex` constrain the text; `label` or `signal` condition it, `guidance` more so;
+        `temperature`, `top_k`, `top_p` and `greedy` sharpen the choice of tokens; `order` is that of generation. A
+        `classifier` is a differentiable log-likelihood [batch] of probabilities [batch, length, v]; a `trace` records
+        how the first sample takes shape; `progress` is called with the steps done and their total.
+        """
+        given = {name: value for name, value in locals().items() if name in SamplingOptions.__dataclass_fields__}
         from rdlm.api.generate import generate
 
-        made = generate(self, **options)
+        if not isinstance(prompt, str):
+            raise InputError("a prompt is one text: for several use generate_each(prompts)")
+        options = SamplingOptions(**given | {"forbid": forbid or {}, "require": require or {}})
+        made = generate(
+            self, options, classifier=classifier, classifier_scale=classifier_scale, trace=trace, progress=progress
+        )
         if made.order is not None:
             made.order.log()
         return made
 
-    def score(self, texts: Sequence[str], prompts: Sequence[str] | None = None, **options: Any) -> list[Score]:
-        """Return the likelihood bound of each text with its interval; options as in `rdlm.api.score.score`.
+    def generate_each(
+        self,
+        prompts: Sequence[str],
+        options: SamplingOptions | None = None,
+        progress: Progress | None = None,
+    ) -> list[Generation]:
+        """Return the samples of each prompt, the same as `generate(prompt=...)` returns with these options.
+
+        `progress` is called with the steps done and their total, over all prompts.
+        """
+        from rdlm.api.generate import generate
+
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise InputError("prompts are a list of texts: write [text] for one")
+        found = []
+        for index, prompt in enumerate(prompts):
+            report = None if progress is None else partial(_report_after, progress, index, len(prompts))
+            found.append(generate(self, options, prompt=prompt, progress=report))
+        if found and found[0].order is not None:
+            found[0].order.log()
+        return found
+
+    def score(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[str] | None = None,
+        *,
+        nfe: int | None = None,
+        order: OrderChoice = "auto",
+        block: int | None = None,
+        estimator: BoundEstimator | None = None,
+        draws: int | None = None,
+        seed: int = 0,
+        unknown: Unknown = "error",
+        effort: Effort | None = None,
+        advance: Callable[[int], object] = lambda count: None,
+    ) -> list[Score]:
+        """Return the likelihood bound of each text with its 95% interval, in nats and in bits per character.
 
         With `prompts`, one for each text: of `-log p(text | prompt)`, exact where tokens are decoded one by one.
+        The bound is that of the sampler of `nfe` network calls in an `order`, with tokens in blocks of `block`; it is
+        estimated from `draws` whole paths (`estimator="path"`) or random steps ("steps") of each window. Characters
+        outside of the vocabulary are an error, or with `unknown` skipped ("skip") or replaced by spaces ("replace").
+        `advance` is called with the number of windows that have passed through the network. An `effort` replaces nfe,
+        order, block, estimator, draws and seed.
         """
         from rdlm.api.notebook import ScoreList
-        from rdlm.api.score import score
+        from rdlm.api.score import chosen_effort, score
 
-        return ScoreList(score(self, texts, prompts=prompts, **options))
+        if effort is None and not isinstance(texts, str):
+            effort = chosen_effort(self, texts, unknown, nfe, order, block, estimator, draws, seed)
+        return ScoreList(score(self, texts, effort, unknown, advance, prompts))
 
     def restore(
         self,
         reading: str | Tensor | Reading,
         channel: str | Tensor | None = None,
         error: float | Literal["auto"] = 0.1,
-        **options: Any,
+        *,
+        read: str | None = None,
+        whole: bool = False,
+        passes: int = 0,
+        samples: int = 0,
+        steps: int = 64,
+        order: OrderName = "synchronous",
+        seed: int = 0,
+        progress: Callable[[int], object] = lambda windows: None,
     ) -> Restoration:
         """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence [positions, V].
 
         Characters that the model lacks are kept: see `rdlm.data.evidence.to_symbols`.
-
-        `channel` is symmetric, keyboard or a matrix [true, read]; options as in `rdlm.api.restore.restore`.
+        `channel` is symmetric or keyboard, with an `error` rate, or a matrix [true, read]. The posterior is that of
+        one network call, or the mean over `passes` of the sampler in `steps` calls each; with `whole` the text is the
+        likeliest whole one that is found; `samples` are drawn from the joint posterior in an `order`.
         """
         from rdlm.api.restore import restore
 
-        return restore(self, reading, channel=channel, error=error, **options)
+        return restore(
+            self,
+            reading,
+            read,
+            channel=channel,
+            error=error,
+            whole=whole,
+            passes=passes,
+            samples=samples,
+            steps=steps,
+            order=order,
+            seed=seed,
+            progress=progress,
+        )
 
     def save(self, folder: str | Path, *, dtype: Dtype = "float32") -> Path:
         """Publish the model into a folder and return the folder; weights of any type are loaded as float32."""
@@ -157,12 +291,32 @@ class LanguageModel:
         return hub.push(self, name, private=private, dtype=dtype, message=message)
 
 
-def load(run: str | Path | None = None, *, averaged: bool = True) -> LanguageModel:
+def _report_after(progress: Progress, earlier: int, prompts: int, done: int, total: int) -> object:
+    """Report the steps of one of several prompts."""
+    return progress(earlier * total + done, prompts * total)
+
+
+def load(
+    run: str | Path | None = None,
+    *,
+    averaged: bool = True,
+    device: str | torch.device = "cpu",
+    precision: Precision = "float32",
+    trust: Sequence[str | type] = (),
+) -> LanguageModel:
     """Return the model that `find` locates, with the moving average of its weights unless `averaged` is False.
 
-    Nothing in the files is executed; names, shapes and checksums are compared before a number is used.
+    `device` and `precision` are those of `LanguageModel.to`. Nothing in the files is executed; names, shapes and
+    checksums are compared before a number is used. A model with a network, schedule or bridge of somebody's own is
+    built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
     """
-    path = find(run)
+    place = device_of(str(device))
+    with trusting(trust):
+        found = _load(find(run), averaged)
+    return found if place.type == "cpu" and precision == "float32" else found.to(place, precision=precision)
+
+
+def _load(path: Path, averaged: bool) -> LanguageModel:
     if publish.is_published(path):
         if not averaged:
             raise InputError(f"{path} is a published model with averaged weights only; averaged=False needs a run")
@@ -243,8 +397,11 @@ def _build(file: Path, state: dict[str, Any], vocabulary: int, size: int) -> tup
     try:
         about = _about(state["corpus"])
         config = config_file.from_dict(state["config"])
+        check_trusted(config)
         with AllocationLimit(2 * size + EXTRA_BYTES, size // TENSOR_BYTES + EXTRA_TENSORS):
             method = METHODS[config.method](config, vocabulary, len(about["classes"]), int(about["signal"]))
+    except UntrustedClassError:
+        raise
     except InputError as error:
         advice = "if another version of rdlm wrote it, open it with that version"
         raise InputError(f"{file.parent}: {error}; {advice}") from None

@@ -149,6 +149,23 @@ def effort_for(
     return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed, order)
 
 
+def chosen_effort(
+    model: LanguageModel,
+    texts: Sequence[str],
+    unknown: Unknown = "error",
+    nfe: int | None = None,
+    order: OrderChoice = "auto",
+    block: int | None = None,
+    estimator: Estimator | None = None,
+    draws: int | None = None,
+    seed: int = 0,
+) -> Effort:
+    """Return the effort for these texts, of `order_for` and `effort_for`, with a number of draws if it is given."""
+    windows = sum(len(split_windows(encode_text(model, text, unknown, 1).ids, model.length)) for text in texts)
+    effort = effort_for(model, max(windows, 1), nfe, estimator, seed, order_for(model, order, nfe, block))
+    return effort if draws is None else replace(effort, draws=draws)
+
+
 def order_for(
     model: LanguageModel, order: OrderChoice = "auto", nfe: int | None = None, block: int | None = None
 ) -> ChosenOrder | None:

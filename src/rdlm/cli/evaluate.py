@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rdlm.cli.model_options import ModelOptions
 from rdlm.config import OrderChoice
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(ModelOptions):
     """Measure a model: its likelihood bound on held-out sequences, and the quality of its samples.
 
     The bound is that of the sampler with --nfe network calls. It is estimated from single random steps of many
@@ -91,13 +92,12 @@ class Evaluate:
             return 0
         import torch
 
-        import rdlm
         from rdlm.evaluate.evaluate import evaluate, to_json
         from rdlm.evaluate.samples import scorer_of
         from rdlm.storage.measurements import fingerprint
         from rdlm.train.run import load_corpus
 
-        model = rdlm.load(self.model)
+        model = self.load(self.model)
         plan = self._plan(*self._order(model))
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus(self._config(model))
@@ -164,13 +164,12 @@ class Evaluate:
         """Measure the bound of every order, write orders.json, and return its content."""
         import torch
 
-        import rdlm
         from rdlm.evaluate.order_bounds import CALLS, measure_orders
         from rdlm.train.run import load_corpus
 
         if self.order is not None or self.block is not None or self.window is not None or self.nfe is not None:
             raise InputError("--orders measures every order: leave out --order, --block, --window and --nfe")
-        model = rdlm.load(self.model)
+        model = self.load(self.model)
         calls = CALLS if self.curve_nfe is None else parse_nfe(self.curve_nfe)
         if None in calls:
             raise InputError("--orders measures finite numbers of network calls: leave out inf in --curve-nfe")

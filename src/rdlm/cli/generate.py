@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rdlm.cli.model_options import ModelOptions
 from rdlm.config import SamplingOptions, attribute_docstrings
 from rdlm.display.progress import say
 from rdlm.errors import InputError
@@ -22,7 +23,7 @@ HELP = attribute_docstrings(SamplingOptions)
 
 
 @dataclass(frozen=True)
-class Generate(SamplingOptions):
+class Generate(ModelOptions, SamplingOptions):
     """Sample from a trained model: text, images or DNA."""
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -42,11 +43,10 @@ class Generate(SamplingOptions):
         """Sample, write, report, and return 0."""
         if self.trace is not None and self.trace.suffix.lower() not in (".html", ".htm", ".gif"):
             raise InputError(f"--trace {self.trace}: a trace is written as .html or .gif")
-        import rdlm
         from rdlm.api.generate import generate
         from rdlm.display.progress import bar
 
-        model = rdlm.load(self.model)
+        model = self.load(self.model)
         if model.kind == "image" and self.out is None:
             raise InputError("images need a file: --out samples.png")
         options = SamplingOptions(**{one.name: getattr(self, one.name) for one in fields(SamplingOptions)})

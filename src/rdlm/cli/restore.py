@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rdlm.cli.model_options import ModelOptions
 from rdlm.cli.score import read_text
 from rdlm.config import OrderName
 from rdlm.display.text_table import print_json
@@ -41,7 +42,7 @@ BEST_QUALITY = 60
 
 
 @dataclass(frozen=True)
-class Restore:
+class Restore(ModelOptions):
     """Restore a text, a DNA read or an image from an uncertain reading of it.
 
     In a text, ? or _ is an unreadable character, [ae] is one of several, and a backslash quotes the next character.
@@ -97,9 +98,7 @@ class Restore:
         for name, path in (("--out", self.out), ("--html", self.html)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise InputError(f"{name} {path}: give a file in a folder that exists")
-        import rdlm
-
-        model = rdlm.load(run)
+        model = self.load(run)
         _check_model(model)
         if model.kind == "image":
             return self._restore_image(model, file)

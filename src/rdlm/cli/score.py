@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from rdlm.cli.model_options import ModelOptions
 from rdlm.config import OrderChoice
 from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ScoreText:
+class ScoreText(ModelOptions):
     """Bound the negative log-likelihood of texts, line by line or as one document, with 95% intervals.
 
     A text longer than the model's sequences is cut into consecutive windows of that length, the last one shorter; each
@@ -66,7 +67,6 @@ class ScoreText:
             raise InputError("--positions needs --json")
         run, file = self._places()
         text = read_text(file)
-        import rdlm
         from rdlm.api.score import (
             MIN_TOKENS,
             encode_text,
@@ -77,7 +77,7 @@ class ScoreText:
         )
         from rdlm.display.progress import bar
 
-        model = rdlm.load(run)
+        model = self.load(run)
         lines = [text.removesuffix("\n")] if self.document else [line for line in text.splitlines() if line.strip()]
         lines, changed = self._normalised(model, lines)
         texts = [encode_text(model, line, self.unknown, MIN_TOKENS if self.prompt is None else 1) for line in lines]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rdlm.cli.model_options import ModelOptions
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Serve:
+class Serve(ModelOptions):
     """Serve models over HTTP: OpenAI-compatible completions, scores, trajectories, and a web page.
 
     An address that other machines can reach requires a secret token in the environment variable RDLM_TOKEN.
@@ -91,9 +92,7 @@ class Serve:
         return Limits(self.steps, self.queue, self.batch, self.deadline, threads)
 
     def _models(self) -> list[LanguageModel]:
-        import rdlm
-
-        return [rdlm.load(run) for run in self.models or (None,)]
+        return [self.load(run) for run in self.models or (None,)]
 
     def _announce(self, url: str, names: list[str]) -> None:
         from rdlm.display.text_table import print_json

@@ -17,6 +17,7 @@ from rdlm.display.text_table import print_json, table
 from rdlm.errors import DivergedError, InputError
 from rdlm.presets import PRESETS, preset
 from rdlm.storage import config_file
+from rdlm.storage.own_classes import trusting
 
 if TYPE_CHECKING:
     from rdlm.train.loop import Result
@@ -53,6 +54,8 @@ class Train:
     stay. The same command continues the run. With several processes: minutes of training, and nothing is fitted."""
     accept_changes: bool = False
     """Continue the run in the folder although its configuration differs."""
+    trust: tuple[str, ...] = ()
+    """Names module:Class of your own network, schedule or bridge that may be imported and run."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -64,7 +67,8 @@ class Train:
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
         config = self._with_data()
         given = set(config_file.difference(chosen_configuration("train", [self.source])[1], config))
-        result = attempt(config, out, self.minutes, self.accept_changes, given)
+        with trusting(self.trust):
+            result = attempt(config, out, self.minutes, self.accept_changes, given)
         if isinstance(result, int):
             return result
         if result.leads:

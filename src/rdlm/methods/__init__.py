@@ -26,6 +26,7 @@ from rdlm.methods.sedd import SEDD
 from rdlm.methods.tau_ldr import TauLDR
 from rdlm.methods.udlm import UDLM
 from rdlm.model.belief import BeliefNetwork
+from rdlm.storage.own_classes import check_trusted
 
 METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "rdlm": Rdlm,
@@ -55,6 +56,7 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
     """Return the configured method for the vocabulary, the classes and the per-position signal of a corpus."""
     if config.method not in METHODS:
         raise unknown("method", config.method, METHODS)
+    check_trusted(config)
     method = METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
     if isinstance(method.network, BeliefNetwork):
         method.network.belief.fit(corpus.rows, corpus.digest)

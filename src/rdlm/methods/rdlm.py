@@ -22,7 +22,7 @@ from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, Card
 from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
-from rdlm.process.bridge import default_total
+from rdlm.process.bridge import Bridge, default_total
 from rdlm.process.channel import Channel
 from rdlm.process.exact import ExactLaw, GaussianLaw
 from rdlm.process.kernel import Chain, Kernel
@@ -30,10 +30,11 @@ from rdlm.process.law import cached_law
 from rdlm.process.layout import Layout
 from rdlm.process.order import STARTS, TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
-from rdlm.process.schedule import Grid, Schedule, schedule, uniform_in_time
+from rdlm.process.schedule import Grid, Schedule, check_inverse, schedule, uniform_in_time
 from rdlm.process.tokens import Codes
 from rdlm.random import Draw, generator_of, on_device
 from rdlm.sampling.sampler import sample_chain
+from rdlm.storage.own_classes import own_class
 
 CHAIN_PAIRS = 8192
 """Draws per level in the tables of the chains that bounds are measured on."""
@@ -50,6 +51,22 @@ def total_noise(config: ProcessConfig, vocabulary: int) -> float:
     return PAPER_TOTAL_NOISE if config.bridge == "gaussian" else default_total(coordinates + 1)
 
 
+def own_schedule(name: str | None, total: float) -> Schedule | None:
+    """Return the user's own schedule, scaled to the total noise `S`; None without one."""
+    if name is None:
+        return None
+    found = own_class(name, Schedule)(total)  # type: ignore[call-arg, type-abstract]
+    if abs(found.total - total) > 1e-6 * total:
+        raise InputError(f"{name}({total:g}) must be a schedule of that total noise, but its total is {found.total:g}")
+    check_inverse(found)
+    return found
+
+
+def own_bridge(name: str) -> type[Bridge]:
+    """Return the user's own family of bridges."""
+    return own_class(name, Bridge)
+
+
 @dataclass(frozen=True, eq=False)
 class Process:
     """The diffusion of a configuration, for one vocabulary."""
@@ -64,17 +81,18 @@ class Process:
         """Return the process over `vocabulary` tokens, split into digits where the configuration has a base."""
         layout = Layout(vocabulary, config.base or vocabulary, config.layout, head)
         total = total_noise(config, vocabulary)
-        clock = schedule(config.schedule, total)
+        clock = own_schedule(config.schedule_class, total) or schedule(config.schedule, total)
+        family = Bridge if config.bridge_class is None else own_bridge(config.bridge_class)
         common = (layout.base, total)
         if config.path == "masked" or config.bridge == "gaussian":
             codes = Codes(vocabulary, config.dimension) if config.codes == "learned" else None
-            path = masked_path(*common, config.bridge, codes)
+            path = masked_path(*common, config.bridge, codes, family)
         elif config.path == "constant":
-            return Process(config, layout, clock, constant_mixture(*common, config.weight, config.bridge))
+            return Process(config, layout, clock, constant_mixture(*common, config.weight, config.bridge, family))
         elif config.path == "switch":
-            path = switching_path(*common, float(clock.remaining(config.switch)), config.bridge)
+            path = switching_path(*common, float(clock.remaining(config.switch)), config.bridge, family)
         else:
-            path = uniform_path(*common, config.bridge)
+            path = uniform_path(*common, config.bridge, family)
         return Process(config, layout, clock, Mixture((path,)))
 
     @property
@@ -113,7 +131,7 @@ class Rdlm:
             self.network.add_module("codes", self.process.codes)  # part of checkpoints, averages and gradients
         self.proposal = Proposal(config.objective, self.process.schedule, self.layout.base)
         self.training_grid = self.process.grid(config.process.levels)
-        self._laws: dict[Channel, Law] = {}
+        self._laws: dict[tuple[Channel, torch.device], Law] = {}
         self._chain_laws: dict[tuple[Path, tuple[float, ...]], PathLaw] = {}
 
     @staticmethod
@@ -321,7 +339,8 @@ class Rdlm:
     @property
     def takes_blocks(self) -> bool:
         """Whether the network's attention can be masked, as blocks need it."""
-        return isinstance(self.config.model, TransformerConfig) and not self.config.model.causal
+        model = self.config.model
+        return isinstance(model, TransformerConfig) and not model.causal and model.network_class is None
 
     def check_blocks(self, block: float) -> None:
         """Refuse blocks for a network whose attention cannot be masked."""
@@ -349,10 +368,11 @@ class Rdlm:
         return mixture.paths[0 if float(torch.rand((), generator=generator)) < mixture.weights[0] else 1]
 
     def _law(self, device: torch.device, bridge: Channel) -> Law:
-        if bridge not in self._laws:
+        key = (bridge, device)
+        if key not in self._laws:
             config = self.config.process
-            self._laws[bridge] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)
-        return self._laws[bridge]
+            self._laws[key] = cached_law(config.law, bridge, self.training_grid, config.pairs).to(device)
+        return self._laws[key]
 
     def law_to(self, bridge: Channel, device: torch.device) -> Law:
         """Return the law of training states for a bridge with other points of the tokens, from the same table."""

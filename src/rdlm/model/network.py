@@ -3,32 +3,90 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rdlm.config import Interface, NetworkConfig, TransformerConfig
+from rdlm.errors import InputError, unknown
 from rdlm.model.belief import WEIGHTS, BeliefNetwork, belief_of
 from rdlm.model.cnn import Convolution
 from rdlm.model.transformer import Transformer
+from rdlm.storage.own_classes import own_class
 
 Network = Transformer | Convolution | BeliefNetwork
 
 
-def build(config: NetworkConfig, interface: Interface) -> Network:
-    """Return the network with fresh parameters, on torch's default device and from its global seed."""
+def build(config: NetworkConfig, interface: Interface) -> nn.Module:
+    """Return the network with fresh parameters, on torch's default device and from its global seed.
+
+    A user's own class is built as `MyNetwork(config, interface)`, and called as rdlm's networks are:
+    `forward(inputs [B, L, features], time [B] or [B, L], condition, previous)` returns logits [B, L, outputs].
+    """
     if config.belief != "none":
         belief = belief_of(config, interface)
         own = replace(interface, outputs=interface.outputs + WEIGHTS)
         causal = isinstance(config, TransformerConfig) and config.causal
         return BeliefNetwork(build(replace(config, belief="none"), own), belief, interface.outputs, causal)
+    if config.network_class is not None:
+        return _own(config, interface)
     if isinstance(config, TransformerConfig):
         return Transformer(config, interface)
     return Convolution(config, interface)
 
 
+def _own(config: NetworkConfig, interface: Interface) -> nn.Module:
+    """Return a network of the user's own class."""
+    assert config.network_class is not None
+    if config.self_condition:
+        raise InputError("model.self_condition is not supported with model.network_class")
+    return own_class(config.network_class, nn.Module)(config, interface)
+
+
 def parameter_count(network: nn.Module) -> int:
     """Return the number of trainable parameters; shared ones count once."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+Precision = Literal["float32", "bfloat16"]
+
+
+def device_of(name: str, index: int = 0, flag: str = "device") -> torch.device:
+    """Return the device of this name; `auto` selects cuda, mps or cpu, whichever is available first.
+
+    `index` is that of a cuda device whose number is not given.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, here in available.items() if here)
+    kind, _, number = name.partition(":")
+    here = ", ".join(kind for kind, found in available.items() if found)
+    if not available.get(kind, False):
+        raise InputError(f"{flag} {name!r} is not available; this machine has: {here}")
+    try:
+        found = torch.device(f"cuda:{index}" if name == "cuda" else name)
+    except RuntimeError as error:
+        raise InputError(f"{flag} {name!r} is not a device: {error}") from None
+    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
+        raise InputError(f"{flag} {name!r} is not available; this machine has {torch.cuda.device_count()} cuda devices")
+    return found
+
+
+def use_precision(network: nn.Module, precision: Precision) -> None:
+    """Run a network under bfloat16 autocast from now on, or in float32; its parameters and logits are float32."""
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
+    vars(network).pop("forward", None)
+    if precision == "bfloat16":
+        plain = network.forward
+
+        def forward(inputs: Tensor, *more: Any, **options: Any) -> Tensor:
+            with torch.autocast(inputs.device.type, torch.bfloat16):
+                logits: Tensor = plain(inputs, *more, **options)
+            return logits.float()
+
+        vars(network)["forward"] = forward
 
 
 def transformer_of(network: nn.Module) -> Transformer | None:

@@ -102,32 +102,62 @@ class Mixture:
 ChannelKind = BridgeKind | Literal["gaussian"]
 
 
-def masked_path(vocabulary: int, total: float, kind: ChannelKind = "brownian", tokens: Tokens | None = None) -> Path:
+def masked_path(
+    vocabulary: int,
+    total: float,
+    kind: ChannelKind = "brownian",
+    tokens: Tokens | None = None,
+    family: type[Bridge] = Bridge,
+) -> Path:
     """Return the path that starts at the vertex of the mask, or the Gaussian channel, which starts without one.
 
-    The tokens are vertices unless their points are given, Eq. (55).
+    The tokens are vertices unless their points are given, Eq. (55). `family` may be a class derived from `Bridge`.
     """
     points = tokens or Vertices(vocabulary)
     if kind == "gaussian":
         return Path(Gaussian.of(points, total))
     coordinates = None if points.coordinates == vocabulary else points.coordinates
-    return Path(Bridge(masked_start(vocabulary, coordinates), total, kind, points))
+    return Path(_checked(family(masked_start(vocabulary, coordinates), total, kind, points)))
 
 
-def uniform_path(vocabulary: int, total: float, kind: BridgeKind = "brownian") -> Path:
+def uniform_path(vocabulary: int, total: float, kind: BridgeKind = "brownian", family: type[Bridge] = Bridge) -> Path:
     """Return the path that starts at the point with equal coordinates."""
-    return Path(Bridge(uniform_start(vocabulary), total, kind))
+    return Path(_checked(family(uniform_start(vocabulary), total, kind)))
 
 
-def switching_path(vocabulary: int, total: float, switch_remaining: float, kind: BridgeKind = "brownian") -> Path:
+def _checked(bridge: Bridge) -> Bridge:
+    """Return a bridge; one of another class must have a slope that is its pull over the sine, Eq. (10).
+
+    The law of the states is computed from `pull` and the steps of the sampler from `slope`: if they differed, the bound
+    would be that of another sampler.
+    """
+    if type(bridge) is not Bridge:
+        angle = torch.linspace(0.1, 3.0, 30, dtype=torch.float64)[:, None]
+        level = bridge.total * torch.linspace(0.05, 1, 5, dtype=torch.float64)
+        pull, slope = bridge.pull(angle, level), bridge.slope(angle.cos().expand(30, 5), level)
+        if not torch.allclose(slope * angle.sin(), pull, rtol=1e-3, atol=1e-6):
+            raise InputError(f"{type(bridge).__name__}.slope(cos r, B) must be its pull(r, B) / sin r: define both")
+    return bridge
+
+
+def switching_path(
+    vocabulary: int,
+    total: float,
+    switch_remaining: float,
+    kind: BridgeKind = "brownian",
+    family: type[Bridge] = Bridge,
+) -> Path:
     """Return the uniform path that switches to the masked one at `switch_remaining`, Eq. (32)."""
-    first, second = uniform_path(vocabulary, total, kind), masked_path(vocabulary, total, kind)
+    first = uniform_path(vocabulary, total, kind, family)
+    second = masked_path(vocabulary, total, kind, family=family)
     return Path(first.bridge, second.bridge, switch_remaining)
 
 
-def constant_mixture(vocabulary: int, total: float, weight: float, kind: BridgeKind = "brownian") -> Mixture:
+def constant_mixture(
+    vocabulary: int, total: float, weight: float, kind: BridgeKind = "brownian", family: type[Bridge] = Bridge
+) -> Mixture:
     """Return the masked path with probability `weight` and the uniform one otherwise, Eq. (31)."""
-    paths = masked_path(vocabulary, total, kind), uniform_path(vocabulary, total, kind)
+    paths = masked_path(vocabulary, total, kind, family=family), uniform_path(vocabulary, total, kind, family)
     return Mixture(paths, (weight, 1 - weight))
 
 

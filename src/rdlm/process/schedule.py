@@ -76,6 +76,18 @@ def _positive(**values: float) -> None:
             raise InputError(f"{name} must be a positive number, got {value}")
 
 
+def check_inverse(found: Schedule, points: int = 17, tolerance: float = 1e-4) -> None:
+    """Raise InputError unless a schedule's remaining noise decreases from its total to 0, and `time` is the inverse."""
+    time = torch.linspace(0, 1, points, dtype=torch.float64)
+    remaining = found.remaining(time)
+    slack = tolerance * found.total
+    ends = abs(float(remaining[0]) - found.total) <= slack and abs(float(remaining[-1])) <= slack
+    if not ends or not bool((remaining.diff() < 0).all()):
+        raise InputError(f"{found!r} must decrease strictly from its total noise {found.total:g} to 0 at time 1")
+    if not torch.allclose(found.remaining(found.time(remaining.clamp(0, found.total))), remaining, rtol=0, atol=slack):
+        raise InputError(f"the times of {found!r} are not the inverse of its remaining noise")
+
+
 @dataclass(frozen=True)
 class Geometric(Schedule):
     """The paper's schedule, Eq. (9): `beta_t = first^(1-t) last^t`."""

@@ -14,7 +14,7 @@ from rdlm.methods.rdlm import Process
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked_start, uniform_start
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.normal import match_moments
-from rdlm.process.schedule import schedule, uniform_in_time
+from rdlm.process.schedule import Schedule, schedule, uniform_in_time
 
 LEVELS, PAIRS, STATES = 48, 512, 48
 """Time levels of a curve, draws of the table per level, and states per level for the information."""
@@ -89,8 +89,8 @@ def _note(bridge: Bridge, brownian: bool) -> str:
 
 
 @lru_cache(maxsize=16)
-def _mean_path(bridge: Bridge, schedule_name: str) -> tuple[list[list[float]], list[float]]:
-    grid = uniform_in_time(schedule(schedule_name, bridge.total), LEVELS)
+def _mean_path(bridge: Bridge, clock: Schedule) -> tuple[list[list[float]], list[float]]:
+    grid = uniform_in_time(clock, LEVELS)
     law = tabulate(bridge, grid, PAIRS, torch.Generator().manual_seed(0))
     on_token, on_start, _ = _means(law)
     # By symmetry, the mean has equal coordinates on all other tokens.
@@ -112,4 +112,4 @@ def mean_path(process: Process) -> tuple[list[list[float]], list[float]]:
     """
     if not isinstance(process.bridge, Bridge):
         raise InputError(f"mean paths are those of bridges of the sphere, not of the {process.bridge.kind} channel")
-    return _mean_path(process.bridge, process.config.schedule)
+    return _mean_path(process.bridge, process.schedule)

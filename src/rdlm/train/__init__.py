@@ -1,1 +1,19 @@
 """Training: the loop, data parallelism, runs that resume from checkpoints, and their record."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
+
+
+class _CallableModule(types.ModuleType):
+    """Lets `rdlm.train` be this package and, called, the function `rdlm.api.training.train_model`."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        # By name, because api is a layer above this one: only users call the module.
+        return importlib.import_module("rdlm.api.training").train_model(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

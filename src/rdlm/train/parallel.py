@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
+from rdlm.model.network import device_of
 from rdlm.process.tokens import Codes
 
 TIMEOUT = timedelta(minutes=30)
@@ -168,7 +169,7 @@ def assign(tensor: Tensor, value: Tensor) -> None:
 def team(device: str = "auto", environment: Mapping[str, str] = os.environ) -> Iterator[Team]:
     """Context manager: join the process group of torchrun, if any, and leave it on success."""
     world, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
-    chosen = device_of(device, int(environment.get("LOCAL_RANK", "0")))
+    chosen = device_of(device, int(environment.get("LOCAL_RANK", "0")), "training.device")
     if world == 1:
         yield Team(device=chosen)
         return
@@ -192,18 +193,3 @@ def _initialize(device: torch.device, attempt: str) -> None:
     # Two backends: nccl for tensors on a GPU, gloo for tensors in memory.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-
-
-def device_of(name: str, index: int = 0) -> torch.device:
-    """Return the device of this name; `auto` selects cuda, mps or cpu, whichever is available first."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, here in available.items() if here)
-    kind = name.partition(":")[0]
-    if not available.get(kind, False):
-        here = ", ".join(kind for kind, found in available.items() if found)
-        raise InputError(f"training.device {name!r} is not available; this machine has: {here}")
-    try:
-        return torch.device(f"cuda:{index}" if name == "cuda" else name)
-    except RuntimeError as error:
-        raise InputError(f"training.device {name!r} is not a device: {error}") from None

@@ -1,0 +1,27 @@
+"""Options of every command that loads a model: its device, its precision, and trusted classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rdlm.api.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is loaded."""
+
+    device: str = "cpu"
+    """Device of the network: cpu, cuda, cuda:1, mps, or auto, the first of cuda, mps and cpu that is there."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the network; states, evidence and probabilities are always in float32 or float64."""
+    trust: tuple[str, ...] = ()
+    """Names module:Class of somebody's own network, schedule or bridge that may be imported and run."""
+
+    def load(self, run: str | None) -> LanguageModel:
+        """Return a model on the device."""
+        import rdlm
+
+        return rdlm.load(run, device=self.device, precision=self.precision, trust=self.trust)
