@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
@@ -166,6 +167,17 @@ def bases() -> Characters:
     return Characters("ACGT")
 
 
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn an error of the `tokenizers` library, which raises Exception or panics, into a DamagedFileError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of Rust code is not an Exception
+        raise DamagedFileError(f"{what}: {error}") from None
+
+
 class Subwords:
     """WordPiece or byte-level BPE, by the `tokenizers` library."""
 
@@ -187,7 +199,8 @@ class Subwords:
 
     def encode(self, text: str) -> Ids:
         """Return the ids; no special token is added."""
-        return np.array(self.inner.encode(text, add_special_tokens=False).ids, id_type(self.size))
+        with _library_errors(f"a {self.kind} tokenizer failed to encode a text"):
+            return np.array(self.inner.encode(text, add_special_tokens=False).ids, id_type(self.size))
 
     def encode_many(self, texts: Sequence[str]) -> Iterator[Ids]:
         """Return the ids of many texts, encoded in one batch."""
@@ -196,7 +209,9 @@ class Subwords:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text, special tokens included: exact for BPE, up to case and spacing for WordPiece."""
-        return str(self.inner.decode(list(within(ids, self.size)), skip_special_tokens=False))
+        checked = list(within(ids, self.size))
+        with _library_errors(f"a {self.kind} tokenizer failed to decode tokens"):
+            return str(self.inner.decode(checked, skip_special_tokens=False))
 
     def to_json(self) -> dict[str, Any]:
         """Return the serialization of the library."""
@@ -244,16 +259,12 @@ def _restore_subwords(kind: SubwordKind, description: object) -> Subwords:
     if not isinstance(model, dict):
         raise DamagedFileError(f"a {kind} tokenizer without a vocabulary")
     vocabulary = _vocabulary(model.get("vocab"))
-    try:
+    with _library_errors(f"a {kind} tokenizer that cannot be read"):
         if kind == "wordpiece":
             found = wordpiece(vocabulary)
         else:
             ids = {token: i for i, token in enumerate(vocabulary)}
             found = _byte_level(models.BPE(ids, _merges(model.get("merges"))))
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the library raises Exception, or panics
-        raise DamagedFileError(f"a {kind} tokenizer that cannot be read: {error}") from None
     rebuilt = found.to_json()["model"]
     content = ("vocab", "merges")  # the library compares them itself; older versions write merges otherwise
     own = {key: value for key, value in rebuilt["model"].items() if key not in content}
