@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import rdlm
 from rdlm.cli import main as cli
@@ -117,3 +118,41 @@ def test_presets_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str])
     run("presets", "--json")
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["name"] for row in rows] == list(PRESETS) and all(row["summary"].endswith(".") for row in rows)
+
+
+def test_a_run_begins_with_the_weights_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """A larger n-gram model, another length and other tokens: what fits is taken, and the rest is stated."""
+    text = written("text")
+    assert cli.main(["train", "--data", *text, "--out", "first", *TINY]) == 0
+    first = rdlm.load("first").method.network
+    weights = dict(first.named_parameters())
+    larger = [part if part != "300" else "400" for part in SMALL]
+    still = ["--training.steps", "1", "--training.lr", "1e-12"]
+    assert (
+        cli.main(
+            ["train", "--data", text[0], "--data.length", "12", "--out", "second", *larger, *still, "--init", "first"]
+        )
+        == 0
+    )
+    assert "weights of first\n" in capsys.readouterr().err
+    second = rdlm.load("second").method.network
+    for name, parameter in second.named_parameters():
+        assert torch.allclose(parameter, weights[name], atol=1e-9), name
+    assert second.belief.states == 400 and first.belief.states == 300  # type: ignore[union-attr]
+    Path("other.txt").write_text("0123456789\n" * 60)
+    assert (
+        cli.main(
+            ["train", "--data", "other.txt", "--data.length", "8", "--out", "third", *SMALL, *still, "--init", "first"]
+        )
+        == 0
+    )
+    said = capsys.readouterr().err
+    assert "other tokens" in said and "these are new" in said
+
+
+def test_weights_of_another_network_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    text = written("text")
+    assert cli.main(["train", "--data", *text, "--out", "first", *TINY]) == 0
+    wider = [part if part != "16" else "24" for part in TINY]
+    assert cli.main(["train", "--data", *text, "--out", "second", *wider, "--init", "first"]) == 2
+    assert "most weights of the given model do not fit" in capsys.readouterr().err

@@ -126,13 +126,6 @@ def test_id_type_is_the_smallest(size: int, width: int) -> None:
     assert id_type(size).itemsize == width
 
 
-def test_a_tokenizer_at_which_the_library_panics_is_refused() -> None:
-    model = train_bpe(["some text of mine, some text"], 270).to_json()["model"]
-    model["model"]["continuing_subword_prefix"] = "longer than a merge"
-    with pytest.raises(DamagedFileError, match="a bpe tokenizer that cannot be read"):
-        from_json({"kind": "bpe", "model": model})
-
-
 # -- normalisation ----------------------------------------------------------------------------------
 
 
@@ -162,3 +155,73 @@ def test_what_was_changed_is_counted() -> None:
 )
 def test_a_small_alphabet_has_a_rule(tokenizer: Characters | Bytes, rule: str) -> None:
     assert normalisation_rule(tokenizer) == rule
+
+
+# -- foreign descriptions ---------------------------------------------------------------------------
+
+
+def described(kind: str, changes: dict[str, object]) -> dict[str, object]:
+    """Return the description of a tokenizer with other values under dotted keys."""
+    found = json.loads(json.dumps((BPE if kind == "bpe" else wordpiece(WORDS)).to_json()))
+    for path, value in changes.items():
+        *keys, last = path.split(".")
+        place = found["model"]
+        for key in keys:
+            place = place[key]
+        place[last] = value
+    return found
+
+
+DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+"""Each such normalizer doubles the letters a of a text: 21 of them took 12 s and 350 MB for one letter."""
+SPLIT = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+"""Backtracks without end on forty a and a b, where the library panics."""
+STEPS: list[tuple[str, dict[str, object]]] = [
+    ("bpe", {"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40}}),
+    ("wordpiece", {"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40}}),
+    ("bpe", {"pre_tokenizer": SPLIT}),
+    ("wordpiece", {"pre_tokenizer": SPLIT}),
+    ("bpe", {"decoder": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10**6}}),
+    ("bpe", {"post_processor": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}}),
+    ("bpe", {"padding": {"strategy": {"Fixed": 10**12}}}),
+    ("bpe", {"added_tokens": [{"id": 0, "content": "a", "single_word": False}]}),
+    ("bpe", {"model.continuing_subword_prefix": "longer than a merge"}),
+    ("bpe", {"model.dropout": 0.5}),
+    ("bpe", {"model.new": 1}),
+    ("bpe", {"new": None}),
+    ("wordpiece", {"model.max_input_chars_per_word": 10**9}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), STEPS)
+def test_only_the_steps_of_this_package_are_restored(kind: str, changes: dict[str, object]) -> None:
+    assert from_json(described(kind, {})).size == (BPE if kind == "bpe" else wordpiece(WORDS)).size
+    with pytest.raises(DamagedFileError, match="other steps"):
+        from_json(described(kind, changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.vocab": 3}, "object"),
+        ({"model.vocab": {"a": 0, "b": 0}}, "each once"),
+        ({"model.vocab": {"a": 1}}, "each once"),
+        ({"model.vocab": {"a": True}}, "object"),
+        ({"model.vocab": {"a" * 1025: 0}}, "1025 characters"),
+        ({"model.vocab": {"\ud800": 0}}, "cannot be read"),
+        ({"model.merges": [["no", "such"]]}, "cannot be read"),
+        ({"model.merges": [["a"]]}, "pairs"),
+        ({"model.merges": [["a", 1]]}, "pairs"),
+        ({"model.merges": "ab"}, "pairs"),
+        ({"model": None}, "without a vocabulary"),
+    ],
+)
+def test_a_vocabulary_that_is_none_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(DamagedFileError, match=message):
+        from_json(described("bpe", changes))
+
+
+def test_merges_of_older_versions_are_restored() -> None:
+    merges = [" ".join(pair) for pair in BPE.to_json()["model"]["model"]["merges"]]
+    again = from_json(described("bpe", {"model.merges": merges}))
+    assert merges and again.to_json() == BPE.to_json()

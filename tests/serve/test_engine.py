@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Gated:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rows: list[int] = []
-        self.trouble: Exception | None = None
+        self.trouble: BaseException | None = None
         self._gate, self._passed, real = threading.Semaphore(0), threading.Semaphore(0), self.engine.batcher.__call__
 
         def evaluate(queries: Sequence[Query]) -> list[Tensor]:
@@ -198,16 +199,27 @@ def test_waiting_samples_start_in_order(model: LanguageModel, gated: Callable[..
     run(scene)
 
 
+class Panic(BaseException):
+    """What a library in Rust raises when it panics: not an Exception."""
+
+
+@pytest.mark.parametrize(("trouble", "found"), [(ZeroDivisionError, ZeroDivisionError), (Panic, RuntimeError)])
 def test_a_failed_evaluation_ends_its_requests_and_not_the_service(
-    model: LanguageModel, gated: Callable[..., Gated], caplog: pytest.LogCaptureFixture
+    model: LanguageModel,
+    gated: Callable[..., Gated],
+    caplog: pytest.LogCaptureFixture,
+    trouble: type[BaseException],
+    found: type[Exception],
 ) -> None:
     async def scene() -> None:
-        gate, job = gated(), Job(60)
-        gate.trouble = ZeroDivisionError("a secret of the house")
+        gate, job, other = gated(), Job(60), Job(60)
+        gate.trouble = trouble("a secret of the house")
         gate.let(30)
         gate.engine.submit([sample(model, job)])
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(found):
             await anext(job.events())
+        with pytest.raises(found):
+            await other.run(lambda: gate.engine.evaluate(sample(model, other).query, other))
         gate.trouble = None
         again = Job(60)
         gate.engine.submit([sample(model, again)])
@@ -276,6 +288,98 @@ def test_queries_of_other_threads_share_a_turn(model: LanguageModel, gated: Call
         other.over = True
         with pytest.raises(Disconnected):
             gate.engine.evaluate(query, other)
+
+    run(scene)
+
+
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/completions", {"prompt": "a", "stream": True}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 0, "logprobs": 1, "echo": True, "order": "left-to-right"}),
+    ("/v1/score", {"input": "abc"}),
+    ("/v1/restore", {"text": "ab?"}),
+    ("/v1/trajectory", {"prompt": "a"}),
+]
+
+
+async def status_of(service: Service, path: str, body: dict[str, Any]) -> tuple[int, str, float]:
+    """Return the status of a request, the code of its error, and the seconds until its answer."""
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.sleep(3600)
+        return messages.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST"}
+    scope |= {"path": path, "query_string": b"", "root_path": "", "http_version": "1.1"}
+    scope["headers"] = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    begin = time.monotonic()
+    await create(service)(scope, receive, send)
+    answered = json.loads(b"".join(message.get("body", b"") for message in sent))
+    return sent[0]["status"], answered["error"]["code"], time.monotonic() - begin
+
+
+def failing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let the first use of the tokenizer within a request do something bad."""
+
+    def encode(tokenizer: object, text: str) -> object:
+        return act()
+
+    monkeypatch.setattr(type(model.tokenizer), "encode", encode)
+    monkeypatch.setattr("rdlm.serve.restore.read_text_through", lambda *_: act())
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_panic_is_answered(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    def panic() -> object:
+        raise Panic("a secret of the house")
+
+    service = Service([model], Limits(steps=4, deadline=20))
+    failing(model, monkeypatch, panic)
+    try:
+        status, code, seconds = asyncio.run(asyncio.wait_for(status_of(service, path, body), 30))
+        assert (status, code) == (500, "internal_error") and seconds < 15
+        assert service.ready
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_no_request_outlives_its_deadline(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """A tokenizer that does not return, and neither do the threads that wait for it."""
+    released = threading.Event()
+    service = Service([model], Limits(steps=4, deadline=0.5))
+    failing(model, monkeypatch, lambda: released.wait(60))
+
+    async def ask() -> tuple[int, str, float]:
+        try:
+            return await status_of(service, path, body)
+        finally:
+            released.set()
+
+    try:
+        status, code, seconds = asyncio.run(asyncio.wait_for(ask(), 30))
+        assert (status, code) in ((503, "overloaded"), (504, "deadline_exceeded")) and seconds < 10
+    finally:
+        service.close()
+
+
+def test_a_query_waits_no_longer_than_its_request(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, job = gated(), Job(0.2)
+        query = sample(model, job).query
+        with pytest.raises(HttpError) as error:
+            await asyncio.to_thread(gate.engine.evaluate, query, job)
+        assert error.value.status == 504
 
     run(scene)
 

@@ -20,7 +20,10 @@ from rdlm.storage import config_file
 from rdlm.storage.own_classes import trusting
 
 if TYPE_CHECKING:
+    from rdlm.data.store import Corpus
+    from rdlm.methods.base import Method
     from rdlm.train.loop import Result
+    from rdlm.train.run import Build
 
 SOURCE = f"Name of a preset ({', '.join(PRESETS)}; -paper: the paper's settings), or a YAML file."
 
@@ -48,6 +51,9 @@ class Train:
     """Reduce your text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
     out: Path | None = None
     """Folder of the run; None: runs/NAME."""
+    init: str | None = None
+    """Start from the weights of this run, checkpoint or model; an n-gram model is counted anew in the data. Only the
+    weights of equal name and shape are taken, and the others are stated."""
     minutes: float | None = None
     """Minutes of the whole command: loading, training, validation, samples and report. Network, batch, steps, warm-up
     and validation are fitted to the time, by the speed of the first steps, and stated; keys that are given as options
@@ -68,7 +74,7 @@ class Train:
         config = self._with_data()
         given = set(config_file.difference(chosen_configuration("train", [self.source])[1], config))
         with trusting(self.trust):
-            result = attempt(config, out, self.minutes, self.accept_changes, given)
+            result = attempt(config, out, self.minutes, self.accept_changes, given, self.init)
         if isinstance(result, int):
             return result
         if result.leads:
@@ -90,17 +96,20 @@ def attempt(
     minutes: float | None,
     accept_changes: bool = False,
     given: Collection[str] | None = None,
+    init: str | None = None,
 ) -> Result | int:
     """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed.
 
-    With `given`, the keys that the user has set, the other ones are fitted to the minutes.
+    With `given`, the keys that the user has set, the other ones are fitted to the minutes. `init` names a model whose
+    weights are the initial ones.
     """
     began = time.monotonic()  # before torch is imported
-    from rdlm.methods import build
+    from rdlm import methods
     from rdlm.train.interruption import InterruptedRunError
     from rdlm.train.loop import train
     from rdlm.train.parallel import LeaderFailedError
 
+    build = methods.build if init is None else starting_from(init)
     try:
         return train(config, out, build, minutes=minutes, given=given, began=began, accept_changes=accept_changes)
     except InterruptedRunError as stopped:
@@ -111,6 +120,29 @@ def attempt(
         return 1
     except LeaderFailedError:
         return 1
+
+
+def starting_from(name: str) -> Build:
+    """Return `methods.build` with the weights of a model in place of the random ones; what does not fit is stated."""
+    import rdlm
+    from rdlm import methods
+    from rdlm.display.progress import say
+    from rdlm.train.run import copy_weights
+
+    model, told = rdlm.load(name), False
+
+    def build(config: RunConfig, corpus: Corpus) -> Method:
+        nonlocal told
+        method = methods.build(config, corpus)
+        new = copy_weights(model.method.network, method.network)
+        if not told and corpus.tokenizer.to_json() != model.tokenizer.to_json():
+            say(f"{name} has other tokens than {corpus.name}: what it knows of single tokens is lost")
+        if not told:
+            say(f"weights of {name}{', but these are new: ' + ', '.join(new) if new else ''}")
+        told = True
+        return method
+
+    return build
 
 
 def defaults(options: Sequence[str]) -> Train:

@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
@@ -26,6 +27,9 @@ SubwordKind = Literal["wordpiece", "bpe"]
 
 ENCODED_AT_ONCE = 1 << 22
 """Characters that are encoded at a time: code points take four bytes each."""
+
+LONGEST_TOKEN = 1024
+"""Characters of the longest token of a vocabulary: a sequence of tokens cannot become a text of any size."""
 
 TEXT8_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 
@@ -171,6 +175,17 @@ def bases() -> Characters:
     return Characters("ACGT")
 
 
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn an error of the `tokenizers` library, which raises Exception or panics, into a DamagedFileError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of Rust code is not an Exception
+        raise DamagedFileError(f"{what}: {error}") from None
+
+
 class Subwords:
     """WordPiece or byte-level BPE, by the `tokenizers` library."""
 
@@ -192,7 +207,8 @@ class Subwords:
 
     def encode(self, text: str) -> Ids:
         """Return the ids; no special token is added."""
-        return np.array(self.inner.encode(text, add_special_tokens=False).ids, id_type(self.size))
+        with _library_errors(f"a {self.kind} tokenizer failed to encode a text"):
+            return np.array(self.inner.encode(text, add_special_tokens=False).ids, id_type(self.size))
 
     def encode_many(self, texts: Sequence[str]) -> Iterator[Ids]:
         """Return the ids of many texts, encoded in one batch."""
@@ -201,7 +217,9 @@ class Subwords:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text, special tokens included: exact for BPE, up to case and spacing for WordPiece."""
-        return str(self.inner.decode(list(within(ids, self.size)), skip_special_tokens=False))
+        checked = list(within(ids, self.size))
+        with _library_errors(f"a {self.kind} tokenizer failed to decode tokens"):
+            return str(self.inner.decode(checked, skip_special_tokens=False))
 
     def to_json(self) -> dict[str, Any]:
         """Return the serialization of the library."""
@@ -223,26 +241,68 @@ def train_bpe(texts: Iterable[str], size: int) -> Subwords:
     """Return a byte-level BPE of at most `size` tokens trained on `texts`; it can encode any text."""
     if size < 257:
         raise InputError(f"a byte-level BPE needs at least 257 tokens, got {size}")
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
+    found = _byte_level(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(
+    found.inner.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     )
+    return found
+
+
+def _byte_level(model: models.BPE) -> Subwords:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     return Subwords("bpe", inner)
 
 
-def _restore_subwords(kind: SubwordKind, model: dict[str, Any]) -> Subwords:
-    """Return the tokenizer that `Subwords.to_json` serialized."""
-    try:
-        found = Subwords(kind, tokenizers.Tokenizer.from_str(json.dumps(model)))
-        found.decode(found.encode("a").tolist())  # a tokenizer that can be parsed may still fail at its first use
-        return found
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the library raises Exception, or panics
-        raise DamagedFileError(f"a {kind} tokenizer that cannot be read: {error}") from None
+def _restore_subwords(kind: SubwordKind, description: object) -> Subwords:
+    """Return the tokenizer that `Subwords.to_json` serialized, rebuilt from its vocabulary and merges alone.
+
+    The library's format also has normalizers, regular expressions and templates, with which a few kilobytes can take
+    any time and memory. A description with other steps than those of `wordpiece` and `train_bpe` is refused.
+    """
+    parts = description if isinstance(description, dict) else {}
+    model = parts.get("model")
+    if not isinstance(model, dict):
+        raise DamagedFileError(f"a {kind} tokenizer without a vocabulary")
+    vocabulary = _vocabulary(model.get("vocab"))
+    with _library_errors(f"a {kind} tokenizer that cannot be read"):
+        if kind == "wordpiece":
+            found = wordpiece(vocabulary)
+        else:
+            ids = {token: i for i, token in enumerate(vocabulary)}
+            found = _byte_level(models.BPE(ids, _merges(model.get("merges"))))
+    rebuilt = found.to_json()["model"]
+    content = ("vocab", "merges")  # the library compares them itself; older versions write merges otherwise
+    own = {key: value for key, value in rebuilt["model"].items() if key not in content}
+    given = {key: value for key, value in model.items() if key not in content}
+    if {**rebuilt, **parts, "model": {**own, **given}} != {**rebuilt, "model": own}:
+        raise DamagedFileError(f"a {kind} tokenizer with other steps than those of this package, or other tokens")
+    return found
+
+
+def _vocabulary(found: object) -> list[str]:
+    """Return the tokens in the order of their ids."""
+    if not isinstance(found, dict) or not all(type(i) is int for i in found.values()):
+        raise DamagedFileError("the vocabulary of a tokenizer must be an object {token: id}")
+    tokens = sorted(found, key=found.__getitem__)
+    if [found[token] for token in tokens] != list(range(len(tokens))):
+        raise DamagedFileError("the ids of a tokenizer must be 0, 1, ..., each once")
+    if (longest := max(map(len, tokens), default=0)) > LONGEST_TOKEN:
+        raise DamagedFileError(f"a tokenizer has a token of {longest} characters, more than {LONGEST_TOKEN}")
+    return tokens
+
+
+def _merges(found: object) -> list[tuple[str, str]]:
+    """Return the merges of a BPE, which are pairs or, in older versions of the library, texts with a space."""
+    merges: list[tuple[str, str]] = []
+    for one in found if isinstance(found, list) else [found]:
+        pair = one.split(" ") if isinstance(one, str) else one
+        if not isinstance(pair, list) or [type(part) for part in pair] != [str, str]:
+            raise DamagedFileError("the merges of a tokenizer must be pairs of tokens")
+        merges.append((pair[0], pair[1]))
+    return merges
 
 
 def from_json(description: dict[str, Any]) -> Tokenizer:

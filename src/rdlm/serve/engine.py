@@ -14,9 +14,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from starlette.requests import Request
@@ -57,14 +58,27 @@ class Failed:
     reason: Exception
 
 
+Result = TypeVar("Result")
+
+
+def contained(error: BaseException) -> Exception:
+    """Return the error as an Exception: a panic of a library in Rust is none, and would pass every handler."""
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
 class Job:
-    """A running request: its deadline, whether it is over, and the events for its client."""
+    """A running request: its deadline, whether it is over, and the events for its client.
+
+    Threads check the deadline between two steps. The request itself waits no longer than that, whatever they do.
+    """
 
     def __init__(self, seconds: float, wants_progress: bool = False) -> None:
         self.seconds, self.wants_progress = seconds, wants_progress
         self.deadline = time.monotonic() + seconds
         self.begun = False
         self.over = False
+        self.closing = False
+        """Whether the service is shutting down, which shortens the deadline."""
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[object] = asyncio.Queue()
 
@@ -73,15 +87,19 @@ class Job:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    def fail(self, reason: Exception) -> None:
+    def fail(self, reason: BaseException) -> None:
         """End the request with an error, from any thread; only the first one counts."""
         if not self.over:
             self.over = True
-            self.post(Failed(reason))
+            self.post(Failed(contained(reason)))
 
     def late(self) -> HttpError | None:
         """Return the error of a request past its deadline."""
-        return late(self.seconds, self.begun) if time.monotonic() > self.deadline else None
+        return self._late_error if time.monotonic() > self.deadline else None
+
+    @property
+    def _late_error(self) -> HttpError:
+        return http_errors.closing() if self.closing else late(self.seconds, self.begun)
 
     def check(self) -> None:
         """Raise an error where the work is no longer wanted; called between steps by those who do it."""
@@ -90,10 +108,33 @@ class Job:
         if (error := self.late()) is not None:
             raise error
 
+    async def within_deadline(self, work: Awaitable[Result]) -> Result:
+        """Await some work; the error of a late request at the deadline, even if the work goes on."""
+        limit = asyncio.timeout(max(0.0, self.deadline - time.monotonic()))
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.over = True
+            raise self._late_error from None
+
+    async def run(self, function: Callable[[], Result]) -> Result:
+        """Return the result of a function on a thread, within the deadline."""
+
+        def call() -> Result:
+            try:
+                return function()
+            except BaseException as error:
+                raise contained(error) from error.__cause__
+
+        return await self.within_deadline(asyncio.to_thread(call))
+
     async def events(self) -> AsyncIterator[object]:
-        """Yield what is posted, until the request has failed: that is raised."""
+        """Yield what is posted, until the request has failed or is late: that is raised."""
         while True:
-            event = await self._events.get()
+            event = await self.within_deadline(self._events.get())
             if isinstance(event, Failed):
                 raise event.reason
             yield event
@@ -232,7 +273,11 @@ class Engine:
                 raise http_errors.closing()
             self._pending.append(pending)
             self._changed.notify()
-        return pending.answer.result()
+        try:
+            return pending.answer.result(max(0.0, job.deadline - time.monotonic()))
+        except TimeoutError:
+            job.check()
+            raise
 
     def drain(self, seconds: float) -> None:
         """Start no more samples, refuse the waiting ones, and give the running ones so many seconds."""
@@ -243,6 +288,7 @@ class Engine:
             self._waiting.clear()
             limit = time.monotonic() + seconds
             for sample in self._live:
+                sample.job.closing = True
                 sample.job.deadline = min(sample.job.deadline, limit)
             self._changed.notify()
 
@@ -264,12 +310,12 @@ class Engine:
                     return
             try:
                 self._turn(pending)
-            except Exception as reason:  # a defect ends the requests that met it, not the service
+            except BaseException as reason:  # a defect ends the requests that met it, not the service
                 log.exception("a turn failed")
                 self._abandon(self._live, reason)
                 for one in pending:
                     if not one.answer.done():
-                        one.answer.set_exception(reason)
+                        one.answer.set_exception(contained(reason))
 
     def _admit(self) -> None:
         """Drop unwanted samples, and fill free places from the queue, first come, first served."""
@@ -283,7 +329,7 @@ class Engine:
     def _wanted(self, sample: RunningSample) -> bool:
         job = sample.job
         if not job.over and (late := job.late()) is not None:
-            job.fail(http_errors.closing() if self._closed else late)
+            job.fail(late)
         elif job.over or sample.dropped:
             self.metrics.cancelled()
         return not (job.over or sample.dropped)
@@ -305,7 +351,7 @@ class Engine:
         """Advance one sampler; return whether it has ended."""
         try:
             finished = sample.advance(log_probs)
-        except Exception as reason:  # only this sample has met the defect
+        except BaseException as reason:  # only this sample has met the defect
             log.exception("a step failed")
             self._abandon([sample], reason)
             return True
@@ -317,6 +363,6 @@ class Engine:
         return finished
 
     @staticmethod
-    def _abandon(samples: Sequence[RunningSample], reason: Exception) -> None:
+    def _abandon(samples: Sequence[RunningSample], reason: BaseException) -> None:
         for sample in samples:
             sample.job.fail(reason)

@@ -58,7 +58,7 @@ def answer(content: object, status: int = 200, headers: Mapping[str, str] | None
     return Response(body, status, dict(headers or {}), "application/json")
 
 
-def http_error_of(error: Exception) -> HttpError:
+def http_error_of(error: BaseException) -> HttpError:
     """Return the HTTP error for an exception; the details of an internal error are logged, not sent."""
     if isinstance(error, HttpError):
         return error

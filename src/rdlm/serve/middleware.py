@@ -7,6 +7,7 @@ preflight request.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import logging
@@ -183,7 +184,9 @@ class AccessMiddleware:
         try:
             self._check_access(scope)
             await self.inner(scope, receive, send_with_headers)
-        except Exception as reason:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as reason:  # a panic of a library is not an Exception
             if not isinstance(reason, HttpError):
                 log.exception("a request failed")
             if status == 0:

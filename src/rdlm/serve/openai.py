@@ -7,7 +7,6 @@ of a stream always add up to the whole text.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import secrets
@@ -304,7 +303,7 @@ class Completion:
 
     async def respond(self, request: HttpRequest) -> Response:
         """Return the answer, or the stream of it; whatever can be refused is refused before a stream begins."""
-        await asyncio.to_thread(self._prepare)
+        await self.job.run(self._prepare)
         self._begin()
         pieces = self._pieces()
         if self.body.stream:
@@ -427,7 +426,8 @@ class Completion:
 
     async def _all_log_probs(self) -> list[object]:
         """Return the log-probabilities of every choice; the job of the samples has ended, so this is another one."""
-        job = Job(self.job.deadline - time.monotonic())
+        job = Job(self.job.seconds)
+        job.deadline = self.job.deadline
         try:
             self.service.work(job, lambda: [self._log_probs(index, job) for index in range(len(self.drafts))])
             return cast("list[object]", await anext(job.events()))

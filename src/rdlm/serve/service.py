@@ -209,7 +209,7 @@ class Service:
                 job.post(function())
             except Disconnected:
                 self.metrics.cancelled()
-            except Exception as reason:
+            except BaseException as reason:  # a request whose worker has failed must not wait
                 if not isinstance(reason, InputError | HttpError):
                     log.exception("a job failed")
                 job.fail(reason)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -199,7 +199,7 @@ async def follow(service: Service, served: ServedModel, body: TrajectoryBody, re
         recorder = FrameRecorder(prepared, job, body.position, body.frames)
         return recorder, RunningSample(prepared, prepared.options.seed, job, watch=recorder)
 
-    recorder, sample = await asyncio.to_thread(begin)
+    recorder, sample = await job.run(begin)
     engine.submit([sample])
     events = job.events()
     first = await while_connected(request, job, anext(events))
@@ -215,13 +215,13 @@ async def _stream(
         yield data(await _start(served, recorder), "start")
         event: object = first
         while isinstance(event, TrajectoryFrame):
-            yield data(await asyncio.to_thread(recorder.written, event), "frame")
+            yield data(await recorder.job.run(partial(recorder.written, event)), "frame")
             event = await anext(events)
         assert isinstance(event, Finished)
         ids = list(event.tokens)
         end = {"text": model.tokenizer.decode(ids), "tokens": words_of(model, ids), "seed": prepared.options.seed}
         end |= {"network_calls": event.nfe, "claims_bound": prepared.claims_bound}
-        yield data(end | {"sphere": await asyncio.to_thread(recorder.trail, ids)}, "done")
+        yield data(end | {"sphere": await recorder.job.run(partial(recorder.trail, ids))}, "done")
     except Exception as reason:
         yield data(http_errors.http_error_of(reason).body(), "error")
     finally:
@@ -231,7 +231,7 @@ async def _stream(
 async def _start(served: ServedModel, recorder: FrameRecorder) -> dict[str, object]:
     """Return the first event: the sample, and the mean path of its bridge."""
     prepared, process = recorder.prepared, recorder.prepared.model.rdlm.process
-    path, times = await asyncio.to_thread(mean_path, process)
+    path, times = await recorder.job.run(partial(mean_path, process))
     about = {"id": f"traj-{secrets.token_hex(12)}", "model": served.name, "length": prepared.prompt.length}
     about |= {"steps": prepared.options.steps, "frames": len(recorder.steps), "seed": prepared.options.seed}
     schedule = prepared.order.schedule.discretize(prepared.steps, min(prepared.prompt.length, prepared.model.length))

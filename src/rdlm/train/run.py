@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rdlm import data
 from rdlm.config import RunConfig
@@ -120,6 +120,18 @@ class Run:
         self.saved = step
         if self.team.leads:
             run_folder.update_pointers(self.folder, step, self.counters.best)
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
+    """Copy the parameters of equal name and shape, and return the names of the others of the target."""
+    given, own = dict(source.named_parameters()), dict(target.named_parameters())
+    fitting = {name for name in own if name in given and given[name].shape == own[name].shape}
+    if 2 * sum(own[name].numel() for name in fitting) < sum(parameter.numel() for parameter in own.values()):
+        raise InputError("most weights of the given model do not fit this network: use the model.* options of its run")
+    for name in fitting:
+        own[name].copy_(given[name])
+    return [name for name in own if name not in fitting]
 
 
 def load_corpus(config: RunConfig) -> Corpus:
