@@ -12,7 +12,7 @@ from torch import Tensor
 from rdlm.data.sources import skewed
 from rdlm.errors import InputError
 from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
-from rdlm.likelihood.estimate import stratified, student
+from rdlm.likelihood.estimate import pair_strata, stratified, student
 from rdlm.process.kernel import Chain
 from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric, uniform_in_time
@@ -168,30 +168,37 @@ def test_the_errors_of_few_rows_add_up() -> None:
     assert found.stderr == pytest.approx(math.sqrt(sum(one.stderr**2 for one in each))) and not found.claims_bound
 
 
-def ordered_draws(generator: torch.Generator, draws: int, rows: int, noise: float) -> Tensor:
-    """Return draws of consecutive strata whose means differ far more than draws of one stratum do."""
-    curve = 40 * torch.exp(-((torch.linspace(0, 1, draws) - 0.6) ** 2) / 0.02)
-    scale = noise * (0.2 + curve / 40)
+def paired_draws(generator: torch.Generator, draws: int, rows: int, noise: float) -> Tensor:
+    """Return draws of strata whose means differ, with a jump, far more than the draws of one stratum do."""
+    place = pair_strata(draws) / draws * 2
+    curve = 40 * torch.exp(-((place - 0.6) ** 2) / 0.02) + 100 * (place > 0.5)
+    scale = noise * (0.2 + place)
     return curve[:, None] + scale[:, None] * torch.randn(draws, rows, generator=generator)
 
 
-@pytest.mark.parametrize(("draws", "rows"), [(32, 1), (32, 4), (16, 40), (64, 2)])
-def test_intervals_of_ordered_draws_are_neither_too_narrow_nor_too_wide(draws: int, rows: int) -> None:
-    """Two hundred repetitions: the standard error is within 20% of the spread, and 90% to 99% of the intervals hold."""
+@pytest.mark.parametrize(("draws", "rows"), [(32, 1), (33, 4), (4, 40), (9, 1), (64, 2)])
+def test_intervals_of_paired_draws_are_neither_too_narrow_nor_too_wide(draws: int, rows: int) -> None:
+    """Three hundred repetitions: the standard error is that of the spread, and 91% to 99% of the intervals hold."""
     generator = torch.Generator().manual_seed(draws + rows)
-    found = [sum_over_rows(ordered_draws(generator, draws, rows, 20.0), ordered=True) for _ in range(200)]
-    truth = float(ordered_draws(generator, draws, 1, 0.0).mean()) * rows
-    spread = math.sqrt(sum((one.value - truth) ** 2 for one in found) / 200)
-    claimed = math.sqrt(sum(one.stderr**2 for one in found) / 200)
-    assert 0.8 < claimed / spread < 1.25
-    assert 180 <= sum(one.low <= truth <= one.high for one in found) <= 199
+    found = [sum_over_rows(paired_draws(generator, draws, rows, 5.0), paired=True) for _ in range(300)]
+    truth = float(paired_draws(generator, draws, 1, 0.0).mean()) * rows
+    spread = math.sqrt(sum((one.value - truth) ** 2 for one in found) / 300)
+    claimed = math.sqrt(sum(one.stderr**2 for one in found) / 300)
+    assert 0.87 < claimed / spread < 1.15
+    assert 273 <= sum(one.low <= truth <= one.high for one in found) <= 297
 
 
-def test_differences_between_strata_are_no_error_of_ordered_draws() -> None:
-    """Without noise only the slope of the curve between neighbours is left, as in a score of a long text."""
-    value = ordered_draws(torch.Generator().manual_seed(0), 64, 1, 0.0)
-    wrong, right = sum_over_rows(value), sum_over_rows(value, ordered=True)
-    assert right.value == pytest.approx(wrong.value) and right.stderr < 0.15 * wrong.stderr
+def test_differences_between_strata_are_no_error_of_paired_draws() -> None:
+    value = paired_draws(torch.Generator().manual_seed(0), 64, 1, 1.0)
+    wrong, right = sum_over_rows(value), sum_over_rows(value, paired=True)
+    assert right.value == pytest.approx(wrong.value) and right.stderr < 0.1 * wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("draws", "strata"), [(2, [0, 0]), (3, [0, 0, 0]), (4, [0, 0, 1, 1]), (7, [0, 0, 1, 1, 2, 2, 2])]
+)
+def test_strata_have_two_or_three_draws(draws: int, strata: list[int]) -> None:
+    assert pair_strata(draws).tolist() == strata
 
 
 @pytest.mark.parametrize("rare", [1.0, 0.3])

@@ -13,7 +13,7 @@ from torch import Tensor
 from rdlm import likelihood
 from rdlm.data.sources import markov, skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import Problem, paper_estimate, path_bound, path_profile, per_window_bound
+from rdlm.likelihood import Problem, paper_estimate, path_bound, path_profile, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimate import student
 from rdlm.likelihood.estimators import RowSampler
 from rdlm.process.kernel import Chain
@@ -67,6 +67,18 @@ def test_windows_and_their_paths_agree(window: TokenSchedule | None) -> None:
     found = stratified_bound(target, 4000, torch.Generator().manual_seed(3))
     assert found.total.value == pytest.approx(value, abs=4 * math.hypot(stderr, found.total.stderr))
     assert (found.remaining is None) == (window is not None)
+
+
+def test_intervals_of_single_windows_are_neither_too_narrow_nor_too_wide() -> None:
+    """Forty scores of two windows from eight steps each: the standard error is within a third of the spread."""
+    target = problem(masked_path(3, S), 6, count=2)
+    found = [
+        sum_over_rows(per_window_bound(target, 8, torch.Generator().manual_seed(seed)).sum(-1), paired=True)
+        for seed in range(40)
+    ]
+    spread = float(torch.tensor([one.value for one in found]).std())
+    claimed = math.sqrt(sum(one.stderr**2 for one in found) / 40)
+    assert 0.67 < claimed / spread < 1.5
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:

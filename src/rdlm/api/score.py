@@ -224,20 +224,20 @@ def score_encoded(
     effort = effort or effort_for(model, len(rows), order=order_for(model))
     effort_for(model, len(rows), effort.nfe, effort.estimator)  # checks the estimator
     values = iter(_values(model, rows, effort, advance))
-    # Single steps of a chain come from consecutive parts of it; the draws of baselines are independent.
-    ordered = effort.estimator == "steps" and model.method.token_schedule is not None
-    return [_score(model, text, [next(values) for _ in part], ordered) for text, part in zip(texts, parts, strict=True)]
+    # Single steps of a chain are paired in strata; the draws of baselines are independent.
+    paired = effort.estimator == "steps" and model.method.token_schedule is not None
+    return [_score(model, text, [next(values) for _ in part], paired) for text, part in zip(texts, parts, strict=True)]
 
 
 def _score(
-    model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]], ordered: bool = False
+    model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]], paired: bool = False
 ) -> Score:
     """Return the score of a text from the draws of its windows; windows of equal length share a variance estimate."""
     by_length: dict[int, list[Tensor]] = {}
     for value in values:
         by_length.setdefault(value.shape[1], []).append(value.sum(-1))
     claims = model.method.claims_bound
-    sums = [sum_over_rows(torch.stack(group, dim=1), claims, ordered) for group in by_length.values()]
+    sums = [sum_over_rows(torch.stack(group, dim=1), claims, paired) for group in by_length.values()]
     bits = torch.cat([value.mean(0) for value in values]) / math.log(2)
     names = {i: model.tokenizer.decode([i]) for i in text.ids.unique().tolist()}
     tokens = tuple(names[i] for i in text.ids.tolist())

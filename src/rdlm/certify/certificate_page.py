@@ -114,20 +114,21 @@ def _picture(found: Sequence[Finding]) -> str:
     def x(percent: float) -> float:
         return 170 + 600 * (percent - low) / (high - low)
 
-    height = 24 * len(found) + 34
-    lines = [f'<line x1="{x(0):.1f}" x2="{x(0):.1f}" y1="6" y2="{height - 26}" stroke="#222" stroke-dasharray="4 3"/>']
+    height = 24 * len(found) + 50
+    lines = [f'<line x1="{x(0):.1f}" x2="{x(0):.1f}" y1="20" y2="{height - 26}" stroke="#222" stroke-dasharray="4 3"/>']
     for number, (one, value, margin) in enumerate(spans):
-        y, colour = 20 + 24 * number, colours[one.outcome]
+        y, colour = 36 + 24 * number, colours[one.outcome]
         lines.append(f'<text x="160" y="{y + 4}" text-anchor="end" font-size="12">{html.escape(one.source)}</text>')
         lines.append(
             f'<line x1="{x(value - margin):.1f}" x2="{x(value + margin):.1f}" y1="{y}" y2="{y}" stroke="{colour}"/>'
         )
         lines.append(f'<circle cx="{x(value):.1f}" cy="{y}" r="4" fill="{colour}"/>')
-    for percent, anchor in ((low, "start"), (0.0, "middle"), (high, "end")):
-        label = "entropy" if percent == 0 else f"{percent:+.0f}%"
-        lines.append(
-            f'<text x="{x(percent):.1f}" y="{height - 8}" text-anchor="{anchor}" font-size="12">{label}</text>'
-        )
+    for percent, label, y, anchor in (
+        (low, f"{low:+.0f}%", height - 8, "start"),
+        (0.0, "entropy", 14, "middle"),
+        (high, f"{high:+.0f}%", height - 8, "end"),
+    ):
+        lines.append(f'<text x="{x(percent):.1f}" y="{y}" text-anchor="{anchor}" font-size="12">{label}</text>')
     title = "slack over the entropy on every source"
     return f'<svg viewBox="0 0 800 {height}" role="img" aria-label="{title}">{"".join(lines)}</svg>'
 

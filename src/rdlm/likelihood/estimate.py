@@ -104,41 +104,45 @@ def sample_mean(value: Float[Tensor, " n"], claims_bound: bool = True) -> Estima
     return Estimate(float(value.mean()), float(value.std()) / math.sqrt(len(value)), claims_bound, len(value) - 1)
 
 
-def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True, ordered: bool = False) -> Estimate:
-    """Return the sum over rows of the rows' means, from draws of each that are independent, or `ordered`.
+def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True, paired: bool = False) -> Estimate:
+    """Return the sum over rows of the rows' means, from draws that are independent, or `paired` in strata.
 
-    Ordered draws come from consecutive strata of equal size: the first draws of all rows from the first stratum, and so
-    on. With few rows the rows' standard errors are combined. With many, the error is pooled from the residuals after
-    removing row means and draw means: differences between rows, or between strata, are no error of the sum.
+    The strata of paired draws are those of `pair_strata`. With few rows of independent draws the rows' standard errors
+    are combined. With many, the error is pooled from the residuals after removing row means and draw means: differences
+    between rows, or between draws that all rows share, are no error of the sum.
     """
     draws, rows = value.shape
-    many = rows >= MANY_ROWS
-    if not ordered and not many:
+    if not paired and rows < MANY_ROWS:
         each = [sample_mean(column, claims_bound) for column in value.T]
         return sum(each[1:], start=each[0])
     value = value.double()
-    rest = value - value.mean(0) - (value.mean(1, keepdim=True) - value.mean() if many else 0)
-    total, share = float(value.mean(0).sum()), rows / (rows - 1) if many else 1.0
-    if ordered:
-        variance, freedom = successive_variance(rest)
-        return Estimate(total, math.sqrt(variance * share), claims_bound, freedom)
+    total = float(value.mean(0).sum())
+    if paired:
+        variance, freedom = paired_variance(value)
+        return Estimate(total, math.sqrt(variance), claims_bound, freedom)
+    rest = value - value.mean(0) - value.mean(1, keepdim=True) + value.mean()
     freedom = (draws - 1) * (rows - 1)
     return Estimate(total, math.sqrt(float(rest.square().sum()) / freedom * rows / draws), claims_bound, freedom)
 
 
-def successive_variance(value: Float[Tensor, "draws rows"]) -> tuple[float, float]:
-    """Return the variance of the sum over rows of means over strata, and its degrees of freedom, Eq. (64).
+def pair_strata(draws: int) -> Int[Tensor, " draws"]:
+    """Return the stratum of each draw: two draws per stratum, and three in the last if their number is odd."""
+    return (torch.arange(draws) // 2).clamp_max(max(0, draws // 2 - 1))
 
-    Neighbouring strata have almost the same mean, so their differences are noise; differences between distant strata,
-    which stratification removes from the error, do not enter. The degrees of freedom are Satterthwaite's for normal
-    draws with a variance of their own in each stratum.
+
+def paired_variance(value: Float[Tensor, "draws rows"]) -> tuple[float, float]:
+    """Return the variance of the sum over rows of means over `pair_strata`, and its degrees of freedom, Eq. (64).
+
+    Only differences within a stratum are errors of a stratified mean; the sample variance of all draws would count
+    those between strata, too. The degrees of freedom are Satterthwaite's, with the moments of normal draws.
     """
-    draws = len(value)
-    square = value.diff(dim=0).square()  # [draws - 1, rows]
-    total = float(square.sum())
-    variance = total / (2 * draws * (draws - 1))
-    doubt = float(square.square().sum() + (square[1:] * square[:-1]).sum()) * 2 / 3  # variance of the total
-    return variance, max(2.0, 2 * (total**2 - doubt) / doubt) if doubt > 0 else math.inf
+    stratum = pair_strata(len(value))
+    number = torch.bincount(stratum).double()[:, None]
+    mean = torch.zeros(len(number), value.shape[1], dtype=torch.float64).index_add_(0, stratum, value) / number
+    square = torch.zeros_like(mean).index_add_(0, stratum, (value - mean[stratum]).square())
+    parts = number * square / (number - 1) / len(value) ** 2  # variances of the strata's shares
+    variance, doubt = float(parts.sum()), float((parts.square() / (number + 1)).sum())  # E s^4 = (n+1)/(n-1) sigma^4
+    return variance, max(2.0, variance**2 / doubt - 2) if doubt > 0 else math.inf
 
 
 @dataclass(frozen=True, eq=False)

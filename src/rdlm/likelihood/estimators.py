@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.estimate import PER_BIN, Curve, Estimate, sample_mean, stratified
+from rdlm.likelihood.estimate import PER_BIN, Curve, Estimate, pair_strata, sample_mean, stratified
 from rdlm.likelihood.terms import Posterior, mixture_excess, renoise, step_terms
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
@@ -242,13 +242,16 @@ def per_window_bound(
 ) -> Float[Tensor, "draws n length"]:
     """Return `draws` estimates of each position's part of every sequence's bound, Eq. (28)-(32), in nats.
 
-    Each estimate is a single step; the steps of a sequence are stratified over equal parts of its chain.
+    Each estimate is a single step; the steps of a sequence are stratified over parts of its chain, two in each part
+    (`pair_strata`), so that their differences give the error.
     """
     found = torch.zeros(draws, *problem.token.shape, dtype=torch.float64)
     laws = [fresh_law(chain.path, chain.grid) for chain in problem.chains]
+    sizes = torch.bincount(pair_strata(draws))
+    parts = [(2 * part, int(sizes[part])) for part in pair_strata(draws).tolist()]
     for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.rows_at_once(batch)):
-        for draw in range(draws):
-            quantile = (draw + torch.rand(len(row), generator=generator)) / draws
+        for draw, (first, size) in enumerate(parts):
+            quantile = (first + size * torch.rand(len(row), generator=generator)) / draws
             step = (quantile * problem.nfe).long().clamp_max(problem.nfe - 1).to(row.device)
             for chain, weight, law in zip(problem.chains, problem.weights, laws, strict=True):
                 posterior = problem.posterior(row, batch, advance)
