@@ -37,6 +37,9 @@ PER_BIN = 16
 EVEN = 0.5
 """Share of the evaluations that is allocated evenly."""
 
+PAIRED = 8
+"""Least number of draws that are paired in strata."""
+
 MANY_ROWS = 16
 """Number of rows from which their errors are pooled."""
 
@@ -107,11 +110,13 @@ def sample_mean(value: Float[Tensor, " n"], claims_bound: bool = True) -> Estima
 def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True, paired: bool = False) -> Estimate:
     """Return the sum over rows of the rows' means, from draws that are independent, or `paired` in strata.
 
-    The strata of paired draws are those of `pair_strata`. With few rows of independent draws the rows' standard errors
-    are combined. With many, the error is pooled from the residuals after removing row means and draw means: differences
-    between rows, or between draws that all rows share, are no error of the sum.
+    The strata are those of `pair_strata`; fewer than `PAIRED` draws count as independent. With few rows of independent
+    draws the rows' standard errors are combined. With many, the error is pooled from the residuals after removing row
+    means and draw means: differences between rows, or between draws that all rows share, are no error of the sum. The
+    interaction of rows and draws counts as error, so that interval is conservative.
     """
     draws, rows = value.shape
+    paired = paired and draws >= PAIRED
     if not paired and rows < MANY_ROWS:
         each = [sample_mean(column, claims_bound) for column in value.T]
         return sum(each[1:], start=each[0])
@@ -126,8 +131,13 @@ def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True,
 
 
 def pair_strata(draws: int) -> Int[Tensor, " draws"]:
-    """Return the stratum of each draw: two draws per stratum, and three in the last if their number is odd."""
-    return (torch.arange(draws) // 2).clamp_max(max(0, draws // 2 - 1))
+    """Return the stratum of each draw: two draws per stratum, and three in the last if their number is odd.
+
+    Fewer than `PAIRED` draws have a stratum each: wide strata would cost more than the pairs' variance is worth.
+    """
+    if draws < PAIRED:
+        return torch.arange(draws)
+    return (torch.arange(draws) // 2).clamp_max(draws // 2 - 1)
 
 
 def paired_variance(value: Float[Tensor, "draws rows"]) -> tuple[float, float]:

@@ -242,13 +242,14 @@ def per_window_bound(
 ) -> Float[Tensor, "draws n length"]:
     """Return `draws` estimates of each position's part of every sequence's bound, Eq. (28)-(32), in nats.
 
-    Each estimate is a single step; the steps of a sequence are stratified over parts of its chain, two in each part
-    (`pair_strata`), so that their differences give the error.
+    Each estimate is a single step; the steps of a sequence are stratified over parts of its chain, if there are enough
+    of them two in each part (`pair_strata`), so that their differences give the error.
     """
     found = torch.zeros(draws, *problem.token.shape, dtype=torch.float64)
     laws = [fresh_law(chain.path, chain.grid) for chain in problem.chains]
     sizes = torch.bincount(pair_strata(draws))
-    parts = [(2 * part, int(sizes[part])) for part in pair_strata(draws).tolist()]
+    firsts = sizes.cumsum(0) - sizes
+    parts = [(int(firsts[part]), int(sizes[part])) for part in pair_strata(draws).tolist()]
     for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.rows_at_once(batch)):
         for draw, (first, size) in enumerate(parts):
             quantile = (first + size * torch.rand(len(row), generator=generator)) / draws
