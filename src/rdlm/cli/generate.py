@@ -11,6 +11,7 @@ import tyro
 
 from rdlm.config import SamplingOptions, attribute_docstrings
 from rdlm.errors import InputError
+from rdlm.storage.files import check_output
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation
@@ -32,6 +33,8 @@ class Generate(SamplingOptions):
     """File of the samples: text, FASTA for DNA, a PNG with all of them for images."""
     trace: Path | None = None
     """File that shows how the first sample takes shape: .html, or .gif where pillow is installed."""
+    overwrite: bool = False
+    """Replace the files of --out and --trace where they exist."""
     json: bool = False
     """Print one JSON object instead of the samples."""
 
@@ -39,6 +42,9 @@ class Generate(SamplingOptions):
         """Sample, write, report, and return 0."""
         if self.trace is not None and self.trace.suffix.lower() not in (".html", ".htm", ".gif"):
             raise InputError(f"--trace {self.trace}: a trace is written as .html or .gif")
+        for name, path in (("--out", self.out), ("--trace", self.trace)):
+            if path is not None:
+                check_output(name, path, self.overwrite)
         import rdlm
         from rdlm.api.generate import generate
         from rdlm.display.progress import bar

@@ -15,6 +15,7 @@ from rdlm.cli.score import read_text
 from rdlm.config import OrderName
 from rdlm.display.text_table import print_json
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import check_output, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +87,8 @@ class Restore:
     samples."""
     html: Path | None = None
     """File of a web page that shows what was changed and how sure the model is."""
+    overwrite: bool = False
+    """Replace the files of --out and --html where they exist."""
     color: Literal["auto", "always", "never"] = "auto"
     """Colours in the terminal; auto: if standard output is a terminal and NO_COLOR is not set."""
     json: bool = False
@@ -97,6 +100,8 @@ class Restore:
         for name, path in (("--out", self.out), ("--html", self.html)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise InputError(f"{name} {path}: give a file in a folder that exists")
+            if path is not None:
+                check_output(name, path, self.overwrite)
         import rdlm
 
         model = rdlm.load(run)
@@ -223,7 +228,6 @@ class Restore:
 
     def _write(self, rows: list[dict[str, Any]], about: str) -> None:
         from rdlm.display.restoration import restoration_page
-        from rdlm.storage.files import write_atomic
 
         if self.out is not None:
             fastq = self.out.suffix.lower() in (".fastq", ".fq")
@@ -260,7 +264,6 @@ class Restore:
 
         from rdlm.api.output import grid
         from rdlm.data.image import encode_png
-        from rdlm.storage.files import write_atomic
 
         assert self.out is not None
         drawn = found.samples.double() / (model.tokenizer.size - 1)

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
 from rdlm.process.tokens import Codes
+from rdlm.storage.files import use_compile_cache
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: the leader may be downloading a corpus."""
@@ -94,6 +95,7 @@ class Team:
                     f"training.compile: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
                     "install rdlm elsewhere, or omit training.compile"
                 )
+            use_compile_cache()
             network.compile()
         if self.world == 1:
             return call
