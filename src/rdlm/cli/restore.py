@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rdlm.cli.score import read_text
+from rdlm.cli.score import LARGEST_TEXT, read_text
 from rdlm.config import OrderName
 from rdlm.display.text_table import print_json
 from rdlm.errors import DamagedFileError, InputError
@@ -33,9 +33,6 @@ SUFFIXES: dict[str, Format] = {
     ".hocr": "hocr",
     ".png": "png",
 }
-
-LARGEST = 64 << 20
-"""Bytes of the largest file of evidence that is read."""
 
 BEST_QUALITY = 60
 """Largest Phred quality that is written."""
@@ -346,8 +343,8 @@ def _content(file: str) -> bytes:
     try:
         with open_regular(Path(file).expanduser()) as opened:
             size = os.fstat(opened.fileno()).st_size
-            if size > LARGEST:
-                raise InputError(f"{file} has {size:,} bytes; at most {LARGEST:,} are read")
+            if size > LARGEST_TEXT:
+                raise InputError(f"{file} has {size:,} bytes; at most {LARGEST_TEXT:,} are read")
             return opened.read()
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
@@ -355,11 +352,9 @@ def _content(file: str) -> bytes:
 
 def _array(file: str) -> Any:
     """Return the array in a .npy file, without unpickling."""
-    import io
-
-    import numpy as np
+    from rdlm.data.own import decode_npy
 
     try:
-        return np.load(io.BytesIO(_content(file)), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:
-        raise InputError(f"{file} is not an array of numbers in NumPy's format: {error}") from None
+        return decode_npy(_content(file))
+    except DamagedFileError as error:
+        raise InputError(f"{file} is {error}") from None
