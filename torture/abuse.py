@@ -369,6 +369,7 @@ def stranger(rng: random.Random, target: Target) -> list[Answer]:
             f"Bearer {token[:-1]}",
             f"Bearer {token}x",
             f"Basic {token}",
+            token,
             f"Bearer {token.upper()}",
             f"Bearer {token} ,",
             "Bearer \xff",

@@ -183,6 +183,12 @@ def test_line_breaks_between_characters_take_linear_time() -> None:
     assert time.perf_counter() - begin < 20
 
 
+@pytest.mark.parametrize("encoding", ["UTF-9", "UTF-16", "ISO-8859-1", "hex", "idna", "utf-8"])
+def test_a_page_that_declares_any_encoding_is_text(encoding: str) -> None:
+    """Found by a coverage-guided fuzzer: an unknown one was a LookupError."""
+    assert from_hocr(f"<?xml version='1.0' encoding='{encoding}'?>{character('é')}", "aé ").symbols == "é"
+
+
 def test_an_alphabet_whose_channel_does_not_fit_is_refused() -> None:
     alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + 9000)))
     for make in (lambda: evidence.from_text("a", alphabet), lambda: evidence.symmetric(alphabet, 0.1)):

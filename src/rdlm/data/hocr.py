@@ -111,7 +111,7 @@ class _Page:
 
     def places(self, text: str) -> list[tuple[Read, Choices]]:
         """Return the characters of the page with their choices."""
-        parser = expat.ParserCreate()
+        parser = expat.ParserCreate("utf-8")  # whatever encoding the page declares: the text is decoded already
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
         parser.CharacterDataHandler, parser.EntityDeclHandler = self._characters, self._refuse
         try:
