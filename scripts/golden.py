@@ -397,9 +397,11 @@ def files() -> dict[str, str]:
 
 def trained(name: str, flags: str) -> dict[str, Any]:
     """Return the record of a tiny run on a text file, a sample of it, and a text's score under it."""
-    folder = run(name, flags)
-    lines = [json.loads(line) for line in (folder / "record.jsonl").read_text("utf-8").splitlines()]
     import rdlm
+    from rdlm.train.record import read_lines
+
+    folder = run(name, flags)
+    lines = read_lines(folder)
 
     model = rdlm.load(folder)
     found = {"record": lines, "sample": summary(model.generate(num=2, steps=6, seed=3))}
@@ -421,6 +423,7 @@ def run(name: str, flags: str) -> Path:
 def convolution() -> dict[str, Any]:
     """Return the record and a sample of a run that a YAML file configures."""
     import rdlm
+    from rdlm.train.record import read_lines
 
     text = (
         f"data: {{name: textfile, file: {files()['corpus']}, length: 24}}\n"
@@ -434,7 +437,7 @@ def convolution() -> dict[str, Any]:
     file, folder = home() / "convolution.yaml", home() / "runs" / "convolution"
     file.write_text(text, "utf-8")
     command("train", str(file), "--out", str(folder))
-    lines = [json.loads(line) for line in (folder / "record.jsonl").read_text("utf-8").splitlines()]
+    lines = read_lines(folder)
     return {"record": lines, "sample": summary(rdlm.load(folder).generate(num=2, steps=6, seed=3))}
 
 

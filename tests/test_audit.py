@@ -23,6 +23,12 @@ def audit(root: Path) -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def one_pin(audit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "constraints.txt").write_text(f"# pins\npytest=={pytest.__version__}\n")
+    monkeypatch.setattr(audit, "PINS", tmp_path / "constraints.txt")
+
+
 @pytest.mark.parametrize(
     ("entries", "code", "message"),
     [
@@ -57,4 +63,24 @@ def test_without_the_program_it_says_so(
 ) -> None:
     monkeypatch.setattr(audit, "command", lambda: None)
     assert audit.main() == 2
-    assert "pip-audit is not installed" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "pip-audit is not installed" in captured.err
+    assert "NOT CHECKED, vulnerabilities of 1 (no pip-audit, or no database): pytest" in captured.err
+    assert captured.out == "audit: MIT: pytest\n"  # licences need no network
+
+
+def test_what_could_not_be_checked_is_named(
+    audit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "constraints.txt").write_text("nosuchpackage==1.0\npytest==0.1\n")
+    monkeypatch.setattr(audit, "command", lambda: ["pip-audit"])
+    monkeypatch.setattr(audit, "audit", lambda program: [])
+    assert audit.main() == 2
+    said = capsys.readouterr().err
+    assert "licence or version of 2: nosuchpackage (not installed), pytest" in said and "not 0.1" in said
+
+
+def test_every_pin_is_read(audit: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "PINS", root / "constraints.txt")
+    lines = [line for line in audit.PINS.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(audit.pins()) == len(lines) > 80

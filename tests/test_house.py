@@ -53,6 +53,8 @@ NUMBERED = re.compile(r"^\| \((\d+)\)|\\tag\{(\d+)\}", re.MULTILINE)
 THOUGHTLESS = {"util", "utils", "misc", "common", "helper", "helpers"}
 LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 PICKLING = {"torch.load", "torch.save"}
+NATIVE = {"CDLL", "PyDLL", "LoadLibrary", "load_library", "load_inline", "dlopen", "exec", "eval"}
+"""Functions that run code; `CDLL(None)` is the process itself, and `network.eval()` has no argument."""
 
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 
@@ -301,15 +303,17 @@ def banned(tree: ast.Module) -> Iterator[str]:
             yield ast.unparse(node)
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             yield from ["allow_pickle"] if ast.unparse(node.value) != "False" else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in NATIVE:
+            yield from [ast.unparse(node)] if [ast.unparse(a) for a in node.args] not in ([], ["None"]) else []
 
 
 def test_banned_finds_each_way() -> None:
     ways = ["import pickle", "from pickle import loads", "torch.load(f)", "from torch import save, nn"]
-    ways += ["np.load(f, allow_pickle=True)"]
+    ways += ["np.load(f, allow_pickle=True)", "ctypes.CDLL(path)", "torch.ops.load_library(path)", "eval(text)"]
     assert [len(list(banned(ast.parse(way)))) for way in ways] == [1] * len(ways)
-    assert not list(banned(ast.parse("np.load(f, allow_pickle=False); model.load(f)")))
+    assert not list(banned(ast.parse("np.load(f, allow_pickle=False); model.load(f); CDLL(None); network.eval()")))
 
 
 @every_file
-def test_no_file_is_unpickled(path: Path) -> None:
+def test_no_file_is_unpickled_or_loaded_as_code(path: Path) -> None:
     assert list(banned(ast.parse(path.read_text()))) == []

@@ -70,6 +70,36 @@ def odd_bytes(rng: random.Random, target: Target) -> list[Answer]:
     return target.ask(target.post(path, raw))
 
 
+def evidence_bomb(rng: random.Random, target: Target) -> list[Answer]:
+    """Evidence of huge, deep, contradictory or impossible alternatives: it is rejected, or restored."""
+    many = json.dumps([{"a": 1.0}] * rng.randrange(2_000, 50_000))
+    symbols = json.dumps({f"{number}": 0.0 for number in range(20_000)})
+    letters = json.dumps("[" + "ab" * 15_000 + "]")
+    raw = rng.choice(
+        (
+            f'{{"evidence": {many}}}',
+            f'{{"evidence": [{symbols}]}}',
+            f'{{"text": "a", "channel": {{"a": {symbols}}}}}',
+            f'{{"text": {letters}, "steps": 1}}',
+            '{"text": "%s", "steps": 1}' % ("[" * 30_000),
+            '{"text": "%s", "steps": 1}' % ("\\\\" * 15_000),
+            '{"evidence": [{"a": NaN}]}',
+            '{"evidence": [{"a": 1e999}]}',
+            '{"evidence": [{"a": %s}]}' % ("9" * 400),
+            '{"evidence": [{"a": 0.5, "a": 0.5}]}',
+            '{"evidence": [{"a": -0.0}]}',
+            '{"evidence": [{"a": 1, "b": 1}]}',
+            '{"evidence": [{"a": %s}]}' % ("[" * 500 + "]" * 500),
+            '{"evidence": [{"a": "0.5", "b": true}, {}]}',
+            '{"text": "ab", "channel": {"a": {"a": 1e-320, "b": 1}}, "error": 1e-320}',
+        )
+    )
+    found = refused_if_broken(target, "/v1/restore", raw.encode())
+    if len(found) != 1 or found[0].status not in {400, 413, *ANSWERED}:
+        raise AssertionError(f"{raw[:100]!r} was answered {found}")
+    return found
+
+
 def refused_if_broken(target: Target, path: str, raw: bytes) -> list[Answer]:
     """Send a body, and check that invalid JSON is rejected."""
     found = target.ask(target.post(path, raw))
@@ -304,6 +334,7 @@ def dear(rng: random.Random, target: Target) -> list[Answer]:
             ("/v1/completions", most | {"stream": True, "model": "baseline"}),
             ("/v1/score", {"input": ["ab" * 16_000] * 16, "steps": 1024}),
             ("/v1/trajectory", {"steps": 1024}),
+            ("/v1/restore", {"text": "a?" * 400, "samples": 4, "steps": 1024}),
         )
     )
     with target.line() as line:
@@ -338,6 +369,7 @@ def stranger(rng: random.Random, target: Target) -> list[Answer]:
             f"Bearer {token[:-1]}",
             f"Bearer {token}x",
             f"Basic {token}",
+            token,
             f"Bearer {token.upper()}",
             f"Bearer {token} ,",
             "Bearer \xff",
@@ -379,6 +411,7 @@ ABUSES: dict[str, tuple[int, Abuse]] = {
     "odd field": (8, odd_field),
     "odd JSON": (6, odd_json),
     "odd bytes": (4, odd_bytes),
+    "evidence bomb": (3, evidence_bomb),
     "address": (6, address),
     "method": (4, method),
     "header": (6, header),

@@ -76,7 +76,7 @@ def inspect(victim: Victim, before: int, seen: Counter[str]) -> None:
     seen["inside the write"] += any("gone" not in path.name for path in victim.half_written())
     seen["inside a removal"] += any("gone" in path.name for path in victim.half_written())
     latest = victim.run / "latest.json"
-    seen["before the pointer"] += latest.exists() and f'"step": {victim.newest}}}' not in latest.read_text()
+    seen["before the pointer"] += latest.exists() and f'"step": {victim.newest},' not in latest.read_text()
     seen["before the first checkpoint"] += victim.newest == 0
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdlm.data.tokenizer import train_bpe
+
 
 @dataclass(frozen=True)
 class Shelf:
@@ -192,6 +194,25 @@ def tokenizer(rng: random.Random, run: Path, shelf: Shelf) -> None:
     sign(run, shelf)
 
 
+def bomb(rng: random.Random, run: Path, shelf: Shelf) -> None:
+    """Replace the tokenizer by one whose steps take any time and memory, and correct the checksums."""
+    description = train_bpe(["some text of mine, some text"], 270).to_json()
+    doubling = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    steps: tuple[tuple[str, object], ...] = (
+        ("normalizer", {"type": "Sequence", "normalizers": [doubling] * rng.randrange(1, 64)}),
+        ("pre_tokenizer", split),
+        ("decoder", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10**6}),
+        ("padding", {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_id": 0, "pad_token": "a"}),
+        ("model", {**description["model"]["model"], "vocab": {"a" * (1 << 20): 0}}),
+        ("model", {**description["model"]["model"], "continuing_subword_prefix": "longer than a merge"}),
+    )
+    step, value = rng.choice(steps)
+    description["model"][step] = value
+    (shelf.at(run) / "tokenizer.json").write_text(json.dumps(description))
+    sign(run, shelf)
+
+
 def json_text(rng: random.Random, run: Path, shelf: Shelf) -> None:
     """Replace a JSON file by malformed or extreme JSON, and correct the checksums where possible."""
     path = run / rng.choice((f"{shelf.home}/{shelf.state}", f"{shelf.home}/{shelf.others[0]}", *shelf.pointers))
@@ -304,6 +325,7 @@ SPOILS: dict[str, tuple[int, Spoil]] = {
     "bytes, signed": (3, signed(bytes_of)),
     "state, signed": (5, state),
     "tokenizer, signed": (2, tokenizer),
+    "tokenizer bomb, signed": (1, bomb),
     "text of JSON": (1, json_text),
     "header, signed": (3, header),
     "kind of file": (2, kind_of_file),

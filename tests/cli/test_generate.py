@@ -80,6 +80,13 @@ def test_text_goes_to_standard_output_or_to_a_file(
     assert cli.main([*arguments, "--out", str(tmp_path / "a" / "samples.txt")]) == 0
     assert capsys.readouterr().out == ""
     assert (tmp_path / "a" / "samples.txt").read_text() == printed
+    for flag in ("--out", "--trace"):
+        (tmp_path / "letter.html").write_text("mine")
+        assert cli.main([*arguments, flag, str(tmp_path / "letter.html")]) == 2
+        assert "exists: give another name, or --overwrite" in capsys.readouterr().err
+        assert (tmp_path / "letter.html").read_text() == "mine"
+        assert cli.main([*arguments, flag, str(tmp_path / "letter.html"), "--overwrite"]) == 0
+        assert (tmp_path / "letter.html").read_text() != "mine"
 
 
 def test_conditions_reach_the_sampler(text: str, capsys: pytest.CaptureFixture[str]) -> None:

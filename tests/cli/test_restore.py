@@ -134,6 +134,9 @@ def test_ordinary_english_keeps_its_case_and_punctuation(
     options = ("--channel", "keyboard", "--html", str(page))
     assert command(run, str(file), *options) == 0
     printed = capsys.readouterr()
+    assert command(run, str(file), *options) == command(run, str(file), "--out", str(file)) == 2
+    assert "exists: give another name, or --overwrite" in capsys.readouterr().err
+    options = (*options, "--overwrite")
     assert printed.out == "The quick Brown fox, 'jumps' over\nthe lazy dog!\n"
     assert "4 characters are not in the model's alphabet" in printed.err and "3 of 47 characters changed" in printed.err
     assert 'data-about="c ' in page.read_text() and "read x" in page.read_text()
@@ -196,10 +199,8 @@ def test_an_image_with_noise(images: str, tmp_path: Path, capsys: pytest.Capture
     rows = []
     for name in ("given.npy", "given.png"):
         given = str(tmp_path / name)
-        assert (
-            command(images, given, "--noise", "0.05", "--json", "--out", str(out), "--samples", "1", "--steps", "2")
-            == 0
-        )
+        options = ("--noise", "0.05", "--json", "--out", str(out), "--overwrite", "--samples", "1", "--steps", "2")
+        assert command(images, given, *options) == 0
         rows.append(json.loads(capsys.readouterr().out))
     assert rows[0] == rows[1] and np.array_equal(np.array(rows[0]["levels"])[..., 0], 4 * levels)
     assert np.array(rows[0]["probability"]).shape == (4, 4, 1) and len(rows[0]["samples"]) == 1

@@ -57,7 +57,12 @@ def wait_until(strict: Served, name: str, value: float) -> None:
 
 
 def test_the_token_gives_access(strict: Served) -> None:
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN[:-1]}, {"Authorization": "Basic x"}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+    ):
         for path in ("/v1/models", "/metrics", "/v1/nothing"):
             answer = strict.get(path, headers=headers)
             assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"

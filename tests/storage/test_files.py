@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -9,7 +10,17 @@ import torch
 
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import tables as tables_of_cache
-from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, read_json, sha256_of, write_atomic
+from rdlm.storage.files import (
+    COMPILED_VARIABLE,
+    atomic_open,
+    cache_dir,
+    check_output,
+    make_cache_dir,
+    read_json,
+    sha256_of,
+    use_compile_cache,
+    write_atomic,
+)
 
 
 def test_cache_dir_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -148,3 +159,58 @@ def test_tables_are_built_without_an_unsafe_cache(cache: Path, caplog: pytest.Lo
     tables = tables_of_cache.cached({"a": 1}, lambda: {"x": torch.zeros(1)})
     assert list(tables) == ["x"] and not list((cache / "tables").iterdir())
     assert "other users can write" in caplog.text
+
+
+def compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of compiled code with half of a library, after a process that was killed."""
+    monkeypatch.setenv(COMPILED_VARIABLE, "")
+    monkeypatch.delenv(COMPILED_VARIABLE)
+    folder = make_cache_dir("inductor")
+    (folder / "ab").mkdir()
+    (folder / "ab" / "half.so").write_bytes(b"\x7fELF")
+    (folder / ".user-1").touch()
+    return folder
+
+
+def test_code_of_a_killed_process_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = compiled(cache, monkeypatch)
+    use_compile_cache()
+    assert os.environ[COMPILED_VARIABLE] == str(folder)
+    assert {path.name for path in folder.iterdir()} == {".lock", f".user-{os.getpid()}"}
+    (folder / "ab").mkdir()
+    use_compile_cache()  # this process is alive, and what it has compiled stays
+    assert (folder / "ab").is_dir() and os.environ[COMPILED_VARIABLE] == str(folder)
+
+
+def test_code_that_another_process_uses_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = compiled(cache, monkeypatch)
+    with (folder / ".user-2").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        use_compile_cache()
+    own = Path(os.environ[COMPILED_VARIABLE])
+    assert (folder / "ab" / "half.so").exists() and own != folder
+    assert own.parent == cache and own.stat().st_mode & 0o777 == 0o700 and not (own / "ab").exists()
+
+
+def test_a_folder_for_compiled_code_that_the_user_has_set_stays(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = compiled(cache, monkeypatch)
+    monkeypatch.setenv(COMPILED_VARIABLE, str(tmp_path))
+    use_compile_cache()
+    assert os.environ[COMPILED_VARIABLE] == str(tmp_path) and (folder / "ab").exists()
+
+
+def test_an_output_file_replaces_nothing_unasked(tmp_path: Path) -> None:
+    file, link = tmp_path / "letter.txt", tmp_path / "link"
+    check_output("--out", file, False)
+    file.write_text("mine")
+    with pytest.raises(InputError, match=r"--out .*letter.txt exists: give another name, or --overwrite"):
+        check_output("--out", file, False)
+    check_output("--out", file, True)
+    link.symlink_to(file)
+    for special in (link, Path("/dev/null")):
+        with pytest.raises(InputError, match="a link or a device"):
+            check_output("--out", special, True)
+    with pytest.raises(InputError, match="is a folder: give a file"):
+        check_output("--out", tmp_path, True)

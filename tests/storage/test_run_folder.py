@@ -29,6 +29,22 @@ def test_the_best_is_kept_while_others_go(tmp_path: Path) -> None:
         run_folder.find_checkpoint(tmp_path / "nothing")
 
 
+def test_a_pointer_that_was_changed_is_refused(tmp_path: Path) -> None:
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step, PARTS, {}, {})
+    run_folder.update_pointers(tmp_path, 20, None)
+    path = tmp_path / "latest.json"
+    path.write_text(path.read_text().replace("20", "10"))
+    with pytest.raises(DamagedFileError, match=r"latest.json is damaged: its own checksum differs; delete it"):
+        run_folder.find_checkpoint(tmp_path)
+    path.write_text('{"checkpoint": "checkpoint-00000010", "step": 10}\n')  # as version 0.1.0 wrote it
+    assert run_folder.find_checkpoint(tmp_path).name == "checkpoint-00000010"
+    path.write_text('{"checkpoint": "checkpoint-00000010", "step": [1]}\n')
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(DamagedFileError, match=r"its step is \[1\]"):
+        run_folder.progress(tmp_path)
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     code = "import sys, time; from pathlib import Path; from rdlm.storage.run_folder import locked\n"
     code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"

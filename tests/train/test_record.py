@@ -36,13 +36,36 @@ def test_lines_after_a_step_and_incomplete_lines_are_removed(tmp_path: Path) -> 
     assert found[2]["loss"] == 1 / 3  # a float comes back as it was
 
 
-def test_a_damaged_line_removes_those_after_it(tmp_path: Path) -> None:
+def test_a_damaged_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / record.NAME
-    path.write_bytes(b'{"kind": "step", "step": 1}\n[]\n{"kind": "step", "step": 2}\n')
-    record.truncate(path, 9)
-    assert path.read_bytes() == b'{"kind": "step", "step": 1}\n'
+    old = b'{"kind": "step", "step": 1}\n'  # as version 0.1.0 wrote it, without a checksum
+    path.write_bytes(old + b"[]\n")
+    with Record(tmp_path, 9) as lines:
+        lines.write("step", 2, loss=1.25)
+        lines.write("step", 3, loss=1.25)
+    assert [line["step"] for line in record.read_lines(tmp_path)] == [1, 2, 3] and "1 of its lines" in caplog.text
+    whole = path.read_bytes()
+    assert whole.count(b"1.25") == 2
+    path.write_bytes(whole.replace(b"1.25", b"1.26", 1))  # one digit of one line
+    assert [line["step"] for line in record.read_lines(tmp_path)] == [1, 3] and "2 of its lines" in caplog.text
+    record.truncate(path, 2)
+    assert path.read_bytes().startswith(old + b"[]\n") and path.read_bytes().count(b"\n") == 3
     record.truncate(tmp_path / "none", 9)
     assert record.read_lines(tmp_path / "none") == []
+
+
+def test_every_flipped_bit_of_a_line_is_found(tmp_path: Path) -> None:
+    with Record(tmp_path, 0) as lines:
+        lines.write("step", 1, loss=0.5)
+    path = tmp_path / record.NAME
+    (whole,) = record.read_lines(tmp_path)
+    content = path.read_bytes()
+    for bit in range(8 * (len(content) - 1)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        for line in record.read_lines(tmp_path):  # only the name of the checksum may differ
+            assert {key: line[key] for key in whole} == whole
 
 
 def test_without_tensorboard_the_record_alone_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

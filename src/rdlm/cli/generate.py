@@ -13,6 +13,7 @@ from rdlm.cli.model_options import ModelOptions
 from rdlm.config import SamplingOptions, attribute_docstrings
 from rdlm.display.progress import say
 from rdlm.errors import InputError
+from rdlm.storage.files import check_output
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation
@@ -36,6 +37,8 @@ class Generate(ModelOptions, SamplingOptions):
     """File of the samples: text, FASTA for DNA, a PNG with all of them for images."""
     trace: Path | None = None
     """File that shows how the first sample takes shape: .html, or .gif where pillow is installed."""
+    overwrite: bool = False
+    """Replace the files of --out and --trace where they exist."""
     json: bool = False
     """Print one JSON object instead of the samples."""
 
@@ -43,6 +46,9 @@ class Generate(ModelOptions, SamplingOptions):
         """Sample, write, report, and return 0."""
         if self.trace is not None and self.trace.suffix.lower() not in (".html", ".htm", ".gif"):
             raise InputError(f"--trace {self.trace}: a trace is written as .html or .gif")
+        for name, path in (("--out", self.out), ("--trace", self.trace)):
+            if path is not None:
+                check_output(name, path, self.overwrite)
         from rdlm.api.generate import generate
         from rdlm.display.progress import bar
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, cast
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage.files import FULL, cache_dir, make_cache_dir
+from rdlm.storage.files import COMPILED, COMPILED_VARIABLE, FULL, cache_dir, make_cache_dir
 
 
 class Command(Protocol):
@@ -112,7 +112,7 @@ def set_cache_folders() -> None:
 
     The folders are made here: those libraries would make them with the permissions of the umask.
     """
-    for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+    for variable, name in (("MPLCONFIGDIR", "matplotlib"), (COMPILED_VARIABLE, COMPILED)):
         if variable not in os.environ:
             with suppress(OSError):  # a cache that cannot be written is reported by those who need it
                 make_cache_dir(name)

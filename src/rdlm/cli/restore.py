@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rdlm.cli.model_options import ModelOptions
-from rdlm.cli.score import read_text
+from rdlm.cli.score import LARGEST_TEXT, read_text
 from rdlm.config import OrderName
 from rdlm.display.text_table import print_json
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import check_output, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +34,6 @@ SUFFIXES: dict[str, Format] = {
     ".hocr": "hocr",
     ".png": "png",
 }
-
-LARGEST = 64 << 20
-"""Bytes of the largest file of evidence that is read."""
 
 BEST_QUALITY = 60
 """Largest Phred quality that is written."""
@@ -87,6 +85,8 @@ class Restore(ModelOptions):
     samples."""
     html: Path | None = None
     """File of a web page that shows what was changed and how sure the model is."""
+    overwrite: bool = False
+    """Replace the files of --out and --html where they exist."""
     color: Literal["auto", "always", "never"] = "auto"
     """Colours in the terminal; auto: if standard output is a terminal and NO_COLOR is not set."""
     json: bool = False
@@ -98,6 +98,8 @@ class Restore(ModelOptions):
         for name, path in (("--out", self.out), ("--html", self.html)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise InputError(f"{name} {path}: give a file in a folder that exists")
+            if path is not None:
+                check_output(name, path, self.overwrite)
         model = self.load(run)
         _check_model(model)
         if model.kind == "image":
@@ -222,7 +224,6 @@ class Restore(ModelOptions):
 
     def _write(self, rows: list[dict[str, Any]], about: str) -> None:
         from rdlm.display.restoration import restoration_page
-        from rdlm.storage.files import write_atomic
 
         if self.out is not None:
             fastq = self.out.suffix.lower() in (".fastq", ".fq")
@@ -259,7 +260,6 @@ class Restore(ModelOptions):
 
         from rdlm.api.output import grid
         from rdlm.data.image import encode_png
-        from rdlm.storage.files import write_atomic
 
         assert self.out is not None
         drawn = found.samples.double() / (model.tokenizer.size - 1)
@@ -342,8 +342,8 @@ def _content(file: str) -> bytes:
     try:
         with open_regular(Path(file).expanduser()) as opened:
             size = os.fstat(opened.fileno()).st_size
-            if size > LARGEST:
-                raise InputError(f"{file} has {size:,} bytes; at most {LARGEST:,} are read")
+            if size > LARGEST_TEXT:
+                raise InputError(f"{file} has {size:,} bytes; at most {LARGEST_TEXT:,} are read")
             return opened.read()
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
@@ -351,11 +351,9 @@ def _content(file: str) -> bytes:
 
 def _array(file: str) -> Any:
     """Return the array in a .npy file, without unpickling."""
-    import io
-
-    import numpy as np
+    from rdlm.data.own import decode_npy
 
     try:
-        return np.load(io.BytesIO(_content(file)), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:
-        raise InputError(f"{file} is not an array of numbers in NumPy's format: {error}") from None
+        return decode_npy(_content(file))
+    except DamagedFileError as error:
+        raise InputError(f"{file} is {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +20,10 @@ from rdlm.errors import InputError
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
     from rdlm.api.score import Effort, Score
+
+
+LARGEST_TEXT = 64 << 20
+"""Bytes of the largest text, and of the largest file of evidence, that is read."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,10 @@ def _is_model(name: str) -> bool:
 def read_text(name: str, purpose: str = "score") -> str:
     """Return the text of a file, or of standard input for `-`; an empty text is an error."""
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).expanduser().open("rb") as file:
+            raw = file.read(LARGEST_TEXT + 1)  # of a pipe, too, and of a device that has no end
+        if len(raw) > LARGEST_TEXT:
+            raise InputError(f"{name} has more than {LARGEST_TEXT:,} bytes: give the parts one by one")
         text = raw.decode()
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
+import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -33,6 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.errors import InputError
+from rdlm.storage.files import parse_json
 
 GAPS: Final = "?_"
 """Characters that mark an unreadable position."""
@@ -43,6 +44,9 @@ KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 TOLERANCE: Final = 1e-3
 """By how much probabilities may differ from a sum of 1."""
 
+MOST_NUMBERS: Final = 1 << 26
+"""Most entries of a channel, and of the evidence of all sequences of a file: 512 MB."""
+
 Evidence = Float[Tensor, "positions v"]
 
 
@@ -52,6 +56,7 @@ Evidence = Float[Tensor, "positions v"]
 def symmetric(alphabet: str, error: float) -> Float[Tensor, "v v"]:
     """Return the channel that reads a wrong symbol with probability `error`, any of them equally likely."""
     _check_error(error)
+    check_size(len(alphabet), alphabet, "a channel")
     size = len(alphabet)
     matrix = torch.full((size, size), error / max(size - 1, 1), dtype=torch.float64)
     return matrix.fill_diagonal_(1 - error)
@@ -89,6 +94,7 @@ def confusion(text: str, alphabet: str, source: str = "the confusion matrix") ->
     A CSV row begins with the true symbol; `space` stands for a blank. Rows must sum to 1; symbols without a row are
     read without error.
     """
+    check_size(len(alphabet), alphabet, source)
     rows = _json_rows(text, source) if text.lstrip().startswith("{") else _csv_rows(text, source)
     matrix = torch.eye(len(alphabet), dtype=torch.float64)
     for true, law in rows.items():
@@ -103,7 +109,7 @@ def confusion(text: str, alphabet: str, source: str = "the confusion matrix") ->
 
 def _json_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(text)
+        found = parse_json(text.encode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source} is not JSON: {error}") from None
     if not isinstance(found, dict) or not found or not all(isinstance(law, dict) for law in found.values()):
@@ -112,10 +118,15 @@ def _json_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
 
 
 def _csv_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
-    lines = [line for line in csv.reader(io.StringIO(text)) if line]
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text)) if line]
+    except csv.Error as error:
+        raise InputError(f"{source} is not CSV: {error}") from None
     if len(lines) < 2:
         raise InputError(f"{source} needs a header of symbols and a row for each true symbol")
     header = [_symbol(cell) for cell in lines[0][1:]]
+    if len(set(header)) < len(header) or len({_symbol(line[0]) for line in lines[1:]}) < len(lines) - 1:
+        raise InputError(f"{source} has two columns or two rows of one symbol")
     found = {}
     for number, line in enumerate(lines[1:], 2):
         if len(line) != len(header) + 1:
@@ -292,6 +303,7 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
     places = [(char, "") for char in text] if literal else list(_places(text))
     if not places:
         raise InputError("there is nothing to restore: the text is empty")
+    check_size(max(len(places), len(alphabet)), alphabet, "the text")
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
     log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
@@ -364,10 +376,12 @@ def from_json_lines(text: str, alphabet: str) -> Reading:
     Probabilities of a position sum to 1, or to less: the rest is spread over the symbols that are not named.
     """
     rows, symbols = [], []
-    for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+    lines = list(filter(str.strip, text.split("\n")))
+    check_size(len(lines), alphabet, "the evidence")
+    for number, line in enumerate(lines, 1):
         where = f"position {number - 1}"
         try:
-            law = json.loads(line)
+            law = parse_json(line.encode())
         except (ValueError, RecursionError) as error:
             raise InputError(f"line {number} is not JSON: {error}") from None
         if not isinstance(law, dict) or not law:
@@ -406,8 +420,13 @@ def from_fastq(text: str, alphabet: str = "ACGT", offset: int = 33) -> list[Read
     lines = text.split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
+    if not lines:
+        raise InputError("there is nothing to restore: the file has no read")
     if len(lines) % 4:
         raise InputError(f"FASTQ has four lines per read, got {len(lines)} lines")
+    if len(alphabet) < 2:
+        raise InputError(f"a read needs an alphabet of at least two bases, not {alphabet!r}")
+    check_size(sum(map(len, lines[1::4])), alphabet, "the reads")
     return [_read(lines[at : at + 4], at + 1, alphabet, offset) for at in range(0, len(lines), 4)]
 
 
@@ -420,7 +439,8 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
     if not bases:
         raise InputError(f"read {name[1:]!r} has no bases")
     rows = torch.zeros(len(bases), len(alphabet), dtype=torch.float64)
-    for at, (base, quality) in enumerate(zip(bases.upper(), qualities, strict=True)):
+    bases = "".join(base.upper()[0] for base in bases)  # a character may have two capitals
+    for at, (base, quality) in enumerate(zip(bases, qualities, strict=True)):
         level = ord(quality) - offset
         if not 0 <= level <= 93:
             raise InputError(f"read {name[1:]!r}, position {at}: {quality!r} is not a Phred quality of offset {offset}")
@@ -428,8 +448,8 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
             # A quality of 0 or 1 says less than nothing about the base: then all are equally likely.
             error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
             rows[at] = math.log(error / (len(alphabet) - 1))
-            rows[at, _place(alphabet, bases.upper(), at)] = math.log1p(-error)
-    return Reading(rows, bases.upper().replace("N", "?"), name[1:])
+            rows[at, _place(alphabet, bases, at)] = math.log1p(-error)
+    return Reading(rows, bases.replace("N", "?"), name[1:])
 
 
 def from_levels(values: Float[Tensor, " positions"], size: int, noise: float) -> Evidence:
@@ -454,6 +474,14 @@ def _checked(evidence: Evidence) -> Evidence:
     return evidence
 
 
+def check_size(positions: int, alphabet: str, what: str) -> None:
+    """Raise InputError for evidence, or a channel, of more than `MOST_NUMBERS` numbers."""
+    if positions * len(alphabet) > MOST_NUMBERS:
+        most = MOST_NUMBERS // len(alphabet)
+        advice = f"at most {most:,} with {len(alphabet):,} symbols; give the parts one by one"
+        raise InputError(f"{what} has {positions:,} positions: {advice}")
+
+
 def _check_error(error: float) -> None:
     if not 0 < error < 1:
         raise InputError(f"an error rate must lie between 0 and 1, got {error:g}")
@@ -467,16 +495,16 @@ def _check_sum(total: float, what: str) -> None:
 def _number(value: Any, what: str) -> float:
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1:
-        raise InputError(f"{what} must be a probability, got {value!r}")
+        raise InputError(f"{what} must be a probability, got {reprlib.repr(value)}")
     return number
 
 
 def _index(alphabet: str, symbol: str, where: str) -> int:
     if len(symbol) != 1 or symbol not in alphabet:
-        raise InputError(f"{where}: {symbol!r} is not a symbol of the model, whose alphabet is {alphabet!r}")
+        raise InputError(f"{where}: {symbol[:80]!r} is not a symbol of the model, whose alphabet is {alphabet!r}")
     return alphabet.index(symbol)
 
 

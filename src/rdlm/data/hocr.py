@@ -25,6 +25,7 @@ from torch import Tensor
 from rdlm.data.evidence import (
     Read,
     Reading,
+    check_size,
     is_kept,
     make_reading,
     nearest_symbol,
@@ -51,6 +52,9 @@ SUREST: Final = 0.99
 DEEPEST: Final = 64
 """Largest depth of nested elements in an hOCR file."""
 
+LONGEST: Final = 256
+"""Most code points in the element of one character."""
+
 Choices = dict[str, float]
 """The confidence in the first choice under the empty string, and that in each alternative."""
 
@@ -63,6 +67,7 @@ def from_hocr(text: str, alphabet: str, source: str = "the page") -> Reading:
     the engine and the model know the same. Spaces between words are nearly certain, line breaks certain.
     """
     places = _Page(source).places(text)
+    check_size(max(len(places), len(alphabet)), alphabet, source)
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
     evidence = symbol_evidence(read, seen, alphabet, symmetric(alphabet, 1 - SUREST).log())
@@ -106,7 +111,7 @@ class _Page:
 
     def places(self, text: str) -> list[tuple[Read, Choices]]:
         """Return the characters of the page with their choices."""
-        parser = expat.ParserCreate()
+        parser = expat.ParserCreate("utf-8")  # whatever encoding the page declares: the text is decoded already
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
         parser.CharacterDataHandler, parser.EntityDeclHandler = self._characters, self._refuse
         try:
@@ -149,10 +154,13 @@ class _Page:
         return number
 
     def _characters(self, text: str) -> None:
-        self.text += text
+        if len(self.text) <= LONGEST:  # between characters there may be any amount of text
+            self.text += text[: LONGEST + 1]
 
     def _end(self, _: str) -> None:
         kind, text = self.open.pop(), self.text.strip()
+        if kind in ("x_conf", "x_confs") and len(self.text) > LONGEST:
+            raise InputError(f"{self.source}: the element of a character has more than {LONGEST} code points")
         if kind == "x_conf" and text:
             if self.separator:
                 self.found.append((self.separator, {}))

@@ -179,6 +179,9 @@ RECIPES = (
 
 # -- PNG files --------------------------------------------------------------------------------------
 
+MOST_LEVELS = 1 << 26
+"""Levels of the largest image in a PNG file: a small file can claim, and unpack to, any size."""
+
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -205,6 +208,8 @@ def png_shape(data: bytes) -> tuple[int, int, int]:
     channels = {(8, 0, 0, 0, 0): 1, (8, 2, 0, 0, 0): 3}.get(tuple(form))
     if channels is None:
         raise DamagedFileError(f"a PNG file that is not 8-bit grey or RGB without interlacing: {form}")
+    if not 0 < height * width * channels <= MOST_LEVELS:
+        raise DamagedFileError(f"a PNG file of {width} x {height} pixels, not 1 to {MOST_LEVELS:,} levels")
     return height, width, channels
 
 

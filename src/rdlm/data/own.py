@@ -17,6 +17,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +104,7 @@ def _recognised(head: bytes) -> Format:
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -206,7 +207,7 @@ def _biological(text: str, kind: Format) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if kind == "FASTQ":
         return [line.upper() for line in lines[1::4]]
-    records: list[list[str]] = []
+    records: list[list[str]] = [[]] if lines and lines[0][0] not in ">;" else []
     for line in lines:
         if line[0] in ">;":
             records.append([])
@@ -242,14 +243,16 @@ def _pixels(path: Path) -> NDArray[np.uint8]:
     """Return an image [height, width, 1 or 3]; grey if all channels are equal."""
     data = read_bytes(path)
     if importlib.util.find_spec("PIL") is not None:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         try:
             with Image.open(io.BytesIO(data)) as image:
                 if image.width * image.height > LARGEST_IMAGE:
                     raise _too_many_pixels(path, image.height, image.width)
                 pixels = np.array(image.convert("RGB"))
-        except (UnidentifiedImageError, OSError) as error:
+        except InputError:
+            raise
+        except Exception as error:  # its decoders raise errors of many kinds
             raise DamagedFileError(f"{path} is no image that pillow reads: {error}") from None
     elif data.startswith(SIGNATURE):
         pixels = decode_png(data)
@@ -266,14 +269,34 @@ def _too_many_pixels(path: Path, height: int, width: int) -> InputError:
     return InputError(f"{path} has {width} x {height} pixels, too many tokens for one sequence: {advice}")
 
 
+def decode_npy(data: bytes) -> NDArray[Any]:
+    """Return the array of numbers in NumPy's format, of the size that its header claims; DamagedFileError for others.
+
+    `numpy.load` also opens archives and allocates what a header claims.
+    """
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, dtype = read(file)
+    except Exception as error:  # its parser raises errors of many kinds
+        raise DamagedFileError(f"not an array in NumPy's format: {error!s:.200}") from None
+    if version not in ((1, 0), (2, 0)) or dtype.kind not in "fiub" or dtype.hasobject:
+        raise DamagedFileError(f"not an array of real numbers in NumPy's format 1.0 or 2.0 but of {dtype!s:.80}")
+    body = memoryview(data)[file.tell() :]
+    if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(body):
+        raise DamagedFileError(f"an array whose header claims {list(shape[:8])} of {dtype}, with {len(body)} bytes")
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if by_column else "C")
+
+
 def _array(request: CorpusRequest, path: Path) -> Draft:
     if path.is_dir():
         raise InputError(f"{path} is a folder of .npy files: give one file")
     try:
         with open_regular(path) as file:
-            array = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DamagedFileError(f"{path} is not an .npy file of numbers: {error}") from None
+            array = decode_npy(file.read())
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} is {error}") from None
     if array.dtype.kind not in "ui" or array.ndim not in (1, 2, 3, 4) or array.size == 0:
         raise InputError(
             f"{path} has type {array.dtype} and shape {array.shape}: whole numbers [N], [N, length] or images"

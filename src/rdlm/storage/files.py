@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +25,9 @@ LARGEST_JSON = 1 << 24
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, an exhausted quota and a file size limit."""
+
+COMPILED, COMPILED_VARIABLE = "inductor", "TORCHINDUCTOR_CACHE_DIR"
+"""The cache folder of compiled code, and the variable by which torch finds it."""
 
 UNWRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 """The same, and those of a folder that cannot be created or written."""
@@ -74,6 +81,43 @@ def _cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "rdlm"
 
 
+def use_compile_cache() -> None:
+    """Let torch keep compiled code in our cache, unless the user has set a folder, and not what a killed process left.
+
+    torch writes shared libraries in place, and loads half of one. So each process holds a lock in the folder until it
+    ends; the folder of one that has not removed its own is emptied. If others use it, this process has one of its own.
+    """
+    try:
+        folder = make_cache_dir(COMPILED)
+    except OSError:  # torch reports it when it writes
+        return
+    if os.environ.get(COMPILED_VARIABLE, str(folder)) != str(folder):
+        return
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        users = {path: _is_locked(path) for path in folder.glob(".user-*")}
+        if not all(users.values()) and any(users.values()):
+            folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{COMPILED}-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        elif users and not any(users.values()):
+            for path in set(folder.iterdir()) - {folder / ".lock"}:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        os.environ[COMPILED_VARIABLE] = str(folder)
+        user = (folder / f".user-{os.getpid()}").open("w")
+        fcntl.flock(user, fcntl.LOCK_SH)
+        atexit.register(user.close)  # in the reverse order
+        atexit.register(Path(user.name).unlink, missing_ok=True)
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 def damaged(path: Path, reason: str, advice: str = "") -> DamagedFileError:
     """Return the error for a damaged file or folder; `reason` is a clause about it, `advice` an instruction."""
     return DamagedFileError(f"{path} is damaged: {reason}{f'; {advice}' if advice else ''}")
@@ -102,6 +146,18 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one."""
     with atomic_open(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_output(flag: str, path: Path, overwrite: bool) -> None:
+    """Raise InputError for an output file that exists, unless it is a regular file and may be overwritten."""
+    if not path.is_symlink() and not path.exists():
+        return
+    if path.is_dir():
+        raise InputError(f"{flag} {path} is a folder: give a file")
+    if path.is_symlink() or not path.is_file():  # a rename onto it would replace the link or the device itself
+        raise InputError(f"{flag} {path} is a link or a device: give the name of a file")
+    if not overwrite:
+        raise InputError(f"{flag} {path} exists: give another name, or --overwrite to replace it")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from rdlm.config import RunConfig
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import checkpoint, config_file
 from rdlm.storage.files import damaged, read_json, write_atomic
+from rdlm.storage.manifest import with_checksum, without_checksum
 
 KEPT = 2
 """Number of latest checkpoints that are kept."""
@@ -72,7 +73,10 @@ def progress(folder: Path) -> tuple[RunConfig | None, int]:
     path = folder / "latest.json"
     if not path.is_file() or not (folder / "config.yaml").is_file():
         return None, 0
-    return config_file.read(folder / "config.yaml"), int(read_json(path, checkpoint.LARGEST_STATE).get("step", 0))
+    step = _read_pointer(path).get("step", 0)
+    if type(step) is not int:
+        raise damaged(path, f"its step is {step!r:.80}")
+    return config_file.read(folder / "config.yaml"), step
 
 
 def check_same(folder: Path, config: RunConfig, accept_changes: bool, accepted: Collection[str] = ()) -> None:
@@ -143,11 +147,11 @@ def newest(folder: Path) -> int:
 
 def update_pointers(folder: Path, step: int, best: dict[str, Any] | None) -> None:
     """Write latest.json and best.json, and remove checkpoints that are neither recent nor the best."""
-    write_atomic(folder / "latest.json", json.dumps({"checkpoint": checkpoint.name_of(step), "step": step}) + "\n")
+    _write_pointer(folder / "latest.json", {"checkpoint": checkpoint.name_of(step), "step": step})
     keep = {checkpoint.name_of(step)}
     if best is not None:
         name = checkpoint.name_of(best["step"])
-        write_atomic(folder / "best.json", json.dumps({"checkpoint": name, **best}) + "\n")
+        _write_pointer(folder / "best.json", {"checkpoint": name, **best})
         keep.add(name)
     recent = [path for path in _checkpoints(folder) if _step(path) <= step][-KEPT:]
     for path in _checkpoints(folder):
@@ -159,11 +163,22 @@ def find_checkpoint(folder: Path, which: str = "best") -> Path:
     """Return the `best` (or `latest`) checkpoint of a run; the latest if there was no validation yet."""
     for name in dict.fromkeys((which, "latest")):
         if (path := folder / f"{name}.json").is_file():
-            target = str(read_json(path, checkpoint.LARGEST_STATE).get("checkpoint"))
+            target = str(_read_pointer(path).get("checkpoint"))
             if checkpoint.NAME.fullmatch(target) is None:
                 raise damaged(path, f"{target!r} is not the name of a checkpoint")
             return folder / target
     raise InputError(f"{folder} has no checkpoint: it is not the folder of a run that has saved one")
+
+
+def _write_pointer(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomic(path, json.dumps(with_checksum(content)) + "\n")
+
+
+def _read_pointer(path: Path) -> dict[str, Any]:
+    """Return the content of a pointer; that of version 0.1.0 has no checksum."""
+    found = read_json(path, checkpoint.LARGEST_STATE)
+    advice = "delete it: the next resume writes it again"
+    return without_checksum(path, found, advice) if "sha256" in found else found
 
 
 def _remove(path: Path) -> None:

@@ -27,6 +27,7 @@ from rdlm.config import TrainingConfig
 from rdlm.errors import InputError
 from rdlm.model.network import device_of
 from rdlm.process.tokens import Codes
+from rdlm.storage.files import use_compile_cache
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: the leader may be downloading a corpus."""
@@ -95,6 +96,7 @@ class Team:
                     f"training.compile: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
                     "install rdlm elsewhere, or omit training.compile"
                 )
+            use_compile_cache()
             network.compile()
         if self.world == 1:
             return call

@@ -1,16 +1,19 @@
 """The record of a run: record.jsonl, event files for TensorBoard, and the counters that checkpoints store.
 
 record.jsonl has one JSON object per line. Lines of kind `step` have means since the previous one, lines of kind
-`validation` a bound in nats per sequence. When a run resumes, lines after the step of its checkpoint are removed, since
-they will be written again. Version 0.1.0 wrote the learning rate as `rate`; `read_lines` returns it as `lr`.
+`validation` a bound in nats per sequence. Each ends with its CRC-32, and damaged lines are left out when they are read.
+When a run resumes, lines after the step of its checkpoint are removed, since they will be written again.
+Version 0.1.0 wrote the learning rate as `rate`; `read_lines` returns it as `lr`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +23,8 @@ from typing import Any
 from rdlm.storage.files import damaged
 
 NAME = "record.jsonl"
+
+log = logging.getLogger(__name__)
 
 
 class Record:
@@ -33,7 +38,7 @@ class Record:
 
     def write(self, kind: str, step: int, **values: float | int | str | None) -> None:
         """Append a line and flush it."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.write(_with_checksum(json.dumps({"kind": kind, "step": step, **values})))
         self._file.flush()
         if self._tensorboard is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
@@ -53,12 +58,14 @@ class Record:
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of the record of a run, without an incomplete last line."""
+    """Return the lines of the record of a run, without an incomplete last line; damaged ones are logged."""
     path = folder / NAME
     if not path.exists():
         return []
     with path.open(encoding="utf-8", errors="replace") as file:
-        lines = [_parsed(line) for line in file]
+        lines = [_parsed(line) for line in file if line.endswith("\n")]
+    if None in lines:
+        log.warning("%s is damaged: %d of its lines are left out", path, lines.count(None))
     return [_renamed(line) for line in lines if line is not None]
 
 
@@ -68,24 +75,40 @@ def _renamed(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Truncate a record before its first line that is incomplete or after `step`, in place: the disk may be full."""
+    """Truncate a record before its first line that is incomplete or after `step`, in place: the disk may be full.
+
+    Damaged lines stay, since those after them would be lost.
+    """
     if not path.exists():
         return
     keep = 0
     with path.open("rb") as file:
         for raw in file:
             line = _parsed(raw.decode(errors="replace"))
-            if line is None or line["step"] > step:
+            if not raw.endswith(b"\n") or (line is not None and line["step"] > step):
                 break
             keep += len(raw)
     os.truncate(path, keep)
 
 
+CHECKSUM = ', "crc32": "'
+
+
+def _with_checksum(line: str) -> str:
+    """Return a JSON object as a line that ends with its CRC-32."""
+    return f'{line[:-1]}{CHECKSUM}{zlib.crc32(line.encode()):08x}"}}\n'
+
+
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Return the object of a complete line, else None."""
+    """Return the object of a line, None for a damaged one; lines of version 0.1.0 have no checksum."""
+    text, found_checksum, _ = line.rpartition(CHECKSUM)
+    if found_checksum:
+        if line != _with_checksum(text + "}"):
+            return None
+        line = text + "}"
     try:
-        found = json.loads(line) if line.endswith("\n") else None
-    except ValueError:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
