@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,8 @@ class Generate(ModelOptions, SamplingOptions):
         """Sample, write, report, and return 0."""
         if self.trace is not None and self.trace.suffix.lower() not in (".html", ".htm", ".gif"):
             raise InputError(f"--trace {self.trace}: a trace is written as .html or .gif")
+        if self.trace is not None and self.trace.suffix.lower() == ".gif" and find_spec("PIL") is None:
+            raise InputError("--trace: a GIF needs pillow: pip install 'rdlm[viz]'; a trace as .html does not")
         from rdlm.api.generate import generate
         from rdlm.display.progress import bar
 
