@@ -44,7 +44,12 @@ def on_device(generator: torch.Generator | None, device: torch.device) -> torch.
     if generator is None or generator.device.type == device.type:
         return generator
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-    return torch.Generator(device).manual_seed(seed)
+    return generator_on(device).manual_seed(seed)
+
+
+def generator_on(device: torch.device) -> torch.Generator:
+    """Return a generator of a device."""
+    return torch.Generator(device)
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,7 @@ def draw_token(log_probs: Tensor, generator: torch.Generator | None = None) -> I
     shape, device = log_probs.shape[:-1], log_probs.device
     if device.type == "cpu":  # elsewhere, reading a result would wait for the device
         check_numbers(log_probs.sum())  # log-probabilities are not positive: only NaN makes NaN
+    generator = on_device(generator, device)
     return pick_token(log_probs, torch.rand(shape, generator=generator, dtype=torch.float64, device=device))
 
 

@@ -62,6 +62,23 @@ def test_dependency(requirement: str, expected: Check, monkeypatch: pytest.Monke
     assert doctor.dependency(requirement) == expected
 
 
+def test_users_are_not_asked_for_the_packages_of_developers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [Check("pytest [dev]", False, "missing", False), Check("matplotlib [viz]", False, "missing", False)]
+    monkeypatch.setattr(doctor, "dependencies", lambda: found)
+    for developer in (False, True):
+        Doctor(developer=developer, json=True).run()
+        names = {check["name"] for check in json.loads(capsys.readouterr().out)["checks"]}
+        assert ("pytest [dev]" in names) == developer and "matplotlib [viz]" in names
+
+
+def test_an_installed_package_is_not_told_of_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "in_checkout", lambda: False)
+    assert doctor.dependency("nosuch; extra == 'viz'").detail == "missing; run: pip install 'rdlm[viz]'"
+    assert doctor.dependency("nosuch>=2").detail == "missing; run: pip install --upgrade nosuch"
+
+
 def test_running_without_being_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def requires(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)

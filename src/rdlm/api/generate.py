@@ -268,7 +268,7 @@ class PreparedSampling:
             self.solver,
             method.process.schedule,
             self._constraints(window, token),
-            method.chain_law(chain) if chain.switch >= 0 else None,
+            method.chain_law(chain).to(self.device) if chain.switch >= 0 else None,
             self.options.clean,
             self.codes,
             None if watch is None else lambda info: watch(WindowStep(window, token, info)),

@@ -34,6 +34,7 @@ from rdlm.errors import InputError, unknown
 from rdlm.likelihood import Estimate
 from rdlm.likelihood.estimate import sample_mean
 from rdlm.methods.rdlm import Rdlm
+from rdlm.process.kernel import to_device
 from rdlm.process.order import TokenSchedule, TokenSteps, named_schedule
 from rdlm.random import generator_of
 from rdlm.sampling.sampler import StepInfo, sample_chain
@@ -358,16 +359,17 @@ def refined_posterior(
 
     Each of these has the same mean, the posterior given the evidence alone, if the network's posterior is exact.
     """
-    total, count = torch.zeros(given.shape), torch.zeros(*given.shape[:2], 1)
+    total, count = torch.zeros_like(given), given.new_zeros(*given.shape[:2], 1)
 
     def watch(info: StepInfo) -> None:
-        undecided = (info.before.step - info.before.offsets < info.sampler.steps).expand(given.shape[:2])[..., None]
-        total.add_(torch.where(undecided, info.log_probs.exp(), 0.0).cpu())
-        count.add_(undecided.cpu())
+        open_now = (info.before.step - info.before.offsets < info.sampler.steps).expand(given.shape[:2])[..., None]
+        undecided = to_device(open_now, given.device)
+        total.add_(torch.where(undecided, info.log_probs.exp(), 0.0))
+        count.add_(undecided)
 
     for _ in range(passes):
         _draw(method, given, steps, order, generator, watch)
-    return total / count
+    return (total / count).cpu()
 
 
 def _draw(
@@ -383,7 +385,7 @@ def _draw(
     schedule, nfe = named_schedule(order, steps, length, 0)
     chain = method.chain(method.process.mixture.paths[0], nfe, token_schedule=schedule, length=length)
     posterior = partial(posterior_of, method, given)
-    return sample_chain(posterior, chain, len(given), length, generator, watch)
+    return sample_chain(posterior, chain, len(given), length, generator, watch, device=given.device)
 
 
 def _in_windows(

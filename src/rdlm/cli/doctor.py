@@ -49,12 +49,15 @@ class Doctor:
     entropy of a small source.
     """
 
+    developer: bool = False
+    """Also check the packages that only tests and development need."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
         """Print every check and return 0 if all required ones passed, else 1."""
-        checks = [python(), *dependencies(), torch_build(), threads(), cache(), runs()]
+        needed = [check for check in dependencies() if self.developer or not check.name.endswith("[dev]")]
+        checks = [python(), *needed, torch_build(), threads(), cache(), runs()]
         checks += [leftovers(), tables(), corpora(), *self_test()]
         rows = [asdict(check) for check in checks]
         if self.json:
@@ -84,12 +87,20 @@ def dependencies() -> Iterator[Check]:
         yield dependency(requirement)
 
 
+def in_checkout() -> bool:
+    """Return whether this is a checkout of the repository, not an installed package."""
+    return (Path(__file__).parents[3] / "constraints.txt").is_file()
+
+
 def dependency(requirement: str) -> Check:
     """Return whether one requirement, such as `torch>=2.6` or `matplotlib; extra == 'viz'`, is met."""
     name, least = re.findall(r"^([\w.-]+)\s*(?:>=\s*([\d.]+))?", requirement)[0]
     extra = "".join(re.findall(r"extra == ['\"]([\w-]+)['\"]", requirement))
     label = f"{name} [{extra}]" if extra else name
-    advice = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else "make setup"
+    if in_checkout():
+        advice = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else "make setup"
+    else:
+        advice = f"pip install 'rdlm[{extra}]'" if extra else f"pip install --upgrade {name}"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

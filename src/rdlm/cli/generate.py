@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,8 @@ class Generate(ModelOptions, SamplingOptions):
         for name, path in (("--out", self.out), ("--trace", self.trace)):
             if path is not None:
                 check_output(name, path, self.overwrite)
+        if self.trace is not None and self.trace.suffix.lower() == ".gif" and find_spec("PIL") is None:
+            raise InputError("--trace: a GIF needs pillow: pip install 'rdlm[viz]'; a trace as .html does not")
         from rdlm.api.generate import generate
         from rdlm.display.progress import bar
 

@@ -43,6 +43,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "demo": Entry("rdlm.cli.demo", "Demo", "train, evaluate and sample from a small model, in minutes"),
     "train": Entry("rdlm.cli.train", "Train", "train a preset or your own configuration", two_stages=True),
+    "plan": Entry("rdlm.cli.plan", "PlanRun", "state what a run would cost on other devices", two_stages=True),
     "methods": Entry("rdlm.cli.methods", "Methods", "list the methods, and what the number of each is"),
     "presets": Entry("rdlm.cli.train", "Presets", "list the presets, with a line on each"),
     "compare": Entry("rdlm.cli.compare", "Compare", "train and compare several methods", two_stages=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,12 @@ def say(message: str) -> None:
 
 
 def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> tqdm[Any]:
-    """Return a progress bar; it is disabled if standard error is not a terminal."""
+    """Return a progress bar on a terminal, elsewhere one that prints a line every `SECONDS`.
+
+    With several processes, only the leader prints lines.
+    """
+    if not sys.stderr.isatty():
+        return _Lines(total, label, unit, initial)
     return tqdm(
         total=total,
         desc=label,
@@ -28,28 +34,45 @@ def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> tq
         initial=initial,
         file=sys.stderr,
         dynamic_ncols=True,
-        disable=not sys.stderr.isatty(),
         leave=False,
         unit_scale=unit == "B",
     )
 
 
+class _Lines(tqdm):  # type: ignore[type-arg]
+    """Progress as lines: what is done, of how much, for how long, and the time that is left."""
+
+    def __init__(self, total: int | None, label: str, unit: str, initial: int) -> None:
+        super().__init__(total=total, initial=initial, disable=True)
+        self.label, self.first, self.note = label, initial, ""
+        self.divisor = 1e6 if unit == "B" else 1.0
+        self.things = "MB" if unit == "B" else unit if unit.endswith("s") else f"{unit}s"
+        self.began = self.last = time.monotonic()
+        self.leads = os.environ.get("RANK", "0") == "0"
+
+    def update(self, n: float | None = 1) -> None:
+        """Count `n` steps, and print a line if the last one is `SECONDS` old."""
+        self.n, now = self.n + (n or 0), time.monotonic()
+        if now - self.last >= SECONDS and self.leads:
+            self.last = now
+            print(f"rdlm: {self._line(now - self.began)}", file=sys.stderr, flush=True)
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Set what is printed at the end of a line."""
+        self.note = s
+
+    def _line(self, seconds: float) -> str:
+        done, note = self.n - self.first, f", {self.note}" if self.note else ""
+        count = f"{self.n / self.divisor:.0f}"
+        if self.total is None:
+            return f"{self.label}: {count} {self.things}, {seconds:.0f} s{note}"
+        left = seconds * (self.total - self.n) / max(done, 1)
+        whole = f"{self.total / self.divisor:.0f}"
+        return f"{self.label}: {count} of {whole} {self.things}, {seconds:.0f} s, {left:.0f} s left{note}"
+
+
 @contextmanager
 def steps(total: int, label: str, unit: str) -> Iterator[Callable[[int], object]]:
     """Yield a function that counts steps: a bar on a terminal, elsewhere a line every `SECONDS`."""
-    if sys.stderr.isatty():
-        with bar(total, label, unit) as shown:
-            yield shown.update
-        return
-    began = last = time.monotonic()
-    done = 0
-
-    def report(count: int) -> None:
-        nonlocal done, last
-        done, now = done + count, time.monotonic()
-        if now - last >= SECONDS:
-            last = now
-            left = (now - began) * (total - done) / max(done, 1)
-            print(f"rdlm: {label}: {done} of {total} {unit}, {now - began:.0f} s, {left:.0f} s left", file=sys.stderr)
-
-    yield report
+    with bar(total, label, unit) as shown:
+        yield shown.update

@@ -28,6 +28,7 @@ from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
 from rdlm.process.path import Law, Path
 from rdlm.process.schedule import Grid
+from rdlm.random import on_device
 
 
 def path_terms(
@@ -44,10 +45,11 @@ def path_terms(
     `known` first tokens, the sum over the others bounds `-log p(others | known)` of the sampler with that prompt.
     """
     digit, offsets = chain.split(token), _offsets(chain, token, known, generator)
+    generator = on_device(generator, token.device)
     state = chain.path.bridge.start.point(dtype, token.device).repeat(*digit.shape, 1)
-    if bool((clamped := offsets < 0).any()):
+    if known:
         vertex = chain.path.bridge.tokens.at(digit, state)
-        state = torch.where(chain.per_sphere(clamped, digit)[..., None], vertex, state)
+        state = torch.where(chain.per_sphere(offsets < 0, digit)[..., None], vertex, state)
     terms = torch.zeros(chain.nfe, *token.shape, dtype=torch.float64, device=token.device)
     for step in range(chain.nfe):
         local = chain.token_steps.local_step(step, offsets)
@@ -245,7 +247,7 @@ def per_window_bound(
     Each estimate is a single step; the steps of a sequence are stratified over parts of its chain, if there are enough
     of them two in each part (`pair_strata`), so that their differences give the error.
     """
-    found = torch.zeros(draws, *problem.token.shape, dtype=torch.float64)
+    found = torch.zeros(draws, *problem.token.shape, dtype=torch.float64, device=problem.token.device)
     laws = [fresh_law(chain.path, chain.grid) for chain in problem.chains]
     sizes = torch.bincount(pair_strata(draws))
     firsts = sizes.cumsum(0) - sizes
@@ -257,9 +259,10 @@ def per_window_bound(
             for chain, weight, law in zip(problem.chains, problem.weights, laws, strict=True):
                 posterior = problem.posterior(row, batch, advance)
                 terms = step_terms(posterior, chain, law, problem.token[row], step, generator)
-                check_finite(terms, step.cpu())
-                found[draw, row.cpu()] += weight * problem.nfe * terms.double().cpu()
-    return found
+                found[draw, row] += weight * problem.nfe * terms.double()
+    # Once: reading from the device in every step would wait for it.
+    check_finite(found.transpose(0, 1), torch.full((len(problem.token),), -1))
+    return found.cpu()
 
 
 def path_bound(
@@ -270,15 +273,15 @@ def path_bound(
     advance: Advance = lambda count: None,
 ) -> Float[Tensor, "paths nfe n length"]:
     """Return the terms of every position along `paths` simulated paths of its sequence, Eq. (28)-(32), in nats."""
-    found = torch.zeros(paths, problem.nfe, *problem.token.shape, dtype=torch.float64)
+    found = torch.zeros(paths, problem.nfe, *problem.token.shape, dtype=torch.float64, device=problem.token.device)
     for path in range(paths):
         for row in torch.arange(len(problem.token), device=problem.token.device).split(batch):
             for chain, weight in zip(problem.chains, problem.weights, strict=True):
                 posterior, token = problem.posterior(row, batch, advance), problem.token[row]
                 terms = path_terms(posterior, chain, token, generator, known=problem.known)
-                check_finite(terms.sum((0, 2)), torch.full((len(row),), -1))
-                found[path][:, row.cpu()] += weight * terms.cpu()
-    return found
+                found[path][:, row] += weight * terms
+    check_finite(found.sum((0, 1, 3)), torch.full((len(problem.token),), -1))
+    return found.cpu()
 
 
 def path_profile(problem: Problem, terms: Float[Tensor, "paths nfe n length"]) -> Profile:
@@ -291,7 +294,7 @@ def path_profile(problem: Problem, terms: Float[Tensor, "paths nfe n length"]) -
 
 def check_finite(terms: Tensor, step: Int[Tensor, " n"]) -> None:
     """Raise InputError if a term is NaN or infinite."""
-    bad = ~terms.isfinite().reshape(len(terms), -1).all(-1).cpu()
+    bad = (~terms.isfinite()).reshape(len(terms), -1).any(-1).cpu()
     if bool(bad.any()):
         where = f" at step {int(step[bad][0])}" if int(step[bad][0]) >= 0 else ""
         raise InputError(

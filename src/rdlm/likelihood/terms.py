@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rdlm.process.kernel import Chain, step_log_density, step_log_density_parts, token_step_parts
 from rdlm.process.path import Law
+from rdlm.random import on_device
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
 """`log p(token | states)`: maps states [batch, length, d] (with digits: [batch, length, m, d]) and remaining noise
@@ -40,8 +41,12 @@ def step_terms(
     step: Int[Tensor, " batch"],
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch length"]:
-    """Return each position's term of the bound in nats at one global step per sequence, times its weight, Eq. (35)."""
+    """Return each position's term of the bound in nats at one global step per sequence, times its weight, Eq. (35).
+
+    The generator is on the CPU, where orders are drawn; the noise is drawn where the tokens are.
+    """
     offsets = chain.offsets(token, generator)
+    generator = on_device(generator, token.device)
     local = chain.token_steps.local_step(step[:, None], offsets)
     digit = chain.split(token)
     state = law.draw_at_level(digit, chain.per_sphere(local, digit), generator)  # [batch, length, (m,) d]

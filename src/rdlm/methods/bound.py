@@ -220,6 +220,7 @@ def _with_pull(channel: Channel) -> Bridge:
 
 def check_weights(network: nn.Module) -> None:
     """Raise an error if a weight of the network is not finite."""
-    for name, parameter in network.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            raise DamagedFileError(f"the network's weights {name} are not finite")
+    wrong = {name: (~parameter.isfinite()).any() for name, parameter in network.named_parameters()}
+    if wrong and bool(torch.stack(list(wrong.values())).any()):  # read from the device once
+        name = next(name for name, found in wrong.items() if bool(found))
+        raise DamagedFileError(f"the network's weights {name} are not finite")

@@ -92,7 +92,7 @@ def sequence_loss(
         time = method.layout.per_symbol(times.time).to(token.device)
         values = cross_entropy(prediction.logits, token, time, prediction.evidence)
     if method.proposal.adaptive:  # `observe` synchronises with the device
-        rows = times.synchronous
+        rows = times.synchronous.nonzero()[:, 0]  # on the CPU: the device would have to be asked for their number
         method.proposal.observe(step, times.common[rows], values[rows.to(values.device)])
     return values * times.weight.to(values)
 

@@ -32,7 +32,7 @@ from rdlm.process.order import STARTS, TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Grid, Schedule, check_inverse, schedule, uniform_in_time
 from rdlm.process.tokens import Codes
-from rdlm.random import Draw, generator_of, on_device
+from rdlm.random import Draw, generator_of
 from rdlm.sampling.sampler import sample_chain
 from rdlm.storage.own_classes import own_class
 
@@ -145,6 +145,11 @@ class Rdlm:
         return self.process.layout
 
     @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
+    @property
     def token_schedule(self) -> TokenSchedule:
         """The token schedule of bounds and samples unless another one is given."""
         process = self.config.process
@@ -250,7 +255,7 @@ class Rdlm:
         step = (comb * chain.nfe).long().clamp_max(chain.nfe - 1).to(token.device)
         posterior = self.posterior(self.condition(batch), self.block_mask(chain, token))
         law = self.chain_law(chain).to(token.device)
-        terms = step_terms(posterior, chain, law, token, step, on_device(generator, token.device))
+        terms = step_terms(posterior, chain, law, token, step, generator)
         return chain.nfe * terms.double().sum(-1)
 
     def problem(
@@ -260,6 +265,7 @@ class Rdlm:
 
         Blocks that are generated one after the other are measured at once, each behind clean ones, Eq. (49).
         """
+        batch = batch.to(self.device)
         mixture, condition, token = self.process.mixture, self.condition(batch), self.layout.symbols(batch.ids)
         length = batch.ids.shape[1]
         chains = tuple(
@@ -284,9 +290,10 @@ class Rdlm:
     ) -> Int[Tensor, "count length"]:
         """Return token ids sampled by the chain whose likelihood `bound` measures; -1 for the code of no token."""
         chain = self.chain(self._draw_a_path(generator), nfe, kernel, token_schedule, length=length)
-        condition = None if condition is None else self.laid_out(condition)
+        condition = None if condition is None else self.laid_out(condition).to(self.device)
         posterior = self.posterior(condition, self.block_mask(chain))
-        symbols = sample_chain(posterior, chain, count, length * self.layout.symbols_per_token, generator)
+        positions = length * self.layout.symbols_per_token
+        symbols = sample_chain(posterior, chain, count, positions, generator, device=self.device)
         return self.layout.ids(symbols)
 
     def posterior(

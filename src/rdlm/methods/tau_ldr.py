@@ -106,7 +106,7 @@ class TauLDR(Baseline):
         time = noise_time(discrete.stratified_times(len(token), generator)).to(token.device)
         rate, _ = self._terms(token, time, condition, generator)
         _, decode = self._terms(token, torch.full_like(time, EARLIEST), condition, generator)
-        return (rate + decode + self.prior()[token]).sum(-1)
+        return (rate + decode + self.prior().to(token.device)[token]).sum(-1)
 
     def prior(self) -> Float[Tensor, " v"]:
         """Return `KL(q_1 || end)` for every token."""

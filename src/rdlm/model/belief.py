@@ -310,7 +310,9 @@ class Ngram(Belief):
         """The tables in the form that inference needs, computed once after they change."""
         key = (self.weight._version, self.weight.data_ptr(), self.suffix._version, self.weight.device)
         if self._arcs is None or self._arcs[0] != key:
-            self._arcs = (key, _Arcs.of(Contexts.of(self.suffix.long(), self.oldest.long(), self.weight.float())))
+            # On the CPU: this reads numbers at every turn.
+            tables = self.suffix.cpu().long(), self.oldest.cpu().long(), self.weight.cpu().float()
+            self._arcs = (key, _Arcs.of(Contexts.of(*tables)).to(self.weight.device))
         return self._arcs[1]
 
     @torch.no_grad()
@@ -376,6 +378,10 @@ class _Sums:
         offsets = functional.pad(torch.bincount(target, minlength=sums).cumsum(0), (1, 0))
         return _Sums(source[order], offsets, weight[order])
 
+    def to(self, device: torch.device) -> _Sums:
+        """Return the sums on a device."""
+        return _Sums(self.index.to(device), self.offsets.to(device), self.weight.to(device))
+
     def __call__(self, rows: Float[Tensor, "rows batch"]) -> Float[Tensor, "sums batch"]:
         return functional.embedding_bag(
             self.index, rows, self.offsets, mode="sum", per_sample_weights=self.weight, include_last_offset=True
@@ -428,6 +434,20 @@ class _Arcs:
             _Sums.of(target, source, value, states),
             _Sums.of(source, target, value, states),
             _Sums.of(symbol[1:used], everyone, torch.ones(used - 1, device=weight.device), vocabulary),
+        )
+
+    def to(self, device: torch.device) -> _Arcs:
+        """Return the matrices on a device."""
+        return _Arcs(
+            self.suffix.to(device),
+            self.backoff.to(device),
+            self.following.to(device),
+            self.log_probability.to(device),
+            self.symbol.to(device),
+            tuple((level, shorter, sums.to(device)) for level, shorter, sums in self.levels),
+            self.by_target.to(device),
+            self.by_source.to(device),
+            self.by_symbol.to(device),
         )
 
 

@@ -412,7 +412,8 @@ def simulate_pairs(
     flat = level.flatten()
     steps = torch.where(flat < grid.steps, flat, 0)  # the vertex needs no simulation
     steps, order = steps.sort(descending=True, stable=True)
-    active = (len(steps) - torch.bincount(steps).cumsum(0))[:-1].tolist()  # pairs that take each step
+    # Pairs that take each step; another device is read once, for all of them.
+    active = (len(steps) - torch.bincount(steps.cpu()).cumsum(0))[:-1].tolist()
     radius = torch.full(flat.shape, bridge.start.angle, device=flat.device)
     start_cosine = torch.ones_like(radius)
     coefficient_table = [StepCoefficients(*row) for row in grid.coefficient_table.to(radius)]

@@ -99,7 +99,7 @@ class Layout:
         if self.symbols_per_token == 1:
             return symbols
         digits = symbols if self.placement == "serial" else symbols.unflatten(1, (-1, self.digits))
-        return self.decode(digits).ids
+        return self._spelled(digits)
 
     def split(self, symbol: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Return the vertex of each sphere: the symbols, or their digits [..., m] where these are joint, Eq. (39)."""
@@ -132,6 +132,11 @@ class Layout:
 
     def decode(self, digits: Int[Tensor, ...]) -> Decoded:
         """Return the ids [..., L] that the digits spell; -1, and counted, where they spell no token."""
+        ids = self._spelled(digits)
+        return Decoded(ids, int((ids < 0).sum()))
+
+    def _spelled(self, digits: Int[Tensor, ...]) -> Int[Tensor, "... length"]:
+        """Return the ids that the digits spell, -1 for no token, without reading them from their device."""
         if self.placement == "serial":
             length, odd = divmod(digits.shape[-1], self.digits)
             if odd:
@@ -139,13 +144,12 @@ class Layout:
             digits = digits.reshape(*digits.shape[:-1], length, self.digits)
         if digits.shape[-1] != self.digits:
             raise InputError(f"tokens have {self.digits} digits, got {digits.shape[-1]}")
-        if digits.numel() and not (digits.min() >= 0 and digits.max() < self.base):
+        if digits.device.type == "cpu" and digits.numel() and not (digits.min() >= 0 and digits.max() < self.base):
             raise InputError(
                 f"digits from {int(digits.min())} to {int(digits.max())} leave the range 0 to {self.base - 1}"
             )
         ids = (digits * self._powers(digits.device)).sum(-1)
-        invalid = ids >= self.vocabulary
-        return Decoded(ids.masked_fill(invalid, -1), int(invalid.sum()))
+        return ids.masked_fill(ids >= self.vocabulary, -1)
 
     def marginals(self, probability: Float[Tensor, "... v"]) -> Float[Tensor, "... m b"]:
         """Return the law of each digit under a law of tokens, Eq. (40); invalid codes have probability 0."""

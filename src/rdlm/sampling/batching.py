@@ -148,6 +148,8 @@ class Batcher:
     def _is_exact(self, query: Query) -> bool:
         """Return whether so many rows of this shape can share a pass without a change of bits, tested once."""
         key = *query.batching_key, len(query.state), query.condition is None
+        if query.state.device.type != "cpu":
+            return True  # the bits of other devices depend on the batch, and a test would wait for them
         if any(self._length(query) * width % REGISTERS for width in self._widths):
             return False
         if key not in self._exact:

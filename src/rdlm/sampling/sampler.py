@@ -34,7 +34,7 @@ from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain, indices, per_sphere, to_device
 from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Linear, Schedule
-from rdlm.random import RandomStreams
+from rdlm.random import RandomStreams, on_device
 from rdlm.sampling.automaton import Automaton, Choice
 from rdlm.sampling.constraints import Constraints, most_likely, valid_digits
 from rdlm.sampling.denoisers import CachedPrefix, Denoising, Query
@@ -335,7 +335,7 @@ class Sampler:
         for rows, generator in random.rows():
             # Row by row: what one draws must not depend on whether others switch now.
             if bool(switching[rows].any()):
-                fresh = law.draw_at_level(digit[rows], level[rows], generator)
+                fresh = law.draw_at_level(digit[rows], level[rows], on_device(generator, digit.device))
                 after[rows] = torch.where(where[rows], fresh, after[rows])
         return after
 
@@ -385,6 +385,7 @@ def sample_chain(
     generator: torch.Generator | None = None,
     callback: Callable[[StepInfo], object] | None = None,
     pairs: int = 16384,
+    device: torch.device | str = "cpu",
 ) -> Int[Tensor, "batch length"]:
     """Return symbols sampled by the chain whose likelihood is bounded, Eq. (19), with at most `chain.nfe` evaluations.
 
@@ -395,9 +396,9 @@ def sample_chain(
         yield from ()
         return posterior(state, remaining)
 
-    law = chain.law(pairs, generator) if chain.switch >= 0 else None
+    law = chain.law(pairs, generator).to(device) if chain.switch >= 0 else None
     constant = Linear(chain.grid.total, chain.grid.total)
-    sampler = Sampler(denoise, chain, SOLVERS[chain.kernel], constant, law=law, callback=callback)
+    sampler = Sampler(denoise, chain, SOLVERS[chain.kernel], constant, law=law, callback=callback, device=device)
     sampling = sampler.sample(torch.full((batch, length), -1), RandomStreams([generator], batch))
     try:
         next(sampling)
