@@ -11,9 +11,9 @@ from rdlm.cli import main as cli
 from rdlm.config import ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.presets import preset
-from rdlm.train.roofline import HARDWARE, UTILISATION, Data, network_cost, plan
+from rdlm.train.roofline import HARDWARE, UTILISATION, DataSize, network_cost, plan
 
-DATA = Data(27, 64)
+DATA = DataSize(27, 64)
 WIDE = TransformerConfig(width=64, layers=2, heads=2)
 
 
@@ -32,8 +32,8 @@ def test_flops_are_six_per_parameter_and_token_plus_attention() -> None:
 
 
 def test_kept_bytes_grow_with_the_length() -> None:
-    _, _, short = network_cost(run_config(), Data(27, 64))
-    _, _, long = network_cost(run_config(), Data(27, 128))
+    _, _, short = network_cost(run_config(), DataSize(27, 64))
+    _, _, long = network_cost(run_config(), DataSize(27, 128))
     assert 1.8 * short < long < 4 * short
     assert short > 64 * WIDE.width * WIDE.layers * 4 * 4  # at least four activations of every layer
 
@@ -49,7 +49,7 @@ def test_devices_share_the_work() -> None:
 
 def test_a_run_limited_by_arithmetic_reaches_the_assumed_utilisation() -> None:
     config = preset("text8")
-    found = plan(config, Data(27, 256), "h100:8", price=2.0)
+    found = plan(config, DataSize(27, 256), "h100:8", price=2.0)
     assert found.limit == "arithmetic" and found.parameters == pytest.approx(92.4e6, rel=0.01)
     achieved = found.tokens_per_second * found.flops_per_token / 8
     assert achieved == pytest.approx(UTILISATION * HARDWARE["h100"].bfloat16)

@@ -52,14 +52,14 @@ class PlanRun:
     def run(self) -> int:
         """Print the plan and return 0."""
         from rdlm.data.corpus import recipe_of
-        from rdlm.train.roofline import Data, plan
+        from rdlm.train.roofline import DataSize, plan
 
         name = self.config.data.name
         known, classes, signal = CORPORA.get(name, (100, 0, 0))
         if self.price is not None and not self.price >= 0:
             raise InputError(f"--price must not be negative, got {self.price:g}")
         length = self.config.data.length or recipe_of(name).length
-        data = Data(self.vocabulary or known, length, classes, signal)
+        data = DataSize(self.vocabulary or known, length, classes, signal)
         found = plan(self.config, data, self.device, self.price)
         if self.json:
             print_json({"device": self.device, **found.to_json()})

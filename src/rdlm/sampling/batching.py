@@ -176,6 +176,8 @@ def _joined_masks(masks: Sequence[BlockMask | None]) -> BlockMask | None:
 
 def _joined_conditions(parts: Sequence[tuple[Tensor | None, int]]) -> Int[Tensor, " rows"] | None:
     """Return the classes of all rows, -1 for those without; None where no row has one."""
-    if all(condition is None for condition, _ in parts):
+    given = [condition for condition, _ in parts if condition is not None]
+    if not given:
         return None
-    return torch.cat([torch.full((rows,), -1) if condition is None else condition for condition, rows in parts])
+    none = partial(torch.full, fill_value=-1, device=given[0].device)
+    return torch.cat([none((rows,)) if condition is None else condition for condition, rows in parts])

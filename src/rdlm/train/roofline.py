@@ -59,7 +59,7 @@ HARDWARE: Final = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The expected cost of a run; times and memory are estimates."""
 
     parameters: int
@@ -94,7 +94,7 @@ def parse_device(text: str) -> tuple[Hardware, str, int]:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataSize:
     """What a plan has to know of a corpus."""
 
     vocabulary: int
@@ -103,7 +103,7 @@ class Data:
     signal: int = 0
 
 
-def plan(config: RunConfig, data: Data, device: str = "h100", price: float | None = None) -> Plan:
+def plan(config: RunConfig, data: DataSize, device: str = "h100", price: float | None = None) -> RunPlan:
     """Return the expected cost of a run on devices such as h100:8, for so many dollars per device and hour."""
     hardware, name, devices = parse_device(device)
     training, rate = config.training, hardware.price if price is None else price
@@ -124,7 +124,7 @@ def plan(config: RunConfig, data: Data, device: str = "h100", price: float | Non
     }
     limit = max(limits, key=lambda key: limits[key])
     hours, tokens = training.steps * limits[limit] / 3600, training.batch * data.length
-    return Plan(
+    return RunPlan(
         count,
         tokens * training.steps,
         flops / data.length,
@@ -143,7 +143,7 @@ def _copies(config: RunConfig) -> int:
     return 4 * (4 if config.training.optimizer == "muon" else 5)
 
 
-def _assumptions(config: RunConfig, data: Data, name: str, rate: float) -> tuple[str, ...]:
+def _assumptions(config: RunConfig, data: DataSize, name: str, rate: float) -> tuple[str, ...]:
     training, hardware = config.training, HARDWARE[name]
     return (
         f"{name}: {getattr(hardware, training.precision) / 1e12:g} TFLOP/s in {training.precision}, "
@@ -158,7 +158,7 @@ def _assumptions(config: RunConfig, data: Data, name: str, rate: float) -> tuple
     )
 
 
-def network_cost(config: RunConfig, data: Data) -> tuple[int, float, float]:
+def network_cost(config: RunConfig, data: DataSize) -> tuple[int, float, float]:
     """Return parameters, FLOPs of a training step for one sequence, and float32 bytes kept for its backward pass.
 
     Sequences that are trained block by block are twice as long.
