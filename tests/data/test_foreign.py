@@ -148,6 +148,7 @@ BOMBS: list[tuple[str, Callable[[], bytes], str]] = [
     ("confusion", lambda: json.dumps({"a": {"a" * 10**6: 1}}).encode(), "not a symbol"),
     ("text", lambda: b"a" * 40_000, "at most"),
     ("FASTQ", lambda: b"@a\n" + b"a" * 40_000 + b"\n+\n" + b"!" * 40_000, "at most"),
+    ("FASTQ", lambda: "@a\nß\n+\n!\n".encode(), "outside the alphabet"),
     ("npy", lambda: npy(np.zeros(8))[:-1], "header claims"),
     ("npy", lambda: npy(np.zeros(8)).replace(b"(8,)", b"(9**99,)"), "not an array"),
     ("npy", lambda: npy(np.zeros(8)).replace(b"(8,)", b"(8000000000000,)"), "header claims|not an array"),
@@ -162,7 +163,7 @@ def test_files_that_would_take_all_memory_or_time_are_refused(
 ) -> None:
     monkeypatch.setattr(evidence, "MOST_NUMBERS", 100_000)
     with pytest.raises((InputError, DamagedFileError), match=message) as error:
-        READERS[name][0](content(), "abcd")
+        READERS[name][0](content(), "abcdS")
     assert len(str(error.value)) < 400
 
 
@@ -176,7 +177,7 @@ def test_the_size_of_an_image_is_checked_before_its_content(monkeypatch: pytest.
 
 
 def test_line_breaks_between_characters_take_linear_time() -> None:
-    """Each is an event of the parser; appended to one string, a megabyte of them took minutes."""
+    """Each is an event of the parser; appended to one string, a megabyte of them took 43 s."""
     begin = time.perf_counter()
     breaks = "\n" * (1 << 20)
     assert from_hocr(f"<p>{character('a')}{breaks}{character('b')}</p>", "ab ").symbols == "ab"

@@ -439,7 +439,7 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
     if not bases:
         raise InputError(f"read {name[1:]!r} has no bases")
     rows = torch.zeros(len(bases), len(alphabet), dtype=torch.float64)
-    bases = "".join(base.upper()[0] for base in bases)  # a character may have two capitals
+    bases = "".join(base.upper() if len(base.upper()) == 1 else base for base in bases)  # ß has two capitals
     for at, (base, quality) in enumerate(zip(bases, qualities, strict=True)):
         level = ord(quality) - offset
         if not 0 <= level <= 93:
