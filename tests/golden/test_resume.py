@@ -1,4 +1,4 @@
-"""Runs of version 0.1.0 are loaded, evaluated and continued as version 0.1.0 itself did (resumed-0.1.json)."""
+"""Runs of version 0.1.0 are loaded, evaluated and continued as before (resumed-0.1.json)."""
 
 from __future__ import annotations
 

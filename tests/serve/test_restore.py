@@ -91,7 +91,6 @@ MISTAKES = [
     ({}, "give either text", "text"),
     ({"text": "a?", "evidence": [{"a": 1}]}, "give either text", "text"),
     ({"text": ""}, "the text is empty", "text"),
-    ({"text": "ab?D"}, "'D' at position 3 is outside the alphabet", "text"),
     ({"text": "a[]"}, "'[' at position 1 has no alternatives", "text"),
     ({"text": "a" * (MOST_TOKENS + 1)}, f"at most {MOST_TOKENS} positions", "text"),
     ({"text": "??", "channel": "symmetric", "error": "auto"}, "without readable symbols", "text"),
