@@ -13,7 +13,7 @@ import torch
 
 from rdlm.api.generate import generate, prepare
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.orders import choose_order, is_trained_for, read_orders
+from rdlm.api.orders import OrderBound, _measured, choose_order, is_trained_for, read_orders
 from rdlm.api.score import Effort, effort_for, order_for, score
 from rdlm.config import ConvolutionConfig, ObjectiveConfig, OrderName, ProcessConfig, RunConfig, SamplingOptions
 from rdlm.data.tokenizer import bases
@@ -300,3 +300,15 @@ def test_a_baseline_has_no_order() -> None:
     assert order_for(baseline) is None
     with pytest.raises(InputError, match="leave out order and block"):
         order_for(baseline, "random")
+
+
+def test_of_bounds_that_cannot_be_told_apart_the_fewest_calls_are_taken() -> None:
+    def bound(order: OrderName, calls: int, value: float, error: float) -> OrderBound:
+        return OrderBound(order, 0, calls, value, value - 1.96 * error, value + 1.96 * error, "bits per character")
+
+    rows = [bound("synchronous", 64, 2.00, 0.05), bound("strided", 8, 2.04, 0.05), bound("random", 4, 2.06, 0.05)]
+    found = _measured(rows, 64, 32)
+    assert (found.order, found.nfe) == ("strided", 8)
+    assert "best of up to 64 calls, or as good" in found.choice
+    certain = [bound(row.order, row.calls, row.value, 0.001) for row in rows]
+    assert _measured(certain, 64, 32).order == "synchronous"

@@ -158,14 +158,22 @@ def _fallback(
 
 
 def _measured(rows: list[OrderBound], calls: int, length: int) -> ChosenOrder:
-    """Return the order with the best bound within the calls; with fewer calls than measured, the best at the fewest."""
+    """Return the order with the best bound within the calls; with fewer calls than measured, the best at the fewest.
+
+    Of bounds within one standard error of the best, which the measurement does not tell apart, the one with the fewest
+    calls is taken.
+    """
     within = [row for row in rows if row.calls <= calls]
     fewest = min(row.calls for row in rows)
-    best = min(within or [row for row in rows if row.calls == fewest], key=lambda row: (row.value, row.calls))
+    candidates = within or [row for row in rows if row.calls == fewest]
+    first = min(candidates, key=lambda row: row.value)
+    close = [row for row in candidates if row.value <= first.value + (first.high - first.low) / (2 * 1.96)]
+    best = min(close, key=lambda row: (row.calls, row.value))
     block = min(best.block, length) if within else None
     schedule, nfe = named_schedule(best.order, min(best.calls, calls), length, block)
     blocks = f" in blocks of {schedule.block}" if schedule.block > 1 else ""
-    limit = f"best of up to {calls} calls" if within else f"best at the fewest calls measured, {fewest}"
+    equal = ", or as good" if len(close) > 1 else ""
+    limit = f"best of up to {calls} calls{equal}" if within else f"best at the fewest calls measured, {fewest}"
     choice = f"order auto: {best.order}{blocks}, {nfe} calls ({limit}), bound {best}"
     return ChosenOrder(best.order, schedule.block, None, schedule, nfe, choice)
 
