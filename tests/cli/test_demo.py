@@ -46,6 +46,7 @@ def test_the_demo_trains_measures_samples_and_draws(capsys: pytest.CaptureFixtur
     assert len(texts) == 6 and set("".join(texts)) <= set("some text of mine ")
     assert sample is not None and sample[1] == texts[0]
     assert shown.count("the best of the table") <= 1
+    assert re.search(r"truth  .{8}\n +read  .{8}\n +restored  .{8}\n", shown)
     assert Path("runs/demo/denoising.png").read_bytes().startswith(b"\x89PNG")
     assert all(f"runs/demo/{name}.html" in shown for name in ("denoising", "report"))
     assert "<canvas" in Path("runs/demo/denoising.html").read_text()
@@ -59,6 +60,7 @@ def test_the_demo_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> N
     assert found["steps"] == 3 and found["orders"]["unit"] == "bits per character"
     assert {row["order"] for row in found["orders"]["rows"]} == set(get_args(OrderName))
     assert [(len(made["samples"]), made["calls"] > 0) for made in found["generated"]] == [(3, True)] * 2
+    assert {len(text) for text in found["restoration"].values()} == {8}
     assert all(Path(file).is_file() for file in found["files"])
     assert cli.main(["demo", "--nfe", "4", "--json"]) == 0  # nothing left to train: it measures again
     assert json.loads(capsys.readouterr().out)["orders"] == found["orders"]

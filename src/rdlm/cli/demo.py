@@ -30,6 +30,9 @@ EVALUATIONS = 512
 SAMPLES = 3
 """Samples of each order."""
 
+ERROR = 0.1
+"""Share of characters that are misread in the restored text."""
+
 TEXT_ROWS = 9
 """Steps of the sample that is printed."""
 
@@ -64,7 +67,7 @@ class Demo:
         plan = Evaluate(str(self.out), orders=True, curve_nfe=calls, sequences=EVALUATIONS, evaluations=EVALUATIONS)
         bounds = plan.measure_orders()
         say("drawing samples")
-        self._report(ended, bounds, self._sample(bounds["rows"]))
+        self._report(ended, bounds, self._sample(bounds["rows"]), self._restore())
         return 0
 
     def _sample(self, rows: list[dict[str, Any]]) -> list[Generation]:
@@ -83,6 +86,23 @@ class Demo:
             model.generate(num=SAMPLES, steps=other["calls"], order=other["order"], block=other["block"]),
         ]
 
+    def _restore(self) -> dict[str, str]:
+        """Return a held-out text, the same with some letters replaced at random, and the latter restored."""
+        import torch
+
+        import rdlm
+        from rdlm.data.evidence import symmetric
+        from rdlm.random import generator_of
+        from rdlm.train.run import load_corpus
+        from rdlm.train.validation import held_out
+
+        model = rdlm.load(self.out)
+        ids = held_out(load_corpus(model.config), model.length, 1, 0).ids[0]
+        alphabet = model.tokenizer.decode(range(model.tokenizer.size))
+        misread = torch.multinomial(symmetric(alphabet, ERROR)[ids], 1, generator=generator_of("demo restore"))
+        truth, read = (model.tokenizer.decode(row.tolist()) for row in (ids, misread[:, 0]))
+        return {"truth": truth, "read": read, "restored": model.restore(read, channel="symmetric", error=ERROR).text}
+
     def _files(self) -> dict[Path, str]:
         return {
             self.out / "denoising.png": "how the first synchronous sample gains certainty, step by step",
@@ -90,11 +110,14 @@ class Demo:
             self.out / "report.html": "the training",
         }
 
-    def _report(self, ended: Result, bounds: dict[str, Any], samples: list[Generation]) -> None:
+    def _report(
+        self, ended: Result, bounds: dict[str, Any], samples: list[Generation], restored: dict[str, str]
+    ) -> None:
         if self.json:
             texts = [{**_how(made), "samples": [one.text for one in made.samples]} for made in samples]
             files = [str(path) for path in self._files()]
-            print_json({**ended.to_json(), "orders": bounds, "generated": texts, "files": files})
+            about = {"orders": bounds, "generated": texts, "restoration": restored, "files": files}
+            print_json({**ended.to_json(), **about})
             return
         model, trace = samples[0].model, samples[0].trace
         assert model is not None and trace is not None
@@ -108,6 +131,8 @@ class Demo:
         for made in samples:
             print(f"\nSamples, not selected, of order {_described(made, bounds)}:\n")
             print("\n".join(f"  {sample.text}" for sample in made.samples))
+        print(f"\nA held-out text of which {ERROR:.0%} of the characters were replaced at random, restored:\n")
+        print("\n".join(f"  {name:>8}  {text}" for name, text in restored.items()))
         print("\nFiles:\n")
         print("\n".join(f"  {path}  {content}" for path, content in self._files().items()))
 
