@@ -56,7 +56,7 @@ import rdlm  # noqa: E402
 from rdlm.cli import main as cli  # noqa: E402
 
 for module in pkgutil.walk_packages(rdlm.__path__, "rdlm."):
-    if module.name != "rdlm.__main__":
+    if module.name not in ("rdlm.__main__", "rdlm.evaluate.lm_eval"):  # the latter needs an extra
         importlib.import_module(module.name)
 
 TINY = [

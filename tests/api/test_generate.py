@@ -225,11 +225,9 @@ def test_a_self_conditioned_network_is_given_its_last_prediction(monkeypatch: py
     seen: list[Tensor | None] = []
     real = model.method.denoiser.__call__
 
-    def spy(
-        network: Any, state: Tensor, noise: Tensor, condition: Any, previous: Tensor | None, block_mask: Any
-    ) -> Tensor:
+    def spy(network: Any, state: Tensor, noise: Tensor, condition: Any, previous: Tensor | None, *rest: Any) -> Tensor:
         seen.append(previous)
-        return real(network, state, noise, condition, previous, block_mask)
+        return real(network, state, noise, condition, previous, *rest)
 
     monkeypatch.setattr(type(model.method.denoiser), "__call__", lambda self, *given: spy(*given))
     made = generate(model, num=2, steps=3, rows=1)

@@ -145,7 +145,7 @@ def test_auto_gives_the_same_samples_by_command_python_and_http(run: Path, capsy
     named, _ = answer(capsys, *common, "--order", best["order"], "--steps", str(best["calls"]), *blocks)
     assert [sample["text"] for sample in named["samples"]] == texts
     with serving(str(run)) as served:
-        body = {"seed": 5, "n": 2, "steps": 8}
+        body = {"prompt": "", "seed": 5, "n": 2, "steps": 8}
         completed = served.post("/v1/completions", body).json()
         assert [choice["text"] for choice in completed["choices"]] == texts
         own = completed["rdlm"]
@@ -158,7 +158,7 @@ def check_http_orders(served: Any, run: Path) -> None:
     """Named orders, warnings and mistakes over HTTP, also of scores and trajectories."""
     model = rdlm.load(run)
     for order in ("synchronous", "random", "strided", "left-to-right", "left_to_right"):
-        body = {"seed": 3, "steps": 40, "order": order}
+        body = {"prompt": "", "seed": 3, "steps": 40, "order": order}
         found = served.post("/v1/completions", body).json()
         assert found["choices"][0]["text"] == model.generate(seed=3, steps=40, order=order).samples[0].text
         assert found["rdlm"]["order"] == order.replace("_", "-")

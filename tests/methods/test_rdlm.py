@@ -225,8 +225,8 @@ def test_dropped_conditions_are_none() -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "settings", "said"),
     [
-        (30522, {}, "split tokens into digits"),
-        (30522, {"bridge": "logarithm"}, "without evidence"),
+        (30522, {"total": 0.03756}, "process.total null"),
+        (30522, {"bridge": "logarithm", "total": 0.03756}, "without evidence"),
         (5, {"base": 7}, "base 7 exceeds the vocabulary of 5"),
         (5, {"base": 1}, "base 1 must be at least 2"),
         (5, {"features": "top"}, "denoiser.top"),

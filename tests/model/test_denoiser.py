@@ -252,7 +252,7 @@ def test_evidence_is_refused_where_it_is_not_accurate(features: str, evidence: b
     bridge = Bridge(masked_start(30522), SCHEDULE.total, "logarithm")
     config = DenoiserConfig(features=features, evidence=evidence)  # type: ignore[arg-type]
     most = 0.99 * EXPANSION_RANGE / (bridge.dimension - 2)
-    with pytest.raises(InputError, match=f"lower the total noise to {most:.2g}, split tokens into digits"):
+    with pytest.raises(InputError, match=f"lower the total noise to {most:.2g}, or leave it out"):
         Denoiser(config, Layout(30522, 30522), bridge, SCHEDULE)
     Denoiser(config, Layout(30522, 3), Bridge(masked_start(3), SCHEDULE.total, "logarithm"), SCHEDULE)  # as advised
 

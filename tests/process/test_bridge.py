@@ -158,7 +158,9 @@ def test_equal_angles_are_no_evidence() -> None:
 
 
 def test_too_much_noise_for_the_expansion_is_refused_with_advice() -> None:
-    advice = f"got S = 0.03756 with d = 256: lower the total noise to {0.99 * EXPANSION_RANGE / 254:.2g}, split"
+    advice = (
+        f"got S = 0.03756 with d = 256: lower the total noise to {0.99 * EXPANSION_RANGE / 254:.2g}, or leave it out"
+    )
     with pytest.raises(InputError, match=advice):
         Bridge(masked_start(255), S)
     assert Bridge(masked_start(255), S, "logarithm").dimension == 256

@@ -147,7 +147,8 @@ class Rdlm:
     @property
     def device(self) -> torch.device:
         """The device of the network."""
-        return next(self.network.parameters()).device
+        parameter = next(self.network.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
 
     @property
     def token_schedule(self) -> TokenSchedule:
