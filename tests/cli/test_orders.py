@@ -168,7 +168,11 @@ def check_http_orders(served: Any, run: Path) -> None:
         ({"order": "sorted"}, "left-to-right"),
         ({"order": "left-to-right", "block": 13}, "a block of 13 tokens is longer than the sequence of 12 tokens"),
     ):
-        for path, more in (("/v1/completions", {}), ("/v1/trajectory", {}), ("/v1/score", {"input": "the fox"})):
+        for path, more in (
+            ("/v1/completions", {"prompt": ""}),
+            ("/v1/trajectory", {}),
+            ("/v1/score", {"input": "the fox"}),
+        ):
             refused = served.post(path, body | more)
             assert refused.status_code == 400 and message in refused.json()["error"]["message"]
     scored = served.post("/v1/score", {"input": "the quick fo", "order": "strided", "steps": 40}).json()
