@@ -27,6 +27,12 @@ def restored(served: Served, **body: Any) -> dict[str, Any]:
     return found
 
 
+def test_case_and_punctuation_are_kept(served: Served) -> None:
+    found = restored(served, text="The, KING 7!")
+    assert found["text"] == found["read"] == "The, KING 7!"
+    assert [place["symbol"] for place in found["positions"]][:4] == ["t", "h", "e", None]
+
+
 @pytest.mark.parametrize("text", [TEXT, LONG])
 @pytest.mark.parametrize(
     "channel", [None, "symmetric", "keyboard", {"t": {"t": 0.5, "f": 0.5}, "o": {"o": 0.9, "a": 0.1}}], ids=str
