@@ -27,6 +27,7 @@ MethodName = Literal[
     "plaid",
     "diffusion_lm",
     "dirichlet_flow",
+    "ddsm",
 ]
 """Names of the methods; `rdlm.methods.METHODS` has the class of each."""
 

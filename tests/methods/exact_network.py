@@ -17,6 +17,7 @@ from rdlm.geometry import sphere
 from rdlm.methods import METHODS, discrete
 from rdlm.methods.bit_diffusion import bits
 from rdlm.methods.d3pm import chain_levels
+from rdlm.methods.ddsm import LATEST, evidence_of, lineages
 from rdlm.methods.sedd import UNIFORM_START
 from rdlm.methods.tau_ldr import clock, spectrum_of
 
@@ -82,6 +83,7 @@ class Known(nn.Module):
             "plaid": self.noisy_vectors,
             "diffusion_lm": self.noisy_vectors,
             "dirichlet_flow": self.points_seen,
+            "ddsm": self.diffused_points,
             "bfn": self.posterior_seen,
             "bit_diffusion": self.noisy_bits,
         }[config.method]
@@ -144,6 +146,13 @@ class Known(nn.Module):
         """Return the law of a token, for plaid without what its own position says, which the method adds."""
         own = self.config.method == "diffusion_lm"
         return marginals(self.source.log_joint, self.vectors(features, time), own=own)
+
+    def diffused_points(self, point: Tensor, time: Tensor) -> Tensor:
+        """Return the law of a token given the points of the other positions; the method adds its own."""
+        states = self.source.states
+        times, place = time.double().unique(return_inverse=True)
+        weight = lineages(LATEST / states * (1 - times).square(), states)[place]
+        return marginals(self.source.log_joint, evidence_of(point.double(), weight)[0], own=False)
 
     def points_seen(self, point: Tensor, time: Tensor) -> Tensor:
         """Return the law of a token given the points of the other positions; the method adds its own."""

@@ -45,6 +45,7 @@ CASES = [
     ("plaid", {}),
     ("diffusion_lm", {}),
     ("dirichlet_flow", {}),
+    ("ddsm", {}),
     ("bit_diffusion", {"codes": "onehot", "head": "token", "loss": "cross_entropy"}),
 ]
 

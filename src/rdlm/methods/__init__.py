@@ -18,6 +18,7 @@ from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion
 from rdlm.methods.block_diffusion import BlockDiffusion
 from rdlm.methods.d3pm import D3PM, Multinomial
+from rdlm.methods.ddsm import DDSM
 from rdlm.methods.diffusion_bert import DiffusionBert
 from rdlm.methods.dirichlet_flow import DirichletFlow
 from rdlm.methods.fisher_flow import FisherFlow
@@ -52,6 +53,7 @@ METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
     "plaid": Plaid,
     "diffusion_lm": DiffusionLM,
     "dirichlet_flow": DirichletFlow,
+    "ddsm": DDSM,
 }
 """Constructors by name; arguments: configuration, vocabulary size, number of classes, width of the signal."""
 

@@ -77,13 +77,9 @@ class DirichletFlow(Baseline):
         concentration: Float[Tensor, " batch"],
         generator: torch.Generator | None,
     ) -> Float[Tensor, "batch length v"]:
-        """Return points `x ~ Dir(1 + (a - 1) e_k)`, from Gamma variables, in float64."""
-        shape = (*token.shape, self.vocabulary)
-        others = -torch.log1p(-torch.rand(shape, generator=generator, dtype=torch.float64)).to(token.device)
+        """Return points `x ~ Dir(1 + (a - 1) e_k)`, in float64."""
         level = concentration.double()[:, None].expand(token.shape)
-        own = torch._standard_gamma(level.cpu(), generator=generator).to(token.device)
-        drawn = others.scatter(-1, token[..., None], own[..., None]).clamp_min(LEAST)
-        return drawn / drawn.sum(-1, keepdim=True)
+        return dirichlet_points(token, level, self.vocabulary, generator)
 
     def log_probs(
         self,
@@ -164,6 +160,20 @@ class DirichletFlow(Baseline):
             probes = trace_probes(velocity, self.options.divergence == "exact", generator)
             probes = [probe - probe.mean(-1, keepdim=True) for probe in probes]
             return velocity.detach(), trace_of_jacobian(velocity, point, probes)
+
+
+def dirichlet_points(
+    token: Int[Tensor, "batch length"],
+    level: Float[Tensor, "batch length"],
+    vocabulary: int,
+    generator: torch.Generator | None,
+) -> Float[Tensor, "batch length v"]:
+    """Return points `x ~ Dir(1 + (a - 1) e_k)` with a level `a` for each position, from Gamma variables, in float64."""
+    shape = (*token.shape, vocabulary)
+    others = -torch.log1p(-torch.rand(shape, generator=generator, dtype=torch.float64)).to(token.device)
+    own = torch._standard_gamma(level.cpu(), generator=generator).to(token.device)
+    drawn = others.scatter(-1, token[..., None], own[..., None]).clamp_min(LEAST)
+    return drawn / drawn.sum(-1, keepdim=True)
 
 
 def on_simplex(point: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
