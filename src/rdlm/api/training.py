@@ -24,6 +24,7 @@ from rdlm.train.loop import train
 def train_model(
     data: str | Path | None = None,
     *,
+    column: str | None = None,
     config: RunConfig | str | Path | None = None,
     network: type[nn.Module] | None = None,
     schedule: ScheduleName | type[Schedule] | None = None,
@@ -35,8 +36,9 @@ def train_model(
 ) -> LanguageModel:
     """Train a model, or continue the run in the folder `out`, and return it with the averaged weights.
 
-    `data` is a file or folder of text, CSV, JSONL, FASTA, images or an array, as in `rdlm train --data`. `config` is a
-    configuration, the name of a preset or a YAML file; by default, the preset for your own data, or else the demo.
+    `data` is a file or folder of text, CSV, JSONL, FASTA, images or an array, or hf://NAME of the Hugging Face hub, as
+    in `rdlm train --data`; `column` chooses one of a CSV or JSONL file or of a dataset. `config` is a configuration,
+    the name of a preset or a YAML file; by default, the preset for your own data, or else the demo.
     `out` is runs/NAME by default; the returned model's `folder` is its checkpoint in there. With `minutes`, the size of
     the network and the training are fitted to the time, except for what a given configuration sets.
 
@@ -52,6 +54,8 @@ def train_model(
     """
     name, default = _configuration(config, data)
     chosen = _with_data_and_device(default, data, device)
+    if column is not None:
+        chosen = replace(chosen, data=replace(chosen.data, column=column))
     own = [one for one in (network, schedule, bridge) if isinstance(one, type)]
     chosen = _with_process(chosen, schedule, bridge)
     if network is not None:
@@ -74,7 +78,9 @@ def _configuration(config: RunConfig | str | Path | None, data: str | Path | Non
 
 
 def _with_data_and_device(config: RunConfig, data: str | Path | None, device: str | None) -> RunConfig:
-    if data is not None:
+    if data is not None and str(data).startswith("hf://"):
+        config = replace(config, data=replace(config.data, hub=str(data)))
+    elif data is not None:
         config = replace(config, data=replace(config.data, file=Path(data)))
     return config if device is None else replace(config, training=replace(config.training, device=device))
 

@@ -40,11 +40,12 @@ class Train:
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of the run."""
-    path: Annotated[Path | None, tyro.conf.arg(name="data", metavar="PATH")] = None
+    path: Annotated[str | None, tyro.conf.arg(name="data", metavar="PATH|hf://NAME")] = None
     """Your data in place of a preset: text, CSV, TSV, JSONL, FASTA, FASTQ, a folder of them or of images, or an .npy
-    array; the format is recognised by the content."""
+    array; the format is recognised by the content. Or a dataset of the Hugging Face hub, hf://NAME[:CONFIG][/SPLIT],
+    of which --data.limit characters are streamed."""
     column: str | None = None
-    """Column of your CSV, TSV or JSONL file."""
+    """Column of your CSV, TSV or JSONL file, or of a dataset of the hub."""
     alphabet: str | None = None
     """Characters of your text; other ones become spaces, or are left out where the alphabet has no space."""
     normalise: bool = False
@@ -84,9 +85,16 @@ class Train:
     def _with_data(self) -> RunConfig:
         """Return the configuration with the data options of this command."""
         data = self.config.data
-        changes = {"file": self.path, "column": self.column, "alphabet": self.alphabet}
+        changes: dict[str, Any] = {"column": self.column, "alphabet": self.alphabet}
+        if self.path is not None:
+            changes |= {"hub": self.path} if self.path.startswith("hf://") else {"file": Path(self.path)}
         kept = {name: value for name, value in changes.items() if value is not None}
-        data = replace(data, **kept, normalise=self.normalise or data.normalise)  # type: ignore[arg-type]
+        data = replace(data, **kept, normalise=self.normalise or data.normalise)
+        if data.hub is not None:
+            from rdlm.data.own import check_datasets, parsed_hub_name
+
+            parsed_hub_name(data.hub)
+            check_datasets()
         return replace(self.config, data=data)
 
 

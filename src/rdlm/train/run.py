@@ -15,6 +15,7 @@ from rdlm import data
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
+from rdlm.data.tokenizer import to_standard
 from rdlm.display.progress import say
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
@@ -95,7 +96,7 @@ class Run:
                 "digest": corpus.digest,
             },
         }
-        checkpoint.save(self.folder, self.counters.step, parts, about, corpus.tokenizer.to_json())
+        checkpoint.save(self.folder, self.counters.step, parts, about, to_standard(corpus.tokenizer))
         run_folder.update_pointers(self.folder, self.counters.step, self.counters.best)
         return 0
 
@@ -141,6 +142,8 @@ def load_corpus(config: RunConfig) -> Corpus:
         options.name,
         protocol=options.protocol,
         file=options.file,
+        hub=options.hub,
+        limit=options.limit,
         column=options.column,
         tokenizer=options.tokenizer,
         alphabet=options.alphabet,
@@ -197,7 +200,7 @@ def open_run(
                 check_writable(folder)
             corpus = load(config)
             if team.leads and corpus.name == OWN:
-                say(f"{config.data.file}: {corpus.source}")
+                say(f"{config.data.hub or config.data.file}: {corpus.source}")
             suited, said = fit_vocabulary(fit_kind(config, corpus), corpus.tokenizer.size)
             training_batches(suited, corpus, team.world)  # checks the lengths
             if team.leads and said:
