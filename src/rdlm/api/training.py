@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -19,6 +20,7 @@ from rdlm.process.schedule import Schedule, ScheduleName
 from rdlm.storage import config_file
 from rdlm.storage.own_classes import import_name, trusting
 from rdlm.train.loop import train
+from rdlm.train.record import Tracker, TrackerName
 
 
 def train_model(
@@ -33,6 +35,7 @@ def train_model(
     minutes: float | None = None,
     device: str | None = None,
     accept_changes: bool = False,
+    track: Sequence[TrackerName | Tracker] = (),
 ) -> LanguageModel:
     """Train a model, or continue the run in the folder `out`, and return it with the averaged weights.
 
@@ -41,6 +44,9 @@ def train_model(
     the name of a preset or a YAML file; by default, the preset for your own data, or else the demo.
     `out` is runs/NAME by default; the returned model's `folder` is its checkpoint in there. With `minutes`, the size of
     the network and the training are fitted to the time, except for what a given configuration sets.
+
+    `track` has trackers of the numbers of the run: "wandb", or objects with `write(kind, step, values)` and
+    `close(code)`.
 
     Your own classes are built as rdlm's are:
 
@@ -63,7 +69,7 @@ def train_model(
     given = set(config_file.difference(RunConfig() if isinstance(config, RunConfig) else default, chosen))
     folder = Path(out) if out is not None else Path("runs") / name
     with trusting(own):
-        train(chosen, folder, build, minutes=minutes, given=given, accept_changes=accept_changes)
+        train(chosen, folder, build, minutes=minutes, given=given, accept_changes=accept_changes, track=track)
     return load(folder, trust=own, device=chosen.training.device)
 
 
