@@ -100,5 +100,27 @@ def test_readme_names_only_what_exists(root: Path) -> None:
         if line.strip().endswith("rdlm/"):
             folder = root / "src" / "rdlm"
     assert named > 10
-    for link in re.findall(r"\]\(([^):]+)\)", text):
-        assert (root / link).exists(), link
+
+
+REPOSITORY = re.compile(
+    r"https://(?:github\.com/rdlm-project/rdlm/blob|raw\.githubusercontent\.com/rdlm-project/rdlm)/main/"
+)
+
+
+def test_links_of_the_readme_hold_on_a_package_index(root: Path) -> None:
+    """A package index shows the README without the files around it: links are absolute; ours name files that exist."""
+    text = (root / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"""(?:src|href)=["']([^"']+)""", text)
+    assert len(links) > 8 and [link for link in links if not link.startswith("https://")] == []
+    ours = [REPOSITORY.sub("", link) for link in links if REPOSITORY.match(link)]
+    assert ours and [link for link in ours if not (root / link.partition("#")[0]).exists()] == []
+    images = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert images and all("raw.githubusercontent.com" in image for image in images)
+
+
+def test_the_package_says_where_it_lives(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert {"Homepage", "Documentation", "Issues", "Changelog"} <= set(project["urls"])
+    assert all(url.startswith("https://github.com/rdlm-project/rdlm") for url in project["urls"].values())
+    bounded = [one for one in project["dependencies"] if ">=" not in one]
+    assert bounded == [], "a dependency without a lower bound cannot be tested with its oldest version"

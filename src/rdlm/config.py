@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -196,10 +197,15 @@ class DataConfig:
     """Protocol of the corpus (splits and preprocessing), if it has several."""
     file: Path | None = None
     """Your file or folder, for corpora that read one."""
+    hub: str | None = None
+    """Dataset of the Hugging Face hub in place of a file, as NAME[:CONFIG][/SPLIT]."""
+    limit: int | None = None
+    """Characters of your own text that are read at most; if not given, all of a file, 100 million of a dataset."""
     column: str | None = None
-    """Column of your CSV, TSV or JSONL file."""
-    tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
-    """Tokenizer for your own text."""
+    """Column of your CSV, TSV or JSONL file, or of a dataset of the hub."""
+    tokenizer: str | None = None
+    """Tokenizer for your own text: characters, bytes, wordpiece (of BERT), bpe (trained on it), a tokenizer.json of
+    the `tokenizers` library, or hf://NAME of the hub."""
     alphabet: str | None = None
     """Characters of your own text; other ones become spaces, or are left out where there is no space."""
     normalise: bool = False
@@ -208,6 +214,13 @@ class DataConfig:
     """Vocabulary size of a tokenizer that is trained on your own text."""
     accept_licence: bool = False
     """Accept the licence of a corpus with restrictions."""
+
+    def __post_init__(self) -> None:
+        names = ("characters", "bytes", "wordpiece", "bpe")
+        if self.tokenizer not in (None, *names) and not re.search(r"^hf://.|.\.json$", str(self.tokenizer)):
+            raise unknown("value of data.tokenizer", str(self.tokenizer), (*names, "FILE.json", "hf://NAME"))
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"data.limit must be at least 1, got {self.limit}")
 
 
 @dataclass(frozen=True)

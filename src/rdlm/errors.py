@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 
@@ -16,6 +17,12 @@ class DamagedFileError(RuntimeError):
 
 class DivergedError(RuntimeError):
     """A run's numbers are no longer finite: too many steps in a row, or the weights themselves."""
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Raise InputError if an optional package is not installed; called before any work is done."""
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f'{what} needs the package {package}: pip install "rdlm[{extra}]"')
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> InputError:

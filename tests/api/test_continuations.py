@@ -154,3 +154,17 @@ def test_mistakes() -> None:
     with pytest.raises(InputError, match="at least 2 tokens together"):
         score(model, ["a"], prompts=[""])
     assert score_continuations(model, []) == []
+
+
+@pytest.mark.parametrize("block", [1, 0])
+def test_one_path_is_walked_where_all_are_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model(Characters("abcdefgh "))
+    effort, seen = Effort(8, "path", 3, order=choose_order(model, "left-to-right", 8, 8, block)), []
+    assert not dataclasses.replace(effort, estimator="steps").is_exact(model, 8)
+    assert not chosen(model, "left-to-right", 4, block).is_exact(model, 8)
+    (found,) = score(model, ["abc dega"], effort, advance=seen.append)
+    assert sum(seen) == effort.cost(model, 1) == effort.passes(model)
+    monkeypatch.setattr(Effort, "is_exact", lambda self, model, length: False)
+    (walked,) = score(model, ["abc dega"], effort, advance=seen.append)
+    assert sum(seen) == 4 * effort.passes(model) == effort.passes(model) + effort.cost(model, 1)
+    assert walked.nats == found.nats and walked.positions == found.positions

@@ -3,6 +3,7 @@ published and loaded, by the command line alone; and what score and generate say
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -156,3 +157,21 @@ def test_weights_of_another_network_are_refused(capsys: pytest.CaptureFixture[st
     wider = [part if part != "16" else "24" for part in TINY]
     assert cli.main(["train", "--data", *text, "--out", "second", *wider, "--init", "first"]) == 2
     assert "most weights of the given model do not fit" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_before_any_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datasets" else find(name))
+    assert cli.main(["train", "--data", "hf://me/letters"]) == 2
+    message = capsys.readouterr().err
+    assert 'a dataset of the hub needs the package datasets: pip install "rdlm[hf]"' in message
+    assert not Path("runs").exists() and not Path("cache").exists()
+    assert cli.main(["train", "--data", "hf://a/b/c/d"]) == 2
+    assert "hf://NAME[:CONFIG][/SPLIT]" in capsys.readouterr().err
+
+
+def test_an_unknown_tokenizer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--data", *written("text"), "--data.tokenizer", "bpee"]) == 2
+    assert "did you mean 'bpe'?" in " ".join(capsys.readouterr().err.split())

@@ -5,13 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 
 from rdlm.data import corpus, own
 from rdlm.data.image import encode_png
+from rdlm.data.tokenizer import train_bpe
 from rdlm.errors import DamagedFileError, InputError
 
 LINES = [f"line {i}, which has: words, and a number {i * i}" for i in range(40)]
@@ -121,3 +128,131 @@ def test_nothing_is_unpickled_and_files_are_regular(tmp_path: Path) -> None:
 def test_normalised_text_has_27_characters(tmp_path: Path) -> None:
     found = corpus.load("own", file=written(tmp_path, "The 2 United States! " * 20), normalise=True)
     assert found.tokenizer.size == 27 and found.tokenizer.decode(found.train[:22]) == " the two united states"
+
+
+# -- datasets of the hub ----------------------------------------------------------------------------
+
+
+class Dataset(list[dict[str, Any]]):
+    """Records in place of a streamed dataset."""
+
+    def __init__(self, records: list[dict[str, Any]], kind: str = "parquet") -> None:
+        super().__init__(records)
+        self.info = SimpleNamespace(builder_name=kind)
+        self.read = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for record in super().__iter__():
+            self.read += 1
+            yield record
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A module in place of `datasets`; `calls` has the arguments of `load_dataset`, `dataset` is what it returns."""
+    state: dict[str, Any] = {"calls": [], "dataset": Dataset([{"text": line, "n": 1} for line in LINES])}
+
+    def load_dataset(*names: str | None, **options: object) -> Dataset:
+        state["calls"].append((names, options))
+        if isinstance(state["dataset"], Exception):
+            raise state["dataset"]
+        found: Dataset = state["dataset"]
+        return found
+
+    module = ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    module.__spec__ = ModuleSpec("datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(own, "version", lambda package: "4.0.0")
+    return state
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hf://letters", ("letters", None, "train")),
+        ("hf://letters/test", ("letters", None, "test")),
+        ("hf://me/letters", ("me/letters", None, "train")),
+        ("hf://me/letters/validation", ("me/letters", None, "validation")),
+        ("hf://me/letters:old-2.0", ("me/letters", "old-2.0", "train")),
+        ("hf://letters:old/dev", ("letters", "old", "dev")),
+    ],
+)
+def test_the_parts_of_a_name_of_the_hub(text: str, parts: tuple[str, str | None, str]) -> None:
+    assert own.parsed_hub_name(text) == parts
+
+
+@pytest.mark.parametrize("text", ["hf://", "hf://../x", "hf:///etc/passwd", "hf://a/b/c/d", "hf://a:b:c", "hf://a b"])
+def test_other_names_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no dataset of the hub"):
+        own.parsed_hub_name(text)
+
+
+def test_a_dataset_is_streamed_into_the_store(hub: dict[str, Any]) -> None:
+    found = corpus.load("own", hub="hf://me/letters:old/dev", column="text")
+    assert hub["calls"] == [(("me/letters", "old"), {"split": "dev", "streaming": True})], "and no remote code"
+    whole = "".join(found.tokenizer.decode(found.split(name)) for name in ("train", "validation", "test"))
+    assert whole == "\n".join(LINES)
+    assert "dataset me/letters, dev, column 'text' of 40 records" in found.source
+    corpus.load("own", hub="hf://me/letters:old/dev", column="text")
+    assert len(hub["calls"]) == 1, "the second time it is read from the store"
+
+
+def test_a_limit_ends_the_stream(hub: dict[str, Any]) -> None:
+    found = corpus.load("own", hub="hf://me/letters", limit=100)
+    assert sum(len(found.split(name)) for name in ("train", "validation", "test")) == 100
+    assert hub["dataset"].read == 3, "44 characters each: no more records are read than needed"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "column", "message"),
+    [
+        (Dataset([{"a": "x", "b": "y"}]), None, "has the columns a, b; choose one with --column"),
+        (Dataset([{"a": "x", "b": "y"}]), "c", "has no column 'c'; it has a, b"),
+        (Dataset([{"a": 3}]), "a", "has values such as 3, which are no text"),
+        (Dataset([{"a": None}]), "a", "has no text in the column 'a'"),
+        (Dataset([{"a": "x"}], "pandas"), "a", "has the format pandas; parquet"),
+        (ValueError("Bad split: dev. Available: ['train']"), None, "cannot be read from the hub: Bad split: dev"),
+        (ConnectionError("no route"), None, "cannot be read from the hub: no route"),
+    ],
+)
+def test_what_a_dataset_lacks_is_named(hub: dict[str, Any], dataset: object, column: str | None, message: str) -> None:
+    hub["dataset"] = dataset
+    with pytest.raises(InputError, match=message):
+        corpus.load("own", hub="hf://me/letters", column=column)
+
+
+def test_versions_that_run_code_of_datasets_are_refused(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "version", lambda package: "3.6.0")
+    with pytest.raises(InputError, match="before version 4 can run code"):
+        corpus.load("own", hub="hf://me/letters")
+    assert not hub["calls"]
+
+
+def test_a_limit_also_holds_for_files_of_text_alone(tmp_path: Path) -> None:
+    found = corpus.load("own", file=written(tmp_path, "\n".join(LINES)), limit=60)
+    assert sum(len(found.split(name)) for name in ("train", "validation", "test")) == 60
+    with pytest.raises(InputError, match=r"is FASTA, and data.limit counts characters"):
+        corpus.load("own", file=written(tmp_path, FASTA), limit=60)
+
+
+# -- tokenizers of others ---------------------------------------------------------------------------
+
+
+def test_own_text_with_a_tokenizer_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = train_bpe(LINES, 300)
+    file = tmp_path / "their.json"
+    theirs.inner.save(str(file))
+    text = written(tmp_path, "\n".join(LINES))
+    found = corpus.load("own", file=text, tokenizer=str(file))
+    assert found.protocol == "own-their.json"
+    assert found.tokenizer.decode(found.train) == "\n".join(LINES)[: len("\n".join(LINES)) * 90 // 100]
+    assert found.tokenizer.to_json() == theirs.to_json()
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file_name, **options: str(file))
+    again = corpus.load("own", file=text, tokenizer="hf://some/model")
+    assert again.protocol == "own-some/model" and again.train.tolist() == found.train.tolist()
+    with pytest.raises(InputError, match="no such file or folder"):
+        corpus.load("own", file=text, tokenizer=str(tmp_path / "none.json"))
+    file.write_text("{}")
+    with pytest.raises(InputError, match=r"their.json .*it is not a tokenizer.json"):
+        corpus.load("own", file=text, tokenizer=str(file))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, normalizers
 
+from rdlm.data import tokenizer as module
 from rdlm.data.text import letters
 from rdlm.data.tokenizer import (
     TEXT8_ALPHABET,
@@ -18,10 +23,12 @@ from rdlm.data.tokenizer import (
     Tokenizer,
     Unknown,
     bases,
+    foreign,
     from_json,
     id_type,
     normalisation_rule,
     normalised,
+    to_standard,
     train_bpe,
     wordpiece,
 )
@@ -225,3 +232,102 @@ def test_merges_of_older_versions_are_restored() -> None:
     merges = [" ".join(pair) for pair in BPE.to_json()["model"]["model"]["merges"]]
     again = from_json(described("bpe", {"model.merges": merges}))
     assert merges and again.to_json() == BPE.to_json()
+
+
+# -- the format of the library ----------------------------------------------------------------------
+
+ALL: list[tuple[Tokenizer, str]] = [
+    (Characters("ab ", "skip"), "abz b\n"),
+    (Characters("ab \n]\\-^[", "replace"), "a]b\\-^[zé"),
+    (Characters("ab"), "abba"),
+    (Bytes(), "aé \n\x00€"),
+    (Levels(17), "0 16 3"),
+    (wordpiece(WORDS), "The cats, unhappy"),
+    (wordpiece(WORDS, normalizers.BertNormalizer(lowercase=False)), "The cats"),
+    (BPE, " the cat é"),
+]
+
+
+@pytest.mark.parametrize(("tokenizer", "text"), ALL)
+def test_the_library_reads_our_files_and_finds_the_same_tokens(tokenizer: Tokenizer, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(to_standard(tokenizer)), "utf-8")
+    theirs = tokenizers.Tokenizer.from_file(str(file))
+    ids = tokenizer.encode(text).tolist()
+    assert theirs.get_vocab_size() == tokenizer.size and theirs.encode(text).ids == ids
+    assert theirs.decode(ids) == tokenizer.decode(ids)
+    assert from_json(json.loads(file.read_text("utf-8"))).to_json() == tokenizer.to_json()
+
+
+def test_the_library_refuses_what_our_tokenizer_refuses() -> None:
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(to_standard(Characters("ab"))))
+    with pytest.raises(Exception, match="Missing"):
+        theirs.encode("abz")
+
+
+@pytest.mark.parametrize(
+    ("index", "key", "value"),
+    [
+        (0, "normalizer", {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""}),
+        (2, "normalizer", {"type": "Lowercase"}),
+        (2, "decoder", None),
+        (3, "pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}),
+        (4, "added_tokens", [{"id": 17, "content": "x"}]),
+        (5, "post_processor", {"type": "ByteLevel"}),
+        (7, "pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}),
+    ],
+)
+def test_a_file_with_another_step_is_refused(index: int, key: str, value: object) -> None:
+    with pytest.raises(DamagedFileError):
+        from_json({**to_standard(ALL[index][0]), key: value})
+
+
+def published(words: str = "", **model: object) -> dict[str, Any]:
+    """Return a tokenizer.json as others publish it: special tokens, a template, empty affixes, other offsets."""
+    found = json.loads(BPE.inner.to_str())
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    found["added_tokens"] = [{"id": BPE.size, "content": "<|endoftext|>", **special}]
+    found["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    found["pre_tokenizer"]["trim_offsets"] = False
+    found["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": "", **model}
+    if words:
+        split = {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False}
+        bytes_only = {**found["pre_tokenizer"], "use_regex": False}
+        found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
+        found["normalizer"] = {"type": "NFC"}
+    return found
+
+
+@pytest.mark.parametrize("words", ["", *module.WORDS])
+def test_a_bpe_of_others_finds_the_tokens_that_the_library_finds(words: str) -> None:
+    description = published(words, ignore_merges=bool(words))
+    theirs, ours = tokenizers.Tokenizer.from_str(json.dumps(description)), foreign(description, "tokenizer.json")
+    for text in ("the cat sat", " on  the\n\n mat 12345, don't\tsay e\u0301 日本", ""):
+        assert ours.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids
+    assert ours.size == BPE.size + 1 and ours.decode([BPE.size]) == "<|endoftext|>"
+    assert BPE.size not in ours.encode("<|endoftext|>").tolist(), "special tokens are not recognised in text"
+    assert from_json(json.loads(json.dumps(ours.to_json()))).to_json() == ours.to_json()
+
+
+def test_a_wordpiece_of_others_keeps_its_case() -> None:
+    description = json.loads(wordpiece([*WORDS, "The"], normalizers.BertNormalizer(lowercase=False)).inner.to_str())
+    description["post_processor"] = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+    description["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    assert foreign(description, "tokenizer.json").encode("The cats the").tolist() == [11, 5, 6, 4]
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        json.loads(tokenizers.Tokenizer(models.Unigram([("a", 0.0)])).to_str()),
+        published(r"(a|aa)+$"),
+        published(byte_fallback=True, vocab={"a": 0}, merges=[]),
+        {},
+        {"model": 3},
+        {"model": {"type": "BPE", "vocab": [1]}},
+        {"model": {"type": "BPE", "vocab": {}, "merges": []}, "pre_tokenizer": 3, "normalizer": [1]},
+    ],
+)
+def test_other_tokenizers_of_others_are_refused_by_name(description: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"their.json .*cannot be used.*Byte-level BPE"):
+        foreign(description, "their.json")

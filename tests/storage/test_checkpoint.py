@@ -101,7 +101,7 @@ def test_another_format_older_or_newer_says_what_to_do(number: int, saved: Path)
     state.pop("sha256")
     state = with_checksum(state)
     (saved / "state.json").write_text(json.dumps(state))
-    with pytest.raises(InputError, match=f"format {number}, this version reads 1: open it with the version"):
+    with pytest.raises(InputError, match=f"format {number}, this version reads 1 and 2: open it with the version"):
         checkpoint.verify(saved)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -16,6 +17,14 @@ from rdlm.train import record
 sys.path.insert(0, str(Path(__file__).parent))  # the toy is imported by tests and by the processes that they start
 
 
+def assembled(path: Path, part: str) -> dict[str, Tensor]:
+    """Return the tensors of a part, those of shards put together row by row."""
+    files = sorted(path.glob(f"{part}-*.safetensors")) or [path / f"{part}.safetensors"]
+    pieces = [load_file(file) for file in files]
+    found = {name: [one[name] for one in pieces if name in one] for name in pieces[0]}
+    return {name: torch.cat(parts) if parts[0].ndim else parts[0] for name, parts in found.items()}
+
+
 class Runs:
     """Reads what runs left behind."""
 
@@ -23,7 +32,7 @@ class Runs:
     def tensors(run: Path, which: str = "latest") -> dict[str, Tensor]:
         path = run_folder.find_checkpoint(run, which)
         checkpoint.verify(path)
-        found = {part: load_file(path / f"{part}.safetensors") for part in checkpoint.PARTS}
+        found = {part: assembled(path, part) for part in checkpoint.PARTS}
         return {f"{part}/{name}": tensor for part, tensors in found.items() for name, tensor in tensors.items()}
 
     @staticmethod

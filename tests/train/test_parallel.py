@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy import Toy, blockwise_config, coded_config, toy_config, toy_corpus
 
 from rdlm.config import TrainingConfig
-from rdlm.errors import InputError
+from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.network import device_of
-from rdlm.storage import checkpoint
+from rdlm.storage import checkpoint, run_folder
 from rdlm.train import record
 from rdlm.train.loop import train
 from rdlm.train.parallel import Team, team
@@ -131,11 +132,64 @@ def test_two_processes_continue_what_one_began(parallel: str, pair: Path, alone:
     assert (place / "checkpoint-00000020").is_dir() and runs.distance(place, alone) < 1e-5
 
 
-def test_a_checkpoint_of_shards_is_whole(pair: Path) -> None:
+def test_each_process_writes_its_rows(pair: Path) -> None:
+    path = pair / "fsdp" / "checkpoint-00000020"
     states = [checkpoint.verify(pair / parallel / "checkpoint-00000020") for parallel in ("ddp", "fsdp")]
-    sizes = [{name: entry["bytes"] for name, entry in state["files"].items()} for state in states]
-    assert sizes[0] == sizes[1]
+    assert [state["format"] for state in states] == [1, 2] and states[1]["shards"] == 2
     assert json.dumps(states[0]["corpus"]) == json.dumps(states[1]["corpus"])
+    files = [path / checkpoint.shard_name("network", rank, 2) for rank in range(2)]
+    assert not (path / "network.safetensors").exists()
+    first, second = (load_file(file) for file in files)
+    name = "blocks.0.0.weight"
+    whole = load_file(pair / "ddp" / "checkpoint-00000020" / "network.safetensors")[name]
+    assert len(first[name]) + len(second[name]) == len(whole) and 0 < len(second[name]) < len(whole)
+    torch.testing.assert_close(torch.cat([first[name], second[name]]), whole, atol=1e-5, rtol=0)
+
+
+def test_rows_across_shards_are_read(pair: Path) -> None:
+    path = pair / "fsdp" / "checkpoint-00000020"
+    pieces = [load_file(path / checkpoint.shard_name("network", rank, 2)) for rank in range(2)]
+    whole = {name: torch.cat([p[name] for p in pieces if name in p]) for name in pieces[0]}
+    found = checkpoint.read_part(path, "network", whole)
+    assert all(found[name].equal(whole[name]) for name in whole)
+    for first, last in ((0, 1), (1, 3), (2, 2)):
+        some = checkpoint.read_part(path, "network", whole, dict.fromkeys(whole, (first, last)))
+        assert all(some[name].equal(whole[name][first:last]) for name in whole)
+    for change in ("missing", "damaged"):
+        copy = path.parent.parent / change / path.name
+        shutil.copytree(path, copy)
+        file = copy / checkpoint.shard_name("network", 1, 2)
+        file.unlink() if change == "missing" else file.write_bytes(file.read_bytes()[:-1] + b"?")
+        with pytest.raises(DamagedFileError):
+            checkpoint.verify(copy)
+
+
+def test_a_kill_between_the_shards_leaves_the_checkpoint_before(pair: Path, alone: Path, tmp_path: Path, runs) -> None:
+    """Both processes had written their rows of step 20 when the leader died before the checkpoint got its name."""
+    place = tmp_path / "run"
+    shutil.copytree(pair / "fsdp-cut", place)
+    left = [path.name for path in place.iterdir() if path.name.startswith(".checkpoint-00000020")]
+    assert left == [".checkpoint-00000020.part"] and not (place / "checkpoint-00000020").exists()
+    assert len(list((place / left[0]).glob("network-*.safetensors"))) == 2
+    kept = run_folder.newest(place)
+    assert 0 < kept < 20 and checkpoint.verify(place / checkpoint.name_of(kept))["shards"] == 2
+    result = train(toy_config(accumulate=2), place, Toy, load=toy_corpus)
+    assert result.steps == 20 and not list(place.glob(".*.part"))
+    assert runs.distance(place, alone) < 1e-5
+
+
+def test_a_shard_that_cannot_be_written_ends_all_processes_and_keeps_the_checkpoint_before(pair: Path) -> None:
+    steps = [int(path.name[-8:]) for path in (pair / "fsdp-full").glob("checkpoint-*")]
+    assert steps and max(steps) < 20 and not list((pair / "fsdp-full").glob(".*.part"))
+    assert checkpoint.verify(pair / "fsdp-full" / checkpoint.name_of(max(steps)))
+
+
+def test_a_checkpoint_on_several_disks_is_refused(tmp_path: Path) -> None:
+    parts = {part: {"x": torch.zeros(2)} for part in checkpoint.PARTS}
+    checkpoint.begin(tmp_path, 3, {"kind": "bytes"})
+    checkpoint.write_parts(tmp_path, 3, parts, (0, 2))
+    with pytest.raises(InputError, match=r"ema-00001-of-00002.safetensors is missing: all processes must write"):
+        checkpoint.finish(tmp_path, 3, {}, 2)
 
 
 def test_one_process_is_a_team() -> None:

@@ -13,6 +13,7 @@ from toy import Toy, toy_config, toy_corpus
 
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
+from rdlm.data.tokenizer import Characters, from_json
 from rdlm.errors import InputError
 from rdlm.storage import checkpoint, run_folder
 from rdlm.storage.files import read_json
@@ -38,7 +39,7 @@ def test_a_checkpoint_holds_what_a_method_needs(tmp_path: Path) -> None:
     path = run_folder.find_checkpoint(tmp_path / "run")
     state = checkpoint.verify(path)
     assert state["corpus"]["protocol"] == "toy" and state["config"]["training"]["steps"] == 2
-    assert read_json(path / "tokenizer.json")["kind"] == "characters"
+    assert isinstance(from_json(read_json(path / "tokenizer.json")), Characters)
     assert load_file(path / "method.safetensors")["memory"].shape == (3,)
 
 

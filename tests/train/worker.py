@@ -13,8 +13,9 @@ from toy import Toy, blockwise_config, coded_config, failing, toy_config, toy_co
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
+from rdlm.storage import checkpoint
 from rdlm.train.loop import train
-from rdlm.train.parallel import team
+from rdlm.train.parallel import LeaderFailedError, team
 
 PLACE = Path(sys.argv[1])
 
@@ -31,6 +32,25 @@ def crash(draw: Draw) -> float:
     return 1.0
 
 
+class Cut(BaseException):
+    """The end of the process."""
+
+
+def cut(folder: Path, step: int, about: object, shards: int) -> Path:
+    """Finish checkpoints before step 20; that of step 20 has no name when the process ends."""
+    if step == 20:
+        raise Cut
+    return FINISH(folder, step, about, shards)  # type: ignore[arg-type]
+
+
+def full(folder: Path, step: int, parts: object, shard: tuple[int, int]) -> None:
+    """Write shards, but not that of the second process at step 20."""
+    if step == 20 and shard[0] == 1:
+        raise InputError("cannot write the checkpoint: no space left on device")
+    WRITE(folder, step, parts, shard)  # type: ignore[arg-type]
+
+
+FINISH, WRITE = checkpoint.finish, checkpoint.write_parts
 torch.set_num_threads(1)
 with team("cpu"):  # one meeting for all runs
     run("ddp", "ddp")
@@ -48,5 +68,14 @@ with team("cpu"):  # one meeting for all runs
         train(coded_config(parallel="fsdp"), PLACE / "fsdp-coded", Rdlm.build, load=toy_corpus)
     run("ddp-joined", "ddp")  # one process began these two
     run("fsdp-joined", "fsdp")
+    with pytest.MonkeyPatch.context() as patch:  # the leader dies before the checkpoint gets its name
+        patch.setattr(checkpoint, "finish", cut)
+        patch.setattr(checkpoint, "discard", lambda run, step: None)
+        with pytest.raises((Cut, LeaderFailedError)):
+            run("fsdp-cut", "fsdp")
+    with pytest.MonkeyPatch.context() as patch:  # the second process cannot write
+        patch.setattr(checkpoint, "write_parts", full)
+        with pytest.raises((InputError, LeaderFailedError)):
+            run("fsdp-full", "fsdp")
     # The second process kills itself; torchrun then ends the first one and starts both anew, from the top.
     run("ddp-killed", "ddp", failing(8, PLACE / "mark"))

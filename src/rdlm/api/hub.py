@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rdlm import __version__
 from rdlm.api import publish
 from rdlm.api.publish import Dtype
+from rdlm.data.fetch import hub_errors
 from rdlm.errors import InputError
 from rdlm.storage.files import cache_dir, make_cache_dir
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 NAME = re.compile(f"{PART}/{PART}", re.ASCII)
-LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def is_name(text: str) -> bool:
@@ -49,7 +47,7 @@ def download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = cache_dir("hub", *name.split("/"))
-    with _explained(f"{name} is not a folder, and was not downloaded from the hub"):
+    with hub_errors(f"{name} is not a folder, and was not downloaded from the hub"):
         make_cache_dir("hub")
         for files in ([publish.CONFIG], list(publish.FILES)):
             snapshot_download(
@@ -70,7 +68,7 @@ def push(
 
     with tempfile.TemporaryDirectory(prefix="rdlm-") as temporary:
         folder = publish.write(model, Path(temporary) / "model", name=name, dtype=dtype)
-        with _explained(f"{name} was not pushed to the hub"):
+        with hub_errors(f"{name} was not pushed to the hub"):
             address = create_repo(name, private=private, exist_ok=True)
             upload_folder(
                 repo_id=name,
@@ -79,33 +77,3 @@ def push(
                 delete_patterns=list(publish.OPTIONAL),
             )
     return str(address)
-
-
-@contextmanager
-def _explained(failure: str) -> Iterator[None]:
-    """Turn errors of the hub into an InputError with advice."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
-
-    # Its base classes are OSError and the base error of the HTTP library that the hub's client uses.
-    connection = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
-    try:
-        yield
-    except RepositoryNotFoundError:
-        raise InputError(f"{failure}: there is no such model, or it is private; check the name, or {LOGIN}") from None
-    except LocalTokenNotFoundError:
-        raise InputError(f"{failure}: you are not logged in; {LOGIN}") from None
-    except HfHubHTTPError as error:
-        code = error.response.status_code
-        advice = f"{LOGIN}, with sufficient permissions" if code in (401, 403) else "try again later"
-        raise InputError(f"{failure}: the hub returned status {code}; {advice}") from error
-    except connection as error:
-        raise InputError(f"{failure}: {_connection_failure(error)}") from error
-
-
-def _connection_failure(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set; unset it to access the hub, or use published folders"
-    first = str(error).strip().partition("\n")[0] or type(error).__name__
-    return f"the hub is unreachable ({first}); check the connection and try again, or use published folders"

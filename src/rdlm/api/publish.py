@@ -32,7 +32,7 @@ from torch import Tensor
 from rdlm import __version__
 from rdlm.api import orders
 from rdlm.config import RunConfig
-from rdlm.data.tokenizer import normalisation_rule
+from rdlm.data.tokenizer import normalisation_rule, to_standard
 from rdlm.errors import InputError, unknown
 from rdlm.storage import checkpoint, config_file, measurements
 from rdlm.storage.files import damaged, explained_write_errors, read_json, sync
@@ -118,7 +118,7 @@ def _write_files(folder: Path, model: LanguageModel, name: str, weights: Mapping
     )
     found, by_order = evaluations(model), order_bounds(model)
     save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
-    _write_json(folder / TOKENIZER, model.tokenizer.to_json())
+    _write_json(folder / TOKENIZER, to_standard(model.tokenizer))
     if model.folder is not None and (model.folder / "curve.json").is_file():
         _write_json(folder / "curve.json", read_json(model.folder / "curve.json"))
     if found:
@@ -147,9 +147,12 @@ def _write_files(folder: Path, model: LanguageModel, name: str, weights: Mapping
 
 
 def _public(config: RunConfig) -> RunConfig:
-    """Return the configuration with the file name, but not the path, of its corpus."""
+    """Return the configuration with the file names, but not the paths, of its corpus and its tokenizer."""
     file = None if config.data.file is None else Path(config.data.file.name)
-    return replace(config, data=replace(config.data, file=file))
+    tokenizer = config.data.tokenizer
+    if tokenizer is not None and not tokenizer.startswith("hf://"):
+        tokenizer = Path(tokenizer).name
+    return replace(config, data=replace(config.data, file=file, tokenizer=tokenizer))
 
 
 def step_of(model: LanguageModel) -> int | None:

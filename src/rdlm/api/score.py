@@ -112,17 +112,23 @@ class Effort:
         """The token schedule of the order; None: the model's own."""
         return None if self.order is None else self.order.schedule
 
-    def passes(self, model: LanguageModel) -> int:
+    def passes(self, model: LanguageModel, length: int | None = None) -> int:
         """Return the network evaluations of one draw for one window; all blocks are evaluated in parallel."""
         if self.estimator == "steps":
             return 1
-        schedule = self.schedule or model.method.token_schedule
-        return self.nfe if schedule is None else schedule.discretize(self.nfe, model.length).side_by_side().nfe
+        schedule, length = self.schedule or model.method.token_schedule, length or model.length
+        return self.nfe if schedule is None else schedule.discretize(self.nfe, length).side_by_side().nfe
 
-    def cost(self, model: LanguageModel, windows: int) -> int:
-        """Return the network evaluations for a number of windows, over all paths of a mixture."""
+    def is_exact(self, model: LanguageModel, length: int) -> bool:
+        """Return whether all paths of a window are the same: its value is `-log p`, and one path gives it."""
+        chosen = self.estimator == "path" and self.order is not None
+        return chosen and not_exact_because(model, self.order, length) is None
+
+    def cost(self, model: LanguageModel, windows: int, length: int | None = None) -> int:
+        """Return the network evaluations for windows of a length, the model's by default, over all paths."""
         paths = 1 if model.method.token_schedule is None else len(model.rdlm.process.mixture.paths)
-        return windows * paths * self.draws * self.passes(model)
+        draws = 1 if self.is_exact(model, length or model.length) else self.draws
+        return windows * paths * draws * self.passes(model, length)
 
 
 def effort_for(
@@ -274,11 +280,13 @@ def _draws(
         return torch.stack(totals)
     problem = model.rdlm.problem(batch, effort.nfe, token_schedule=effort.schedule)
     if effort.estimator == "path":
-        shares = path_bound(problem, effort.draws, generator, advance=advance).sum(1)
+        exact = effort.is_exact(model, batch.ids.shape[1])
+        shares = path_bound(problem, 1 if exact else effort.draws, generator, advance=advance).sum(1)
+        shares = shares.expand(effort.draws, *shares.shape[1:])
     else:
         shares = per_window_bound(problem, effort.draws, generator, advance=advance)
     count, length = batch.ids.shape
-    return shares.view(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
+    return shares.reshape(effort.draws, count, length, -1).sum(-1)  # sum over the digits of a token
 
 
 def score_note(model: LanguageModel, texts: Sequence[Encoded], scores: Sequence[Score]) -> str | None:

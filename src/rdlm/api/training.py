@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -19,11 +20,13 @@ from rdlm.process.schedule import Schedule, ScheduleName
 from rdlm.storage import config_file
 from rdlm.storage.own_classes import import_name, trusting
 from rdlm.train.loop import train
+from rdlm.train.record import Tracker, TrackerName
 
 
 def train_model(
     data: str | Path | None = None,
     *,
+    column: str | None = None,
     config: RunConfig | str | Path | None = None,
     network: type[nn.Module] | None = None,
     schedule: ScheduleName | type[Schedule] | None = None,
@@ -32,13 +35,18 @@ def train_model(
     minutes: float | None = None,
     device: str | None = None,
     accept_changes: bool = False,
+    track: Sequence[TrackerName | Tracker] = (),
 ) -> LanguageModel:
     """Train a model, or continue the run in the folder `out`, and return it with the averaged weights.
 
-    `data` is a file or folder of text, CSV, JSONL, FASTA, images or an array, as in `rdlm train --data`. `config` is a
-    configuration, the name of a preset or a YAML file; by default, the preset for your own data, or else the demo.
+    `data` is a file or folder of text, CSV, JSONL, FASTA, images or an array, or hf://NAME of the Hugging Face hub, as
+    in `rdlm train --data`; `column` chooses one of a CSV or JSONL file or of a dataset. `config` is a configuration,
+    the name of a preset or a YAML file; by default, the preset for your own data, or else the demo.
     `out` is runs/NAME by default; the returned model's `folder` is its checkpoint in there. With `minutes`, the size of
     the network and the training are fitted to the time, except for what a given configuration sets.
+
+    `track` has trackers of the numbers of the run: "wandb", or objects with `write(kind, step, values)` and
+    `close(code)`.
 
     Your own classes are built as rdlm's are:
 
@@ -52,6 +60,8 @@ def train_model(
     """
     name, default = _configuration(config, data)
     chosen = _with_data_and_device(default, data, device)
+    if column is not None:
+        chosen = replace(chosen, data=replace(chosen.data, column=column))
     own = [one for one in (network, schedule, bridge) if isinstance(one, type)]
     chosen = _with_process(chosen, schedule, bridge)
     if network is not None:
@@ -59,7 +69,7 @@ def train_model(
     given = set(config_file.difference(RunConfig() if isinstance(config, RunConfig) else default, chosen))
     folder = Path(out) if out is not None else Path("runs") / name
     with trusting(own):
-        train(chosen, folder, build, minutes=minutes, given=given, accept_changes=accept_changes)
+        train(chosen, folder, build, minutes=minutes, given=given, accept_changes=accept_changes, track=track)
     return load(folder, trust=own, device=chosen.training.device)
 
 
@@ -74,7 +84,9 @@ def _configuration(config: RunConfig | str | Path | None, data: str | Path | Non
 
 
 def _with_data_and_device(config: RunConfig, data: str | Path | None, device: str | None) -> RunConfig:
-    if data is not None:
+    if data is not None and str(data).startswith("hf://"):
+        config = replace(config, data=replace(config.data, hub=str(data)))
+    elif data is not None:
         config = replace(config, data=replace(config.data, file=Path(data)))
     return config if device is None else replace(config, training=replace(config.training, device=device))
 

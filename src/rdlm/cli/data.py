@@ -29,8 +29,8 @@ class Data:
     protocol: str | None = None
     """Protocol (splits and preprocessing), for corpora that have several."""
 
-    tokenizer: Literal["characters", "bytes", "wordpiece", "bpe"] | None = None
-    """Tokenizer, for corpora that support several."""
+    tokenizer: str | None = None
+    """Tokenizer, for corpora that support several: characters, bytes, wordpiece, bpe, a tokenizer.json or hf://NAME."""
 
     alphabet: str | None = None
     """Characters of the tokenizer `characters`, in the order of their ids."""

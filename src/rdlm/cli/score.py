@@ -87,9 +87,9 @@ class ScoreText(ModelOptions):
         lines, changed = self._normalised(model, lines)
         texts = [encode_text(model, line, self.unknown, MIN_TOKENS if self.prompt is None else 1) for line in lines]
         dropped = self._dropped(model, lines)
-        count = sum(len(split_windows(encoded.ids, model.length)) for encoded in texts)
-        effort = self._effort(model, count)
-        cost = effort.cost(model, count)
+        windows = [len(window) for encoded in texts for window in split_windows(encoded.ids, model.length)]
+        effort = self._effort(model, len(windows))
+        cost = sum(effort.cost(model, 1, length) for length in windows)
         began = time.perf_counter()
         if self.prompt is not None:
             before = encode_text(model, self.prompt, self.unknown, 0)
@@ -109,6 +109,7 @@ class ScoreText(ModelOptions):
                 "interval": "95%",
                 "estimator": effort.estimator,
                 "draws": effort.draws,
+                "exact": all(effort.is_exact(model, length) for length in windows),
                 "network_windows": cost,
                 "seconds": seconds,
                 "note": score_note(model, texts, found),
@@ -172,6 +173,7 @@ class ScoreText(ModelOptions):
         if not how["claims_bound"]:
             print("not a bound: this method estimates -log p, and the error can have either sign")
         draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} per window"
+        draws = "exact, one path per window" if how["exact"] else draws
         print(f"rdlm: {draws}, {how['network_windows']} in total, in {how['seconds']:.1f} s", file=sys.stderr)
 
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from rdlm.config import RunConfig
 from rdlm.display.text_table import print_json, table
-from rdlm.errors import DivergedError, InputError
+from rdlm.errors import DivergedError, InputError, require
 from rdlm.presets import PRESETS, preset
 from rdlm.storage import config_file
 from rdlm.storage.own_classes import trusting
@@ -40,11 +40,12 @@ class Train:
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of the run."""
-    path: Annotated[Path | None, tyro.conf.arg(name="data", metavar="PATH")] = None
+    path: Annotated[str | None, tyro.conf.arg(name="data", metavar="PATH|hf://NAME")] = None
     """Your data in place of a preset: text, CSV, TSV, JSONL, FASTA, FASTQ, a folder of them or of images, or an .npy
-    array; the format is recognised by the content."""
+    array; the format is recognised by the content. Or a dataset of the Hugging Face hub, hf://NAME[:CONFIG][/SPLIT],
+    of which --data.limit characters are streamed."""
     column: str | None = None
-    """Column of your CSV, TSV or JSONL file."""
+    """Column of your CSV, TSV or JSONL file, or of a dataset of the hub."""
     alphabet: str | None = None
     """Characters of your text; other ones become spaces, or are left out where the alphabet has no space."""
     normalise: bool = False
@@ -60,6 +61,9 @@ class Train:
     stay. The same command continues the run. With several processes: minutes of training, and nothing is fitted."""
     accept_changes: bool = False
     """Continue the run in the folder although its configuration differs."""
+    track: tuple[Literal["wandb"], ...] = ()
+    """Also send the numbers of the record to a tracker: wandb (Weights & Biases, the extra wandb). record.jsonl is
+    always written, and files for TensorBoard if it is installed."""
     trust: tuple[str, ...] = ()
     """Names module:Class of your own network, schedule or bridge that may be imported and run."""
     json: bool = False
@@ -70,11 +74,13 @@ class Train:
         logging.basicConfig(format="rdlm: %(message)s")
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"--minutes must be positive, got {self.minutes:g}")
+        for name in self.track:
+            require(name, name, f"--track {name}")
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
         config = self._with_data()
         given = set(config_file.difference(chosen_configuration("train", [self.source])[1], config))
         with trusting(self.trust):
-            result = attempt(config, out, self.minutes, self.accept_changes, given, self.init)
+            result = attempt(config, out, self.minutes, self.accept_changes, given, self.init, self.track)
         if isinstance(result, int):
             return result
         if result.leads:
@@ -84,9 +90,16 @@ class Train:
     def _with_data(self) -> RunConfig:
         """Return the configuration with the data options of this command."""
         data = self.config.data
-        changes = {"file": self.path, "column": self.column, "alphabet": self.alphabet}
+        changes: dict[str, Any] = {"column": self.column, "alphabet": self.alphabet}
+        if self.path is not None:
+            changes |= {"hub": self.path} if self.path.startswith("hf://") else {"file": Path(self.path)}
         kept = {name: value for name, value in changes.items() if value is not None}
-        data = replace(data, **kept, normalise=self.normalise or data.normalise)  # type: ignore[arg-type]
+        data = replace(data, **kept, normalise=self.normalise or data.normalise)
+        if data.hub is not None:
+            from rdlm.data.own import check_datasets, parsed_hub_name
+
+            parsed_hub_name(data.hub)
+            check_datasets()
         return replace(self.config, data=data)
 
 
@@ -97,11 +110,12 @@ def attempt(
     accept_changes: bool = False,
     given: Collection[str] | None = None,
     init: str | None = None,
+    track: Sequence[Literal["wandb"]] = (),
 ) -> Result | int:
     """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed.
 
     With `given`, the keys that the user has set, the other ones are fitted to the minutes. `init` names a model whose
-    weights are the initial ones.
+    weights are the initial ones, and `track` trackers of its numbers.
     """
     began = time.monotonic()  # before torch is imported
     from rdlm import methods
@@ -111,7 +125,16 @@ def attempt(
 
     build = methods.build if init is None else starting_from(init)
     try:
-        return train(config, out, build, minutes=minutes, given=given, began=began, accept_changes=accept_changes)
+        return train(
+            config,
+            out,
+            build,
+            minutes=minutes,
+            given=given,
+            began=began,
+            accept_changes=accept_changes,
+            track=track,
+        )
     except InterruptedRunError as stopped:
         print(f"rdlm: {stopped}", file=sys.stderr)
         return stopped.code

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rdlm.data import dna, image, own, store, text
-from rdlm.data.recipe import CorpusRequest, Recipe, TokenizerName, combined, log, open_regular
+from rdlm.data.recipe import CorpusRequest, Recipe, combined, log, open_regular
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError, unknown
@@ -26,7 +26,9 @@ def load(
     *,
     protocol: str | None = None,
     file: Path | str | None = None,
-    tokenizer: TokenizerName | None = None,
+    hub: str | None = None,
+    limit: int | None = None,
+    tokenizer: str | Path | None = None,
     column: str | None = None,
     alphabet: str | None = None,
     normalise: bool = False,
@@ -39,7 +41,10 @@ def load(
     If the default protocol is unavailable, it may have another one (`text8-74m`), which `Corpus.protocol` tells.
     """
     path = Path(file).expanduser().resolve() if file is not None else None
-    request = CorpusRequest("", path, tokenizer, column, alphabet, normalise, unknown, vocabulary, accept_licence)
+    if tokenizer is not None and str(tokenizer).endswith(".json"):
+        tokenizer = Path(tokenizer).expanduser().resolve()
+    text_options = (tokenizer, column, alphabet, normalise, unknown, vocabulary)
+    request = CorpusRequest("", path, hub, limit, *text_options, accept_licence)
     recipe = recipe_of(name)
     _check(recipe, request, protocol)
     if name == "textfile" and path is not None:
@@ -66,6 +71,8 @@ def folder_of(recipe: Recipe, request: CorpusRequest) -> Path:
     parts: dict[str, Any] = {"format": store.FORMAT, "protocol": request.protocol}
     for option in sorted(recipe.options):
         value = getattr(request, option)
+        if option in ("hub", "limit") and value is None:
+            continue  # the folders of corpora without them keep their names
         parts[option] = _identity(value) if isinstance(value, Path) else value
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     return cache_dir("data") / f"{recipe.name}-{key}"
@@ -106,8 +113,9 @@ def _check(recipe: Recipe, request: CorpusRequest, protocol: str | None) -> None
     for field in dataclasses.fields(CorpusRequest):
         if field.name not in known and getattr(request, field.name) != field.default:
             raise InputError(f"the corpus {recipe.name!r} has no option {field.name!r}")
-    if request.file and not request.file.exists():
-        raise InputError(f"no such file or folder: {request.file}")
+    for path in (request.file, request.tokenizer):
+        if isinstance(path, Path) and not path.exists():
+            raise InputError(f"no such file or folder: {path}")
     if request.file and not request.file.is_dir():
         open_regular(request.file).close()
 

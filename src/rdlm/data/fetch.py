@@ -1,4 +1,5 @@
-"""Download of archives from package registries and web addresses, verified by hash, and reading of their members.
+"""Download of archives from package registries and web addresses, verified by hash, and reading of their members;
+download of single files from the Hugging Face hub.
 
 PyPI and npm are accessed with the settings of the user's pip and npm: indexes, certificates, proxies, passwords.
 Nothing in an archive is imported, executed or unpacked to a path that the archive chooses.
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener, pathname2url, url2pathname
@@ -318,3 +319,48 @@ def _request(address: str) -> tuple[Request, str]:
         secret = base64.b64encode(unquote(login).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {secret}")
     return request, shown
+
+
+# -- the Hugging Face hub ---------------------------------------------------------------------------
+
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+def hub_file(name: str, file: str) -> Path:
+    """Return a file of a model on the hub, downloaded into the cache."""
+    from huggingface_hub import hf_hub_download
+
+    with hub_errors(f"{file} of {name} was not downloaded from the hub"):
+        make_cache_dir("hub_files")
+        folder = cache_dir("hub_files", *name.split("/"))
+        return Path(hf_hub_download(name, file, local_dir=folder, library_name="rdlm"))
+
+
+@contextmanager
+def hub_errors(failure: str) -> Iterator[None]:
+    """Turn errors of the hub into an InputError with advice."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
+
+    # Its base classes are OSError and the base error of the HTTP library that the hub's client uses.
+    connection = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
+    try:
+        yield
+    except RepositoryNotFoundError:
+        raise InputError(f"{failure}: there is no such model, or it is private; check the name, or {LOGIN}") from None
+    except LocalTokenNotFoundError:
+        raise InputError(f"{failure}: you are not logged in; {LOGIN}") from None
+    except HfHubHTTPError as error:
+        code = error.response.status_code
+        advice = f"{LOGIN}, with sufficient permissions" if code in (401, 403) else "try again later"
+        raise InputError(f"{failure}: the hub returned status {code}; {advice}") from error
+    except connection as error:
+        raise InputError(f"{failure}: {_connection_failure(error)}") from error
+
+
+def _connection_failure(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set; unset it to access the hub, or use published folders"
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    return f"the hub is unreachable ({first}); check the connection and try again, or use published folders"

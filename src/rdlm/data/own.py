@@ -6,9 +6,10 @@
 | CSV, TSV, JSONL | one column of the records | its texts, one per line |
 | FASTA, FASTQ | sequences | bases A, C, G, T; other letters end a sequence. Proteins are text |
 | images | PNG (others with pillow), equal sizes; subfolders are classes | 256 levels per channel |
+| hf://NAME[:CONFIG][/SPLIT] | one column of a dataset of the Hugging Face hub, streamed | its texts, one per line |
 | array | .npy of whole numbers, [N], [N, length], [N, height, width] or [N, height, width, channels] | levels |
 
-Files must be regular and within the size limit; nothing is unpickled.
+Files must be regular and within the size limit; nothing is unpickled, and no code of a dataset is run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +33,8 @@ from rdlm.data.recipe import CorpusRequest, Recipe, open_regular, read_bytes
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.text import draft_of_text
 from rdlm.data.tokenizer import Levels, bases
-from rdlm.errors import DamagedFileError, InputError
+from rdlm.display.progress import bar
+from rdlm.errors import DamagedFileError, InputError, require
 from rdlm.storage.files import most_bytes, too_large
 
 Format = Literal["text", "CSV", "TSV", "JSONL", "FASTA", "FASTQ", "images", "array"]
@@ -131,9 +134,14 @@ def check_plain(path: Path) -> None:
 
 def own(request: CorpusRequest) -> Draft:
     """Return the data in a file or folder of the user, split 90/5/5."""
+    if request.hub is not None:
+        texts, source = hub_texts(request.hub, request.column, request.limit or HUB_LIMIT)
+        return draft_of_text(request, "\n".join(texts), source)
     if request.file is None:
-        raise InputError("own data need a file or a folder: rdlm train --data PATH")
+        raise InputError("own data need a file, a folder or a dataset: rdlm train --data PATH or hf://NAME")
     found = recognised(request.file)
+    if request.limit is not None and found not in ("text", "CSV", "TSV", "JSONL"):
+        raise InputError(f"{request.file} is {found}, and data.limit counts characters of text: leave it out")
     if request.column is not None and found not in ("CSV", "TSV", "JSONL"):
         raise InputError(f"{request.file} is {found}, which has no columns: leave out --column")
     match found:
@@ -185,6 +193,82 @@ def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
         yield from csv.DictReader(io.StringIO(text), delimiter="\t" if kind == "TSV" else ",")
     except csv.Error as error:
         raise InputError(f"{path} is not {kind}: {error}") from None
+
+
+# -- datasets of the hub ----------------------------------------------------------------------------
+
+HUB_LIMIT = 100_000_000
+"""Characters that are read of a dataset of the hub if no limit is given."""
+
+HUB_FORMATS = ("parquet", "json", "csv", "text", "arrow")
+"""Formats of datasets that are read; others can hold pickles."""
+
+_HUB_PART = r"[A-Za-z0-9][\w.-]*"
+_HUB_NAME = re.compile(
+    rf"(?:hf://)?(?P<name>{_HUB_PART}(?:/(?!(?:train|validation|test)$){_HUB_PART})?)"
+    rf"(?::(?P<config>{_HUB_PART}))?(?:/(?P<split>{_HUB_PART}))?",
+    re.ASCII,
+)
+
+
+def parsed_hub_name(text: str) -> tuple[str, str | None, str]:
+    """Return name, configuration and split of hf://NAME[:CONFIG][/SPLIT]; the split is train if none is given."""
+    found = _HUB_NAME.fullmatch(text)
+    if found is None:
+        raise InputError(f"{text!r} is no dataset of the hub: hf://NAME[:CONFIG][/SPLIT], such as hf://user/name/train")
+    return found["name"], found["config"], found["split"] or "train"
+
+
+def check_datasets() -> None:
+    """Raise InputError if the package `datasets` is missing, or so old that it can run the code of a dataset."""
+    require("datasets", "hf", "a dataset of the hub")
+    if int(version("datasets").partition(".")[0]) < 4:
+        raise InputError('datasets before version 4 can run code of a dataset: pip install --upgrade "rdlm[hf]"')
+
+
+def hub_texts(name: str, column: str | None, limit: int) -> tuple[list[str], str]:
+    """Return the texts of a column of a dataset, `limit` characters at most, streamed; and a description of them."""
+    path, config, split = parsed_hub_name(name)
+    check_datasets()
+    import datasets  # type: ignore[import-not-found,unused-ignore]
+
+    texts: list[str] = []
+    try:
+        found = datasets.load_dataset(path, config, split=split, streaming=True)
+        if (kind := found.info.builder_name) not in HUB_FORMATS:
+            raise InputError(f"{name} has the format {kind}; {', '.join(HUB_FORMATS)} are read")
+        with bar(limit, path, "character") as progress:
+            for record in found:
+                column = column or _only_column(record, name)
+                if len(text := _text_of(record, column, name)[:limit]):
+                    texts.append(text)
+                    limit -= len(text) + 1
+                    progress.update(len(text) + 1)
+                if limit <= 0:
+                    break
+    except InputError:
+        raise
+    except Exception as error:  # of the library, of the hub and of the formats, of many kinds
+        raise InputError(f"{name} cannot be read from the hub: {str(error).strip() or type(error).__name__}") from error
+    if not texts:
+        raise InputError(f"{name} has no text in the column {column!r}")
+    total = sum(map(len, texts))
+    return texts, f"dataset {path}, {split}, column {column!r} of {len(texts):,} records, {total:,} characters"
+
+
+def _only_column(record: dict[str, Any], name: str) -> str:
+    if "text" in record or len(record) == 1:
+        return "text" if "text" in record else next(iter(record))
+    raise InputError(f"{name} has the columns {', '.join(record)}; choose one with --column")
+
+
+def _text_of(record: dict[str, Any], column: str, name: str) -> str:
+    if column not in record:
+        raise InputError(f"{name} has no column {column!r}; it has {', '.join(record)}")
+    value = record[column]
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"the column {column!r} of {name} has values such as {value!r:.60}, which are no text")
+    return value or ""
 
 
 # -- DNA --------------------------------------------------------------------------------------------
@@ -346,6 +430,8 @@ RECIPES = (
         length=256,
         prepare=own,
         protocols=("own",),
-        options=frozenset({"file", "column", "tokenizer", "alphabet", "normalise", "unknown", "vocabulary"}),
+        options=frozenset(
+            {"file", "hub", "limit", "column", "tokenizer", "alphabet", "normalise", "unknown", "vocabulary"}
+        ),
     ),
 )

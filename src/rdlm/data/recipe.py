@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
@@ -22,7 +22,6 @@ from rdlm.data.tokenizer import Unknown
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage.files import most_bytes, open_plain, too_large
 
-TokenizerName = Literal["characters", "bytes", "wordpiece", "bpe"]
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,12 @@ class CorpusRequest:
 
     protocol: str = ""
     file: Path | None = None
-    tokenizer: TokenizerName | None = None
+    hub: str | None = None
+    """Dataset of the Hugging Face hub in place of a file, as NAME[:CONFIG][/SPLIT]."""
+    limit: int | None = None
+    """Characters that are read at most."""
+    tokenizer: str | Path | None = None
+    """Name of a tokenizer, a tokenizer.json, or hf://NAME of the hub."""
     column: str | None = None
     alphabet: str | None = None
     normalise: bool = False

@@ -24,17 +24,19 @@ from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, first_availabl
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import (
     DIGITS,
+    LARGEST_FILE,
     TEXT8_ALPHABET,
     Bytes,
     Characters,
     Ids,
     Subwords,
     Tokenizer,
+    foreign,
     train_bpe,
     wordpiece,
 )
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage.files import most_bytes, too_large
+from rdlm.storage.files import most_bytes, read_json, too_large
 
 WIKIPEDIA_LICENCE = "Wikipedia text of 2006: GFDL / CC BY-SA"
 TEXT8 = Archive("url", "http://mattmahoney.net/dc/text8.zip", "", "text8.zip", None)
@@ -183,10 +185,14 @@ def textfile(request: CorpusRequest) -> Draft:
 
 def draft_of_text(request: CorpusRequest, text: str, source: str) -> Draft:
     """Return a text split 90/5/5 by characters, as characters unless another tokenizer is requested."""
+    if request.limit is not None:
+        text = text[: request.limit]
     if request.normalise:
         text = letters(text.encode()).decode()
     if len(text) < 20:
-        raise InputError(f"{request.file} has {len(text)} characters; a split into 90/5/5 needs at least 20")
+        raise InputError(
+            f"{request.hub or request.file} has {len(text)} characters; a split into 90/5/5 needs at least 20"
+        )
     ends = [len(text) * part // 100 for part in (0, 90, 95, 100)]
     texts = {split: text[first:last] for split, first, last in zip(SPLITS, ends, ends[1:], strict=False)}
     return _draft(request, "characters", texts, source)
@@ -210,7 +216,8 @@ def _text(path: Path) -> str:
 def _draft(request: CorpusRequest, default: str, texts: Mapping[str, str], source: str) -> Draft:
     tokenizer = make_tokenizer(request, default, texts["train"], texts.values())
     tokens: dict[str, Iterable[NDArray[Any]]] = {s: encode_corpus(tokenizer, text) for s, text in texts.items()}
-    return Draft(f"{request.protocol}-{request.tokenizer or default}", tokenizer, tokens, source)
+    name = request.tokenizer.name if isinstance(request.tokenizer, Path) else request.tokenizer or default
+    return Draft(f"{request.protocol}-{name.removeprefix('hf://')}", tokenizer, tokens, source)
 
 
 def _cut(ids: NDArray[Any], counts: tuple[int, ...]) -> dict[str, list[NDArray[Any]]]:
@@ -305,7 +312,7 @@ RECIPES = (
         length=256,
         prepare=textfile,
         protocols=("textfile",),
-        options=frozenset({"file", "tokenizer", "alphabet", "normalise", "unknown", "vocabulary"}),
+        options=frozenset({"file", "limit", "tokenizer", "alphabet", "normalise", "unknown", "vocabulary"}),
     ),
     Recipe(
         name="lm1b",
@@ -334,6 +341,9 @@ def bert() -> Subwords:
 def make_tokenizer(request: CorpusRequest, default: str, train: str, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer of a request; BPE is trained on `train`, the default alphabet is that of `texts`."""
     name = request.tokenizer or default
+    if isinstance(name, Path) or name.startswith("hf://"):
+        path = name if isinstance(name, Path) else fetch.hub_file(name.removeprefix("hf://"), "tokenizer.json")
+        return foreign(read_json(path, LARGEST_FILE), str(name))
     match name:
         case "characters":
             own = TEXT8_ALPHABET if request.normalise else "".join(sorted(set().union(*texts)))

@@ -1,6 +1,8 @@
-"""Tokenizers: text to token ids and back. Each can be stored as JSON inside a checkpoint.
+"""Tokenizers: text to token ids and back. Checkpoints and published models store each as a tokenizer.json.
 
 Characters, bytes and pixel levels are implemented here; WordPiece and byte-level BPE use the `tokenizers` library.
+The files are in the format of that library, whose `Tokenizer.from_file` reads them: `to_standard` writes it,
+`from_json` reads it, and `foreign` reads files that others have written.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
@@ -226,12 +228,15 @@ class Subwords:
         return {"kind": self.kind, "model": json.loads(self.inner.to_str())}
 
 
-def wordpiece(vocabulary: Sequence[str]) -> Subwords:
-    """Return the lower-casing WordPiece tokenizer of BERT over the given vocabulary; ids are positions in it."""
+def wordpiece(vocabulary: Sequence[str], normalizer: normalizers.BertNormalizer | None = None) -> Subwords:
+    """Return the WordPiece tokenizer of BERT over the given vocabulary, lower-casing unless a normalizer is given.
+
+    Ids are positions in the vocabulary.
+    """
     if missing := {"[PAD]", "[UNK]", "[CLS]", "[SEP]"} - set(vocabulary):
         raise InputError(f"a WordPiece vocabulary needs {', '.join(sorted(missing))}")
     inner = tokenizers.Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    inner.normalizer = normalizer or normalizers.BertNormalizer(lowercase=True)
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece(prefix="##")
     return Subwords("wordpiece", inner)
@@ -249,9 +254,15 @@ def train_bpe(texts: Iterable[str], size: int) -> Subwords:
     return found
 
 
-def _byte_level(model: models.BPE) -> Subwords:
+def _byte_level(model: models.BPE, split: str = "", prefix: bool = False, nfc: bool = False) -> Subwords:
+    """Return a byte-level BPE; words are those of GPT-2, or of the regular expression `split`."""
     inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not split)
+    if split:
+        words = pre_tokenizers.Split(tokenizers.Regex(split), "isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence([words, inner.pre_tokenizer])
+    if nfc:
+        inner.normalizer = normalizers.NFC()
     inner.decoder = decoders.ByteLevel()
     return Subwords("bpe", inner)
 
@@ -260,7 +271,7 @@ def _restore_subwords(kind: SubwordKind, description: object) -> Subwords:
     """Return the tokenizer that `Subwords.to_json` serialized, rebuilt from its vocabulary and merges alone.
 
     The library's format also has normalizers, regular expressions and templates, with which a few kilobytes can take
-    any time and memory. A description with other steps than those of `wordpiece` and `train_bpe` is refused.
+    any time and memory. A description with other steps than those of `wordpiece` and `_byte_level` is refused.
     """
     parts = description if isinstance(description, dict) else {}
     model = parts.get("model")
@@ -269,10 +280,11 @@ def _restore_subwords(kind: SubwordKind, description: object) -> Subwords:
     vocabulary = _vocabulary(model.get("vocab"))
     with _library_errors(f"a {kind} tokenizer that cannot be read"):
         if kind == "wordpiece":
-            found = wordpiece(vocabulary)
+            found = wordpiece(vocabulary, _bert_normalizer(parts.get("normalizer")))
         else:
             ids = {token: i for i, token in enumerate(vocabulary)}
-            found = _byte_level(models.BPE(ids, _merges(model.get("merges"))))
+            whole_words = {"ignore_merges": True} if model.get("ignore_merges") is True else {}
+            found = _byte_level(models.BPE(ids, _merges(model.get("merges")), **whole_words), *_words(parts))
     rebuilt = found.to_json()["model"]
     content = ("vocab", "merges")  # the library compares them itself; older versions write merges otherwise
     own = {key: value for key, value in rebuilt["model"].items() if key not in content}
@@ -280,6 +292,21 @@ def _restore_subwords(kind: SubwordKind, description: object) -> Subwords:
     if {**rebuilt, **parts, "model": {**own, **given}} != {**rebuilt, "model": own}:
         raise DamagedFileError(f"a {kind} tokenizer with other steps than those of this package, or other tokens")
     return found
+
+
+def _bert_normalizer(found: object) -> normalizers.BertNormalizer | None:
+    """Return the normalizer with the four switches of a description."""
+    names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
+    given = {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
+    return normalizers.BertNormalizer(**given) if set(given) == set(names) else None
+
+
+def _words(parts: dict[str, Any]) -> tuple[str, bool, bool]:
+    """Return how a byte-level BPE finds words: by which known expression, with a space before the first, after NFC."""
+    steps = parts.get("pre_tokenizer") or {}
+    first = (steps.get("pretokenizers") or [{}])[0]
+    split = (first.get("pattern") or {}).get("Regex", "")
+    return split if split in WORDS else "", steps.get("add_prefix_space") is True, bool(parts.get("normalizer"))
 
 
 def _vocabulary(found: object) -> list[str]:
@@ -306,8 +333,10 @@ def _merges(found: object) -> list[tuple[str, str]]:
 
 
 def from_json(description: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `to_json` serialized; DamagedFileError if the object is invalid."""
+    """Return the tokenizer that `to_json` or `to_standard` serialized; DamagedFileError if the object is invalid."""
     try:
+        if "kind" not in description and isinstance(description.get("model"), dict):
+            return _from_standard(description)
         match description["kind"]:
             case "characters":
                 return Characters(_text(description["alphabet"]), description["unknown"])
@@ -321,7 +350,7 @@ def from_json(description: dict[str, Any]) -> Tokenizer:
                 raise DamagedFileError(f"a tokenizer of unknown kind {kind!r}")
     except KeyError as error:
         raise DamagedFileError(f"the description of a tokenizer has no {error}") from None
-    except (InputError, TypeError) as error:
+    except (InputError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"the description of a tokenizer is invalid: {error}") from None
 
 
@@ -343,6 +372,138 @@ def within(ids: Iterable[int], size: int) -> Iterator[int]:
         if not 0 <= i < size:
             raise InputError(f"id {i} is outside the vocabulary 0 .. {size - 1}")
         yield int(i)
+
+
+# -- the format of the library ----------------------------------------------------------------------
+
+WORDS = tuple(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in ("", "{1,3}")
+)
+"""Expressions by which published BPEs find words (Qwen 2; GPT-4 and Llama 3); they take linear time."""
+
+LARGEST_FILE = 1 << 26
+"""Bytes of the largest tokenizer.json of others that is read; that of Llama 3 has 9 MB."""
+
+_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_NO_STEPS: dict[str, Any] = {"truncation": None, "padding": None, "added_tokens": [], "post_processor": None}
+
+
+def to_standard(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the JSON object of a tokenizer.json, which `tokenizers.Tokenizer.from_file` reads."""
+    match tokenizer:
+        case Characters():
+            return _characters(tokenizer)
+        case Bytes():
+            vocabulary = {character: i for i, character in enumerate(_byte_characters())}
+            model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+            return _standard(_BYTE_LEVEL, {"type": "ByteLevel", **_decoder_options()}, model)
+        case Levels():
+            levels = {str(i): i for i in range(tokenizer.size)}
+            return _standard({"type": "WhitespaceSplit"}, None, _word_level(levels, "<unk>"))
+    content: dict[str, Any] = tokenizer.to_json()["model"]
+    return content
+
+
+def _standard(
+    pre_tokenizer: dict[str, Any], decoder: object, model: dict[str, Any], normalizer: object = None
+) -> dict[str, Any]:
+    steps = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder}
+    return {"version": "1.0", **_NO_STEPS, **steps, "model": model}
+
+
+def _word_level(vocabulary: dict[str, int], unknown_token: str) -> dict[str, Any]:
+    return {"type": "WordLevel", "vocab": vocabulary, "unk_token": unknown_token}
+
+
+def _decoder_options() -> dict[str, bool]:
+    return {"add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+def _characters(tokenizer: Characters) -> dict[str, Any]:
+    """Return one word per character. The library refuses others without a token for them, as unknown='error' does."""
+    vocabulary = {character: i for i, character in enumerate(tokenizer.alphabet)}
+    normalizer = None
+    if tokenizer.unknown == "skip":
+        known = "".join(f"\\x{{{ord(character):x}}}" for character in tokenizer.alphabet)
+        normalizer = {"type": "Replace", "pattern": {"Regex": f"[^{known}]"}, "content": ""}
+    model = _word_level(vocabulary, " " if tokenizer.unknown == "replace" else "<unk>")
+    return _standard(_CHARACTER, {"type": "Fuse"}, model, normalizer)
+
+
+def _byte_characters() -> list[str]:
+    """Return the character that stands for each byte in a byte-level BPE: itself if visible, else one from U+0100."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
+
+
+def _from_standard(description: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a file that `to_standard` wrote; one with other steps is refused."""
+    model, steps = description["model"], description.get("pre_tokenizer") or {}
+    found: Tokenizer
+    match model.get("type"), steps.get("type"):
+        case "WordLevel", "Split":
+            replaces = "replace" if model.get("unk_token") == " " else "error"
+            skips = description.get("normalizer") is not None
+            found = Characters("".join(_vocabulary(model.get("vocab"))), "skip" if skips else replaces)  # type: ignore[arg-type]
+        case "WordLevel", "WhitespaceSplit":
+            found = Levels(_level_count(len(_vocabulary(model.get("vocab")))))
+        case "BPE", "ByteLevel" if not model.get("merges"):
+            found = Bytes()
+        case "BPE", _:
+            return _restore_subwords("bpe", description)
+        case "WordPiece", _:
+            return _restore_subwords("wordpiece", description)
+        case kind, _:
+            raise DamagedFileError(f"a tokenizer of the unknown kind {kind!r}")
+    if to_standard(found) != description:
+        raise DamagedFileError("a tokenizer with other steps than those of this package, or other tokens")
+    return found
+
+
+def foreign(description: dict[str, Any], name: str) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json of others: byte-level BPE or WordPiece, without its special steps.
+
+    No special token is added to a text, and none is recognised in it: special tokens are plain entries of the
+    vocabulary. InputError, which names the file, for any other tokenizer.
+    """
+    with suppress(DamagedFileError):
+        return from_json(description)  # a file of ours
+    try:
+        return from_json(_simplified(description))
+    except (DamagedFileError, TypeError, AttributeError, KeyError) as error:
+        steps = [(key, description.get(key)) for key in ("model", "normalizer", "pre_tokenizer")]
+        listed = ", ".join(f"{key} {step.get('type')}" for key, step in steps if isinstance(step, dict))
+        reason = error if isinstance(error, DamagedFileError) else "it is not a tokenizer.json"
+        raise InputError(
+            f"{name} ({listed}) cannot be used: {reason}. Byte-level BPE, as of GPT-2, Llama 3 and Qwen 2, and "
+            "WordPiece, as of BERT, can be read; --data.tokenizer bpe trains one on your text"
+        ) from None
+
+
+def _simplified(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without what does not change the ids of plain text, special tokens in the vocabulary."""
+    model: dict[str, Any] = {key: None if value == "" else value for key, value in parts["model"].items()}
+    vocabulary = dict(model["vocab"])
+    for token in parts.get("added_tokens") or []:
+        vocabulary.setdefault(token["content"], token["id"])
+    model["vocab"] = vocabulary
+    if model.get("type", "BPE" if "merges" in model else None) == "BPE":
+        if missing := set(_byte_characters()) - set(vocabulary):
+            raise DamagedFileError(f"its vocabulary has no token for {len(missing)} of the 256 bytes")
+        # Dropout is for training; without unknown bytes neither `fuse_unk` nor `unk_token` has an effect.
+        model |= {"type": "BPE", "dropout": None, "fuse_unk": False, "unk_token": None}
+    steps = json.loads(json.dumps(parts.get("pre_tokenizer")))
+    for step in [steps, *((steps or {}).get("pretokenizers") or [])]:
+        if step and "trim_offsets" in step:
+            step["trim_offsets"] = True  # no offsets are used
+    kept = {"version": "1.0", **_NO_STEPS, "normalizer": parts.get("normalizer"), "pre_tokenizer": steps}
+    decoder = {"type": "ByteLevel", **_decoder_options()} if model["type"] == "BPE" else parts.get("decoder")
+    return {**kept, "decoder": decoder, "model": model}
 
 
 # -- normalisation ----------------------------------------------------------------------------------

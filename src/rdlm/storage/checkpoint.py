@@ -5,9 +5,11 @@ checkpoint-00000500/
     tokenizer.json    see `rdlm.data.tokenizer.from_json`
     network.safetensors  ema.safetensors  optimizer.safetensors  method.safetensors
 
-Tensors are stored unsharded. A checkpoint cannot run code: the file names are fixed here, only regular files are
-opened, names, shapes and types of tensors are compared with those of the run before a tensor is read, and numbers that
-are not finite are refused.
+Runs with FSDP write one file per part and process, network-00000-of-00002.safetensors, with the rows that the process
+has; what is not sharded is in the first. Any number of processes can read them.
+
+A checkpoint cannot run code: the file names are fixed here, only regular files are opened, names, shapes and types of
+tensors are compared with those of the run before a tensor is read, and numbers that are not finite are refused.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,7 +33,8 @@ from rdlm.errors import DivergedError, InputError
 from rdlm.storage.files import damaged, open_plain, parse_json, read_json, sync
 from rdlm.storage.manifest import Manifest, with_checksum, without_checksum
 
-FORMAT = 1
+FORMAT, SHARDED = 1, 2
+MOST_SHARDS = 99_999
 STATE, TOKENIZER = "state.json", "tokenizer.json"
 PARTS = ("network", "ema", "optimizer", "method")
 NAME = re.compile(r"checkpoint-(\d{8})")
@@ -51,39 +57,84 @@ def save(
     run: Path, step: int, parts: Mapping[str, Tensors], about: Mapping[str, Any], tokenizer: Mapping[str, Any]
 ) -> Path:
     """Write a checkpoint into the run folder and return its path; after a failure nothing is left of it."""
-    path = run / name_of(step)
-    temporary = run / f".{path.name}.part"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        _write_files(temporary, parts, {"format": FORMAT, "step": step, **about}, tokenizer)
-        os.rename(temporary, path)
-        sync(run)
-    except OSError as error:
-        raise InputError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+        begin(run, step, tokenizer)
+        write_parts(run, step, parts)
+        return finish(run, step, about)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return path
+        discard(run, step)
 
 
-def _write_files(
-    folder: Path, parts: Mapping[str, Tensors], about: Mapping[str, Any], tokenizer: Mapping[str, Any]
-) -> None:
-    (folder / TOKENIZER).write_text(json.dumps(tokenizer), "utf-8")
+def begin(run: Path, step: int, tokenizer: Mapping[str, Any]) -> None:
+    """Create the folder in which a checkpoint is written before it gets its name."""
+    with _write_errors(run, step):
+        discard(run, step)
+        _unnamed(run, step).mkdir()
+        (_unnamed(run, step) / TOKENIZER).write_text(json.dumps(tokenizer), "utf-8")
+
+
+def write_parts(run: Path, step: int, parts: Mapping[str, Tensors], shard: tuple[int, int] | None = None) -> None:
+    """Write the tensors of all parts, or of one shard (rank, count) of them."""
+    folder = _unnamed(run, step)
     for part in PARTS:
         for name, tensor in parts[part].items():
             if not tensor.isfinite().all():
                 raise DivergedError(f"{part}: {name} is not finite; no checkpoint is written, the previous one is kept")
-        try:
-            save_file({name: t.contiguous() for name, t in parts[part].items()}, folder / f"{part}.safetensors")
-        except SafetensorError as error:
-            raise OSError(f"{part}.safetensors: {error}") from error
-        # safetensors creates files that only their owner can read; all files get the permissions of the umask.
-        shutil.copymode(folder / TOKENIZER, folder / f"{part}.safetensors")
-    state = with_checksum({**about, "files": Manifest.of(folder).files})
-    (folder / STATE).write_text(json.dumps(state, indent=1), "utf-8")
-    for path in (*folder.iterdir(), folder):
-        sync(path)
+        file = folder / (f"{part}.safetensors" if shard is None else shard_name(part, *shard))
+        with _write_errors(run, step):
+            try:
+                save_file({name: t.contiguous() for name, t in parts[part].items()}, file)
+            except SafetensorError as error:
+                raise OSError(f"{file.name}: {error}") from error
+            # safetensors creates files that only their owner can read; all files get the permissions of the umask.
+            shutil.copymode(folder / TOKENIZER, file)
+            sync(file)
+
+
+def finish(run: Path, step: int, about: Mapping[str, Any], shards: int | None = None) -> Path:
+    """Write state.json, which lists all files, and give the folder its name: from then on the checkpoint exists."""
+    folder, path = _unnamed(run, step), run / name_of(step)
+    with _write_errors(run, step):
+        form = {"format": FORMAT} if shards is None else {"format": SHARDED, "shards": shards}
+        manifest = Manifest.of(folder)
+        if missing := _required(shards) - set(manifest.files):
+            raise OSError(f"{min(missing)} is missing: all processes must write to the same folder")
+        state = with_checksum({**form, "step": step, **about, "files": manifest.files})
+        (folder / STATE).write_text(json.dumps(state, indent=1), "utf-8")
+        for file in (folder / TOKENIZER, folder / STATE, folder):
+            sync(file)
+        os.rename(folder, path)
+        sync(run)
+    return path
+
+
+def discard(run: Path, step: int) -> None:
+    """Remove what was written of a checkpoint that was not finished."""
+    shutil.rmtree(_unnamed(run, step), ignore_errors=True)
+
+
+def _unnamed(run: Path, step: int) -> Path:
+    return run / f".{name_of(step)}.part"
+
+
+def shard_name(part: str, rank: int, count: int) -> str:
+    """Return the file name of a shard of a part."""
+    return f"{part}-{rank:05d}-of-{count:05d}.safetensors"
+
+
+def _required(shards: int | None) -> set[str]:
+    """Return the names of all files but state.json."""
+    if shards is None:
+        return {TOKENIZER, *(f"{part}.safetensors" for part in PARTS)}
+    return {TOKENIZER, *(shard_name(part, rank, shards) for part in PARTS for rank in range(shards))}
+
+
+@contextmanager
+def _write_errors(run: Path, step: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write the checkpoint {run / name_of(step)}: {error.strerror or error}") from error
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -101,40 +152,78 @@ def verify(path: Path) -> dict[str, Any]:
 def _read_state(path: Path) -> tuple[dict[str, Any], Manifest]:
     file = path / STATE
     state = without_checksum(file, read_json(file, LARGEST_STATE))
-    if state.get("format") != FORMAT:
+    if state.get("format") not in (FORMAT, SHARDED):
         raise InputError(
-            f"{path} has checkpoint format {state.get('format')!r}, this version reads {FORMAT}: "
+            f"{path} has checkpoint format {state.get('format')!r}, this version reads {FORMAT} and {SHARDED}: "
             "open it with the version of rdlm that wrote it"
         )
     if type(state.get("step")) is not int or path.name != name_of(state["step"]):
         raise damaged(path, f"its state is of step {state.get('step')!r}, which its name contradicts")
-    required = {TOKENIZER, *(f"{part}.safetensors" for part in PARTS)}
-    manifest = Manifest.parse(file, state.get("files"), required=required)
+    shards = state.get("shards") if state["format"] == SHARDED else None
+    if state["format"] == SHARDED and not (type(shards) is int and 1 <= shards <= MOST_SHARDS):
+        raise damaged(file, f"its number of shards is {shards!r:.80}")
+    manifest = Manifest.parse(file, state.get("files"), required=_required(shards))
     manifest.check_sizes()
     manifest.check_memory()
     return state, manifest
 
 
-def read_part(path: Path, part: str, template: Tensors) -> dict[str, Tensor]:
-    """Return the tensors of one part; names, shapes and types must equal the template's, numbers must be finite."""
-    file = path / f"{part}.safetensors"
+def read_part(
+    path: Path, part: str, template: Tensors, rows: Mapping[str, tuple[int, int]] = MappingProxyType({})
+) -> dict[str, Tensor]:
+    """Return the tensors of one part; names, shapes and types must equal the template's, numbers must be finite.
+
+    Shards are put together. Of a tensor in `rows`, only the rows from the first to before the second number are read.
+    """
+    files = _files_of(path, part)
     try:
-        _check_names(file, template)
-        with safe_open(file, framework="pt") as stored:
+        with ExitStack() as stack:
+            names = [_names(file, template, whole=file is files[0]) for file in files]
+            stored = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
             tensors = {}
             for name, expected in template.items():
-                shape = tuple(stored.get_slice(name).get_shape())
-                if shape != tuple(expected.shape):
-                    raise _mismatch(file, f"{name} has shape {list(shape)}, not {list(expected.shape)}")
-                tensors[name] = _checked(file, name, stored.get_tensor(name), expected)
+                pieces = [one.get_slice(name) for one, found in zip(stored, names, strict=True) if name in found]
+                tensor = _assembled(files[0], name, pieces, expected, rows.get(name))
+                tensors[name] = _checked(files[0], name, tensor, expected)
             return tensors
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise damaged(file, str(error)) from error
+        raise damaged(files[0], str(error)) from error
 
 
-def _check_names(file: Path, template: Tensors) -> None:
+def _files_of(path: Path, part: str) -> list[Path]:
+    """Return the file of a part, or those of its shards in order."""
+    first = sorted(path.glob(shard_name(part, 0, 0).replace("of-00000", "of-" + "[0-9]" * 5)))
+    if not first:
+        return [path / f"{part}.safetensors"]
+    count = int(first[0].stem[-5:])
+    return [path / shard_name(part, rank, count) for rank in range(max(count, 1))]
+
+
+def _assembled(file: Path, name: str, pieces: list[Any], expected: Tensor, rows: tuple[int, int] | None) -> Tensor:
+    """Return a tensor, or some of its rows, from its pieces, which are consecutive rows."""
+    shapes = [tuple(piece.get_shape()) for piece in pieces]
+    shape = shapes[0]
+    if len(pieces) > 1 and all(one and one[1:] == shape[1:] for one in shapes):
+        shape = (sum(one[0] for one in shapes), *shape[1:])
+    if shape != tuple(expected.shape):
+        raise _mismatch(file, f"{name} has shape {list(shape)}, not {list(expected.shape)}")
+    if len(pieces) == 1 and rows is None:
+        whole: Tensor = pieces[0][...]
+        return whole
+    first, last = rows or (0, shape[0])
+    parts, start = [], 0
+    for piece, (count, *_) in zip(pieces, shapes, strict=True):
+        low, high = max(first, start), min(last, start + count)
+        if low < high:
+            parts.append(piece[low - start : high - start])
+        start += count
+    return torch.cat(parts) if parts else torch.empty((0, *shape[1:]), dtype=expected.dtype)
+
+
+def _names(file: Path, template: Tensors, whole: bool) -> set[str]:
+    """Return the names of the tensors in a file: those of the template, or some of them if it is not the `whole`."""
     # safetensors itself accepts headers of 100 MB and duplicate names.
     with open_plain(file) as stored:
         size = int.from_bytes(stored.read(8), "little")
@@ -142,9 +231,10 @@ def _check_names(file: Path, template: Tensors) -> None:
             raise damaged(file, f"its list of tensors has {size:,} bytes")
         header = parse_json(stored.read(size))
     names = set(header if isinstance(header, dict) else ()) - {"__metadata__"}
-    if names != set(template):
+    if names != set(template) if whole else not names <= set(template):
         differing = sorted(names ^ set(template))
         raise _mismatch(file, f"it is of another network or method: {', '.join(map(repr, differing[:5]))}")
+    return names
 
 
 def _checked(file: Path, name: str, tensor: Tensor, expected: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Run folders: locking, comparison of configurations, and the choice of checkpoints to keep and to resume from.
 
 runs/NAME/
-    config.yaml  record.jsonl  report.html  tensorboard/
+    config.yaml  record.jsonl  report.html  tensorboard/  wandb_id  wandb/
     checkpoint-00000500/ ...      the last two, and the one with the best validation bound
     latest.json  best.json        the names of the latest and the best checkpoint
     lock                          locked by the running process; the system releases it when the process ends

@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,13 +22,13 @@ from rdlm.errors import DivergedError
 from rdlm.methods.bound import Bound, uniform_note
 from rdlm.model.network import parameter_count
 from rdlm.random import Draw, generator_of
-from rdlm.storage import run_folder
+from rdlm.storage import config_file, run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.train import optimizer
 from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.parallel import Team, gradient_sync, team
-from rdlm.train.record import Record
+from rdlm.train.record import Record, Tracker, TrackerName, check_trackers, open_trackers
 from rdlm.train.report import write_report
 from rdlm.train.run import Build, Run, load_corpus, open_run, training_batches
 from rdlm.train.validation import BATCH, unit_of, validation_bound
@@ -86,13 +86,15 @@ def train(
     began: float | None = None,
     accept_changes: bool = False,
     load: Callable[[RunConfig], Corpus] = load_corpus,
+    track: Sequence[TrackerName | Tracker] = (),
 ) -> Result:
     """Start or continue the run in `folder` and return its result; stop after so many `minutes` since `began`.
 
     With `given`, the dotted keys that the user has set, the other ones are fitted to the minutes, which then include
     everything: validation, samples and the report. After SIGTERM or SIGINT, save and raise InterruptedRunError; raise
-    DivergedError if the run diverges.
+    DivergedError if the run diverges. The numbers of the record also go to the trackers `track`.
     """
+    check_trackers(track)
     with ExitStack() as stack:
         advice = "free some disk space, and the same command continues from the last checkpoint"
         stack.enter_context(explained_write_errors(folder, advice))
@@ -103,7 +105,7 @@ def train(
         config, training, counters = run.config, run.config.training, run.counters
         interruption = stack.enter_context(Interruption())
         alone = members.world == 1  # other processes would wait for one that abandons a step
-        record = stack.enter_context(Record(folder, counters.step)) if members.leads else None
+        record = stack.enter_context(opened_record(run, track)) if members.leads else None
         progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))
         run.network.train()
         timer = Timer(counters.step, counters.seconds, budget.training_end(training))
@@ -150,6 +152,12 @@ def train(
         if members.leads:
             write_report(config, run.corpus, result.to_json(), samples, folder)
         return result
+
+
+def opened_record(run: Run, track: Sequence[TrackerName | Tracker]) -> Record:
+    """Return the record of a run with its trackers."""
+    step, config = run.counters.step, config_file.to_dict(run.config)
+    return Record(run.folder, step, open_trackers(track, run.folder, step, config))
 
 
 def accumulate_or_stop(run: Run, interruption: Interruption, possible: bool) -> tuple[float, torch.Tensor]:

@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rdlm.config import TrainingConfig
 from rdlm.process.tokens import Codes
-from rdlm.train.parallel import assign, sharded_like, unsharded
+from rdlm.train.parallel import assign, local_rows, sharded_like
 
 FINAL = 0.1
 """Final learning rate of the cosine schedule as a fraction of the peak."""
@@ -108,11 +108,11 @@ class Optimizer:
         return names
 
     def state(self) -> dict[str, Tensor]:
-        """Return the unsharded moments and step counts by parameter name; empty before the first update."""
+        """Return moments, sharded like their parameters, and step counts by parameter name; empty before any update."""
         found = {}
         for name, parameter in self.parameters.items():
             for key, value in self.parts[self._part(name)].state.get(parameter, {}).items():
-                found[f"{name}.{key}"] = unsharded(value)
+                found[f"{name}.{key}"] = value
         return found
 
     def template(self, updates: int) -> dict[str, Tensor]:
@@ -127,8 +127,13 @@ class Optimizer:
                 found[f"{name}.{key}"] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         return found
 
+    def rows(self) -> dict[str, tuple[int, int]]:
+        """Return the rows of each moment that this process has; none if nothing is sharded."""
+        rows = local_rows(self.parameters)
+        return {f"{name}.{key}": rows[name] for name in rows for key in MOMENTS[self._part(name)]}
+
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned, whole or the `rows` of it."""
         for part in self.parts.values():
             part.state.clear()
         if not state:

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rdlm.config import TrainingConfig
-from rdlm.errors import InputError
+from rdlm.errors import DivergedError, InputError
 from rdlm.model.network import device_of
 from rdlm.process.tokens import Codes
 from rdlm.storage.files import use_compile_cache
@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 
 class LeaderFailedError(RuntimeError):
-    """Raised in the other processes if the leader failed; the leader reports the reason."""
+    """Raised in the other processes if the leader, or another one, failed, which reports the reason."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,19 @@ class Team:
         if answer < 0:
             raise LeaderFailedError("the leading process failed")
         return int(answer)
+
+    def together(self, work: Callable[[], object]) -> None:
+        """Run `work` in all processes; if it fails in one, the others raise LeaderFailedError."""
+        error: Exception | None = None
+        try:
+            work()
+        except (InputError, DivergedError) as found:
+            error = found
+        failures = self.add([error is not None])[0]
+        if error is not None:
+            raise error
+        if failures:
+            raise LeaderFailedError("another process failed")
 
     def leader_first(self, work: Callable[[], Value]) -> Value:
         """Return this process's result of `work`; the leader runs it first, which fills the caches."""
@@ -153,6 +166,23 @@ def unsharded(tensor: Tensor) -> Tensor:
     return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
 
 
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this process's rows of a sharded tensor on the CPU, or the tensor."""
+    found = tensor.detach()
+    return (found.to_local() if isinstance(found, DTensor) else found).cpu()
+
+
+def local_rows(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Return the first and the last row + 1 that this process has of each sharded tensor, as `shard` divides them."""
+    found = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            rows, size = tensor.shape[0], -(-tensor.shape[0] // tensor.device_mesh.size())
+            first = min(tensor.device_mesh.get_local_rank() * size, rows)
+            found[name] = first, min(first + size, rows)
+    return found
+
+
 def sharded_like(tensor: Tensor, value: Tensor) -> Tensor:
     """Return an unsharded `value` with the sharding of a tensor."""
     if not isinstance(tensor, DTensor):
@@ -163,8 +193,11 @@ def sharded_like(tensor: Tensor, value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def assign(tensor: Tensor, value: Tensor) -> None:
-    """Copy an unsharded `value` into a tensor that may be sharded."""
-    tensor.copy_(sharded_like(tensor, value))
+    """Copy a value, whole or this process's rows of it, into a tensor that may be sharded."""
+    if isinstance(tensor, DTensor) and value.shape == tensor.to_local().shape:
+        tensor.to_local().copy_(value)
+    else:
+        tensor.copy_(sharded_like(tensor, value))
 
 
 @contextmanager

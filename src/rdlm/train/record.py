@@ -1,4 +1,4 @@
-"""The record of a run: record.jsonl, event files for TensorBoard, and the counters that checkpoints store.
+"""The record of a run: record.jsonl, trackers such as TensorBoard, and the counters that checkpoints store.
 
 record.jsonl has one JSON object per line. Lines of kind `step` have means since the previous one, lines of kind
 `validation` a bound in nats per sequence. Each ends with its CRC-32, and damaged lines are left out when they are read.
@@ -12,37 +12,49 @@ import importlib.util
 import json
 import logging
 import os
+import secrets
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, Protocol, get_args
 
+from rdlm.errors import InputError, require, unknown
 from rdlm.storage.files import damaged
+from rdlm.train.interruption import InterruptedRunError
 
 NAME = "record.jsonl"
 
 log = logging.getLogger(__name__)
 
 
-class Record:
-    """An open record; TensorBoard files are written if TensorBoard is installed."""
+class Tracker(Protocol):
+    """Receives the numbers of a run, such as TensorBoard; it is closed on every way out of the run."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of a `step` or a `validation`."""
+
+    def close(self, code: int) -> None:
+        """End the run; `code` is the exit code: 0 if it is complete, 130 or 143 after a signal, else 1."""
+
+
+class Record:
+    """An open record; its numbers also go to the trackers."""
+
+    def __init__(self, folder: Path, step: int, trackers: Sequence[Tracker] = ()) -> None:
         truncate(folder / NAME, step)
         self._file = (folder / NAME).open("a", encoding="utf-8")
-        installed = importlib.util.find_spec("tensorboard") is not None
-        self._tensorboard = TensorBoard(folder / "tensorboard", step) if installed else None
+        self._trackers = trackers
 
     def write(self, kind: str, step: int, **values: float | int | str | None) -> None:
         """Append a line and flush it."""
         self._file.write(_with_checksum(json.dumps({"kind": kind, "step": step, **values})))
         self._file.flush()
-        if self._tensorboard is not None:
-            numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-            self._tensorboard.write(kind, step, numbers)
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for tracker in self._trackers:
+            tracker.write(kind, step, numbers)
 
     def sync(self) -> None:
         """Wait until all lines are on disk."""
@@ -53,8 +65,9 @@ class Record:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        code = 0 if error is None else error.code if isinstance(error, InterruptedRunError) else 1
+        for tracker in self._trackers:
+            tracker.close(code)
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
@@ -176,7 +189,28 @@ def _has_type(name: str, value: object) -> bool:
     return type(value) is int if name in INTEGERS else type(value) in (int, float)
 
 
-# -- TensorBoard ------------------------------------------------------------------------------------
+# -- trackers ---------------------------------------------------------------------------------------
+
+TrackerName = Literal["wandb"]
+
+
+def check_trackers(chosen: Sequence[TrackerName | Tracker]) -> None:
+    """Raise InputError for an unknown tracker, or one whose package is missing; called before any work is done."""
+    for one in chosen:
+        if isinstance(one, str):
+            if one not in get_args(TrackerName):
+                raise unknown("tracker", one, get_args(TrackerName))
+            require(one, one, f"--track {one}")
+
+
+def open_trackers(
+    chosen: Sequence[TrackerName | Tracker], folder: Path, step: int, config: Mapping[str, Any]
+) -> list[Tracker]:
+    """Return the chosen trackers, and TensorBoard if it is installed, for the run in a folder from a step on."""
+    found: list[Tracker] = [WandB(folder, config) if isinstance(one, str) else one for one in chosen]
+    if importlib.util.find_spec("tensorboard") is not None:
+        found.append(TensorBoard(folder / "tensorboard", step))
+    return found
 
 
 class TensorBoard:
@@ -205,7 +239,7 @@ class TensorBoard:
         shown = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in values.items()]
         self._add(Event(step=step, summary=Summary(value=shown)))
 
-    def close(self) -> None:
+    def close(self, code: int = 0) -> None:
         """Close the file."""
         self._file.close()
 
@@ -213,3 +247,46 @@ class TensorBoard:
         event.wall_time = time.time()
         self._record.write(event.SerializeToString())
         self._file.flush()
+
+
+class WandB:
+    """A run of Weights & Biases with the name of the folder, in the project WANDB_PROJECT or `rdlm`.
+
+    Its id is stored in the folder: a run that resumes continues there. What fails on the way does not end the training.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb  # type: ignore[import-not-found,unused-ignore]
+
+        file = folder / "wandb_id"
+        if not file.exists():
+            file.write_text(secrets.token_hex(8), "utf-8")
+        name, project = folder.resolve().name, os.environ.get("WANDB_PROJECT", "rdlm")
+        identity = file.read_text("utf-8").strip()
+        try:
+            self._run = wandb.init(
+                project=project, name=name, id=identity, resume="allow", dir=str(folder), config=dict(config)
+            )
+            # Not its own step, which cannot return to that of a checkpoint.
+            self._run.define_metric("*", step_metric="training_step")
+        except Exception as error:  # of the library, its service and the network, of many kinds
+            advice = "`wandb login`, or WANDB_MODE=offline to record without a connection"
+            raise InputError(f"wandb did not start: {error}; {advice}") from error
+        self._failed = False
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of a step."""
+        named = {f"{kind}/{name}": value for name, value in values.items()}
+        self._attempt(lambda: self._run.log({**named, "training_step": step}))
+
+    def close(self, code: int) -> None:
+        """Finish the run, which waits until its numbers are sent."""
+        self._attempt(lambda: self._run.finish(exit_code=code))
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # as above
+            if not self._failed:
+                log.warning("wandb: %s; the training goes on", error)
+            self._failed = True

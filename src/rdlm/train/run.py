@@ -7,14 +7,17 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rdlm import data
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
+from rdlm.data.tokenizer import to_standard
 from rdlm.display.progress import say
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
@@ -23,7 +26,7 @@ from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
 from rdlm.train.optimizer import Optimizer
-from rdlm.train.parallel import Team, assign, unsharded
+from rdlm.train.parallel import Team, assign, local_rows, local_shard, unsharded
 from rdlm.train.record import Counters, read_counters
 from rdlm.train.validation import held_out
 
@@ -66,21 +69,51 @@ class Run:
         """Write a checkpoint of the current step; all processes must call this."""
         if self.saved == self.counters.step:
             return
-        parts = self._parts()
-        self.team.decide(lambda: self._write(parts))
+        if any(isinstance(parameter, DTensor) for parameter in self.network.parameters()):
+            self._save_shards()
+        else:
+            parts = {part: {k: unsharded(t) for k, t in found.items()} for part, found in self._parts().items()}
+            self.team.decide(lambda: self._write(parts))
         self.saved = self.counters.step
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
-        return {
-            "network": {name: unsharded(t) for name, t in self.network.state_dict().items()},
-            "ema": {name: unsharded(t) for name, t in self.average.tensors.items()},
-            "optimizer": self.optimizer.state(),
-            "method": {name: unsharded(t) for name, t in self.method.state().items()},
+        """Return all tensors of a checkpoint, sharded or not."""
+        state = {"network": self.network.state_dict(), "ema": self.average.tensors}
+        return {**state, "optimizer": self.optimizer.state(), "method": self.method.state()}
+
+    def _save_shards(self) -> None:
+        """Write this process's rows of the sharded tensors; the first process also writes what is not sharded."""
+        step, team = self.counters.step, self.team
+        shards = {
+            part: {name: local_shard(t) for name, t in tensors.items() if team.leads or isinstance(t, DTensor)}
+            for part, tensors in self._parts().items()
         }
+        try:
+            team.decide(self._begin_shards)
+            team.together(lambda: checkpoint.write_parts(self.folder, step, shards, (team.rank, team.world)))
+            team.decide(self._finish_shards)
+        finally:
+            if team.leads:
+                checkpoint.discard(self.folder, step)
+
+    def _begin_shards(self) -> int:
+        checkpoint.begin(self.folder, self.counters.step, to_standard(self.corpus.tokenizer))
+        return 0
+
+    def _finish_shards(self) -> int:
+        checkpoint.finish(self.folder, self.counters.step, self._about(), self.team.world)
+        run_folder.update_pointers(self.folder, self.counters.step, self.counters.best)
+        return 0
 
     def _write(self, parts: dict[str, dict[str, Tensor]]) -> int:
+        tokenizer = to_standard(self.corpus.tokenizer)
+        checkpoint.save(self.folder, self.counters.step, parts, self._about(), tokenizer)
+        run_folder.update_pointers(self.folder, self.counters.step, self.counters.best)
+        return 0
+
+    def _about(self) -> dict[str, Any]:
         corpus = self.corpus
-        about = {
+        return {
             "counters": asdict(self.counters),
             "config": config_file.to_dict(self.config),
             "corpus": {
@@ -95,9 +128,6 @@ class Run:
                 "digest": corpus.digest,
             },
         }
-        checkpoint.save(self.folder, self.counters.step, parts, about, corpus.tokenizer.to_json())
-        run_folder.update_pointers(self.folder, self.counters.step, self.counters.best)
-        return 0
 
     def resume(self, accept_changes: bool = False, accepted: Collection[str] = ()) -> None:
         """Restore the newest intact checkpoint, if any; all processes must call this."""
@@ -109,13 +139,12 @@ class Run:
         run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes, accepted)
         self.counters = read_counters(path, state)
         own = self.network.state_dict()
-        for name, tensor in checkpoint.read_part(path, "network", own).items():
-            assign(own[name], tensor)
-        for name, tensor in checkpoint.read_part(path, "ema", self.average.tensors).items():
-            assign(self.average.tensors[name], tensor)
+        for part, tensors in (("network", own), ("ema", self.average.tensors)):
+            for name, tensor in checkpoint.read_part(path, part, tensors, local_rows(tensors)).items():
+                assign(tensors[name], tensor)
         self.average.updates = self.counters.updates
         template = self.optimizer.template(self.counters.updates)
-        self.optimizer.load(checkpoint.read_part(path, "optimizer", template))
+        self.optimizer.load(checkpoint.read_part(path, "optimizer", template, self.optimizer.rows()))
         self.method.load_state(checkpoint.read_part(path, "method", self.method.state()))
         self.saved = step
         if self.team.leads:
@@ -141,6 +170,8 @@ def load_corpus(config: RunConfig) -> Corpus:
         options.name,
         protocol=options.protocol,
         file=options.file,
+        hub=options.hub,
+        limit=options.limit,
         column=options.column,
         tokenizer=options.tokenizer,
         alphabet=options.alphabet,
@@ -197,7 +228,7 @@ def open_run(
                 check_writable(folder)
             corpus = load(config)
             if team.leads and corpus.name == OWN:
-                say(f"{config.data.file}: {corpus.source}")
+                say(f"{config.data.hub or config.data.file}: {corpus.source}")
             suited, said = fit_vocabulary(fit_kind(config, corpus), corpus.tokenizer.size)
             training_batches(suited, corpus, team.world)  # checks the lengths
             if team.leads and said:
