@@ -1,9 +1,10 @@
-"""The stand-alone example runs, learns its source, and its bound stays above the entropy."""
+"""The stand-alone example runs, learns its source, and its bound stays above the entropy; the notebooks run."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from itertools import chain
@@ -62,3 +63,50 @@ def test_minimal_bound_is_at_the_entropy_and_not_below(result: dict[str, Any]) -
     # Bayes' posterior reaches 0.010 nats with 64 calls; independent tokens would cost 0.4.
     assert excess < 0.05
     assert 0 < error < 0.005
+
+
+NOTEBOOKS = sorted(EXAMPLE.parent.glob("*.ipynb"))
+SECONDS = 600
+"""Time limit of a notebook, each of which takes less than a minute on one free core."""
+
+# The code cells one after the other in one namespace, as in Jupyter, which is not needed.
+RUNNER = """
+import json, resource, sys, torch
+torch.set_num_threads(1)
+space = {"__name__": "__main__"}
+for number, cell in enumerate(json.load(open(sys.argv[1], encoding="utf-8"))["cells"]):
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), f"{sys.argv[1]}, cell {number}", "exec"), space)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print("seconds of processor time:", used.ru_utime + used.ru_stime)
+"""
+
+
+def run_notebook(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(folder), "RDLM_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-c", RUNNER, str(path)]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+def test_there_are_three_notebooks_without_outputs() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["exact_law", "own_data", "write_score_restore"]
+    for path in NOTEBOOKS:
+        cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+        assert cells and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_within_a_minute(path: Path, tmp_path: Path) -> None:
+    done = run_notebook(path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.splitlines()[-1].rpartition(" ")[2]) < 60
+
+
+def test_a_failing_cell_is_named(tmp_path: Path) -> None:
+    cells = [{"cell_type": "markdown", "source": ["1 / 0"]}]
+    cells += [{"cell_type": "code", "source": source} for source in (["x = 1"], ["y = x - 1\n", "x / y"])]
+    (tmp_path / "broken.ipynb").write_text(json.dumps({"cells": cells}))
+    done = run_notebook(tmp_path / "broken.ipynb", tmp_path)
+    assert done.returncode == 1 and "cell 2" in done.stderr and "ZeroDivisionError" in done.stderr

@@ -1,10 +1,17 @@
-"""The model class for lm-evaluation-harness, with the real package where it is installed."""
+"""The model class for lm-evaluation-harness, with the real package where it is installed, else with a stand-in."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +23,26 @@ from rdlm.data.tokenizer import TEXT8_ALPHABET
 from rdlm.errors import InputError
 from tests.serve.running import LENGTH, save
 
-lm_eval = pytest.importorskip("lm_eval", reason="the harness is not installed: pip install '.[lm-eval]'")
+REAL = importlib.util.find_spec("lm_eval") is not None
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
+with_harness = pytest.mark.skipif(not REAL, reason="the harness is not installed: pip install '.[lm-eval]'")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def harness() -> Iterator[None]:
+    """Provide the two names that the model class takes from the harness where that is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not REAL:
+            for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.api.registry"):
+                patch.setitem(sys.modules, name, ModuleType(name))
+            models: dict[str, type] = {}
+            patch.setattr(sys.modules["lm_eval.api.model"], "LM", object, raising=False)
+            registry = sys.modules["lm_eval.api.registry"]
+            patch.setattr(registry, "register_model", lambda name: partial(models.setdefault, name), raising=False)
+            patch.setattr(registry, "get_model", models.__getitem__, raising=False)
+        yield
+    if not REAL:
+        sys.modules.pop("rdlm.evaluate.lm_eval", None)
 
 
 def harness_model(run: Path, **options: Any) -> Any:
@@ -93,6 +118,15 @@ def test_rolling_is_the_score_and_generation_stops(runs: Path) -> None:
     assert cut == text[: text.index(stop)]
 
 
+def test_normalisation_of_both_parts_of_a_text(runs: Path) -> None:
+    """A full stop and the blank after it are one space, in the context."""
+    model = harness_model(runs / "taught", normalise=True)
+    plain = harness_model(runs / "taught")
+    found = model.loglikelihood(asked(("The end.", " A fox 1"), ("A", " b")))
+    wanted = plain.loglikelihood(asked(("the end ", "a fox one "), ("a", " b")))
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted], abs=1e-5)
+
+
 def test_mistakes(runs: Path) -> None:
     with pytest.raises(InputError, match="unknown treatment"):
         harness_model(runs / "taught", unknown="guess")
@@ -112,7 +146,9 @@ TASKS = {
 }
 
 
+@with_harness
 def test_the_harness_runs_three_kinds_of_tasks(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lm_eval
     from lm_eval.tasks import TaskManager
 
     import rdlm.evaluate.lm_eval  # noqa: F401
@@ -135,3 +171,19 @@ def test_the_harness_runs_three_kinds_of_tasks(runs: Path, tmp_path: Path, monke
     wanted = sum(one.nats.value for one in left_to_right(runs, ["the ", "a quick fox "]))
     assert results["rdlm_rolling"]["bits_per_byte,none"] == pytest.approx(wanted / 16 / math.log(2), abs=1e-3)
     assert results["rdlm_until"]["exact_match,none"] == 0
+
+
+@with_harness
+def test_the_tasks_of_the_examples(root: Path, tmp_path: Path) -> None:
+    """The command of examples/lm_eval/README.md; a model that knows nothing has 33% and 4.75 bits."""
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_DATASETS_OFFLINE": "1"}
+    options = ["--model", "rdlm", "--model_args", "run=text8,normalise=True", "--include_path", "examples/lm_eval"]
+    options += ["--tasks", "rdlm_endings,rdlm_speech,rdlm_words", "--output_path", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "rdlm.evaluate.lm_eval", *options]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "results").rglob("results*.json")
+    results = json.loads(written.read_text())["results"]
+    assert results["rdlm_endings"]["acc,none"] > 0.45
+    assert results["rdlm_speech"]["bits_per_byte,none"] < 2
+    assert results["rdlm_words"]["exact_match,none"] > 0.7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from running import LENGTH, Served
 
 import rdlm
 from rdlm.api.score import Effort, order_for, score
+from rdlm.cli import main as cli
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters
 from rdlm.serve import openai as openai_requests
@@ -259,6 +261,21 @@ def test_echoed_log_probabilities_equal_the_score(
     assert choice.logprobs.token_logprobs == pytest.approx(shares(runs, model, text), abs=1e-4)
     for top, value in zip(choice.logprobs.top_logprobs or (), choice.logprobs.token_logprobs or (), strict=True):
         assert len(top) == 3 and max(top.values()) >= value - 1e-6
+
+
+def test_echoed_log_probabilities_equal_the_command(
+    client: openai.OpenAI, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rdlm score` as a user runs it, on the text that the client sends."""
+    text = "the quick brown fox jumps over"
+    (tmp_path / "text.txt").write_text(text)
+    options = ["--order", "left-to-right", "--steps", str(LENGTH), "--positions", "--json"]
+    assert cli.main(["score", str(runs / "taught"), str(tmp_path / "text.txt"), *options]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    made = client.completions.create(model="taught", prompt=text, echo=True, logprobs=0, max_tokens=0).choices[0]
+    assert made.logprobs is not None and made.logprobs.token_logprobs is not None
+    found = [-value / math.log(2) for value in made.logprobs.token_logprobs]
+    assert found == pytest.approx(row["positions"], abs=1e-4) and sum(found) > 30
 
 
 def test_autoregression_has_log_probabilities(client: openai.OpenAI, runs: Path) -> None:

@@ -198,7 +198,7 @@ class ImageRestoration:
         return self.posterior @ torch.linspace(0, 1, self.posterior.shape[-1])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the restoration as plain values: lists [height][width][channels]."""
+        """Return the restoration as plain values: nested lists of height, width and channels."""
         certainty = self.posterior.amax(-1)
         about: dict[str, Any] = {
             "shape": list(self.levels.shape),

@@ -33,7 +33,7 @@ from rdlm.api.score import (
     score_encoded,
 )
 from rdlm.config import OrderChoice
-from rdlm.data.tokenizer import Unknown
+from rdlm.data.tokenizer import Unknown, normalisation_rule, normalised
 from rdlm.errors import InputError, unknown
 
 try:
@@ -53,7 +53,9 @@ class HarnessModel(LM):
     """A trained model as the harness takes one.
 
     Model arguments: `run` (a run, a published folder or a hub name; the pretrained model if not given), `order`,
-    `steps` (network calls), `unknown` (error, skip or replace characters outside the vocabulary), `lowercase`, `seed`.
+    `steps` (network calls), `unknown` (error, skip or replace characters outside the vocabulary), `lowercase`,
+    `normalise` (the rule of a small alphabet, as in `rdlm score --normalise`; metrics per byte or word count those of
+    the given text), `seed`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class HarnessModel(LM):
         steps: int | None = None,
         unknown: Unknown = "error",
         lowercase: bool = False,
+        normalise: bool = False,
         seed: int = 0,
         batch_size: Any = None,
         max_batch_size: Any = None,
@@ -71,6 +74,9 @@ class HarnessModel(LM):
         super().__init__()
         self.model = load(run)
         self.unknown, self.lowercase, self.seed = _checked(unknown), lowercase, seed
+        if normalise and not normalisation_rule(self.model.tokenizer):
+            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+        self.normalise = normalise
         engine = self.model.method.token_schedule is not None
         exact = exact_order(self.model, self.model.length) if engine and order == "auto" and steps is None else None
         self.order = exact or order_for(self.model, order, steps)
@@ -79,15 +85,25 @@ class HarnessModel(LM):
         if self.reason is not None:
             log.warning("log-likelihoods are bounds: %s", self.reason)
 
+    def _prepared(self, text: str) -> str:
+        text = text.lower() if self.lowercase else text
+        return normalised(self.model.tokenizer, text)[0] if self.normalise else text
+
     def _encoded(self, text: str, least: int) -> Encoded:
-        return encode_text(self.model, text.lower() if self.lowercase else text, self.unknown, least)
+        return encode_text(self.model, self._prepared(text), self.unknown, least)
+
+    def _pair(self, context: str, text: str) -> tuple[Encoded, Encoded]:
+        """Return context and continuation, normalised as one text, so that no second space begins the continuation."""
+        before = self._prepared(context)
+        after = self._prepared(context + text)[len(before) :]
+        return encode_text(self.model, before, self.unknown, 0), encode_text(self.model, after, self.unknown, 1)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and whether each of its tokens is the likeliest one.
 
         Without exact conditionals the value is minus an upper bound on `-log p`, and no token counts as likeliest.
         """
-        pairs = [(self._encoded(context, 0), self._encoded(text, 1)) for context, text in _arguments(requests)]
+        pairs = [self._pair(context, text) for context, text in _arguments(requests)]
         if self.reason is None:
             return [self._exact(context, text) for context, text in pairs]
         return [(-one.nats.value, False) for one in score_continuations(self.model, pairs, self.effort)]
