@@ -8,6 +8,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 | function | what it returns | network calls |
 |---|---|---|
 | `restore` | posterior of every position; samples | 1, or `passes * steps`; `steps` per window for samples |
+| `restore_reads` | posteriors of many short readings | 1 for readings of equal length together |
 | `restore_image` | the same of an image with noise | the same |
 | `estimate_error` | the error rate under which a reading is most likely | a few |
 | `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
@@ -17,6 +18,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,14 +152,54 @@ def restore(
     model = model if isinstance(model, LanguageModel) else load(model)
     if isinstance(evidence, str):
         evidence, _ = read_text_through(model, evidence, channel, error)
-    symbols = symbols_of(model)
     given = evidence.evidence if isinstance(evidence, Reading) else evidence
     posterior, drawn = sequence_posterior(
         model, given, passes=passes, samples=samples, steps=steps, order=order, seed=seed, progress=progress
     )
+    calls = passes * steps if passes else 1
+    return _restoration(model, evidence, posterior, drawn, whole, calls, read)
+
+
+@torch.no_grad()
+def restore_reads(
+    model: LanguageModel, readings: Sequence[Reading], progress: Callable[[int], object] = lambda windows: None
+) -> list[Restoration]:
+    """Return `restore` of every reading with one network call per window; readings of equal length share calls.
+
+    Probabilities may differ by rounding from those of single readings.
+    """
+    lengths: dict[int, list[int]] = defaultdict(list)
+    for number, reading in enumerate(readings):
+        lengths[len(reading.evidence)].append(number)
+    found: dict[int, Restoration] = {}
+    for length, numbers in lengths.items():
+        if length > model.length:
+            found |= {number: restore(model, readings[number], progress=progress) for number in numbers}
+            continue
+        for at in range(0, len(numbers), _rows(length)):
+            part = numbers[at : at + _rows(length)]
+            given = torch.stack([check_evidence(model, readings[number].evidence) for number in part])  # [B, L, V]
+            for number, posterior in zip(part, _marginals(model, given), strict=True):
+                found[number] = _restoration(model, readings[number], posterior, posterior.new_zeros(0, length))
+            progress(len(part))
+    return [found[number] for number in range(len(readings))]
+
+
+def _restoration(
+    model: LanguageModel,
+    evidence: Evidence | Reading,
+    posterior: Float[Tensor, "positions v"],
+    drawn: Tensor,
+    whole: bool = False,
+    calls: int = 1,
+    read: str | None = None,
+) -> Restoration:
+    """Return a posterior and samples with their texts, and what was kept of a reading."""
+    symbols = symbols_of(model)
+    given = evidence.evidence if isinstance(evidence, Reading) else evidence
     chosen = likeliest(model, check_evidence(model, given)) if whole else posterior.argmax(-1)
     texts = [[symbols[index] for index in row] for row in (chosen.tolist(), *drawn.tolist())]
-    calls, rows = (passes * steps if passes else 1) + WHOLE_CALLS * whole, None
+    calls, rows = calls + WHOLE_CALLS * whole, None
     if isinstance(evidence, Reading):
         read = read or evidence.symbols
         if evidence.read:
