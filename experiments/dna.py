@@ -1,13 +1,15 @@
 """DNA designed for a cell type, judged by a classifier of real sequences: the paper's Table 4 in kind.
 
     python -m experiments.dna --accept-licence --out runs/dna --csv docs/data/dna.csv     # an hour on one core
+    python -m experiments.dna --model dna --each 64 --out runs/dna-model --csv docs/data/dna-model.csv    # 10 minutes
 
 Each row of the table is a method, trained at equal steps, batch, width and depth (autoregression has a transformer with
 as many parameters), with the best of three learning rates: that with the lowest held-out loss after a shorter training.
 Samples have the class that the classifier should find; weights of guidance other than 1 are measured for RDLM. The
 reference is the test split, chromosome 1; `real` is as many sequences of the validation split, chromosome 2, judged in
 the same way, and is what perfect samples would have. The corpus is for academic and non-profit use only, which the flag
-accepts. An interrupted table continues with the rows that are missing.
+accepts. An interrupted table continues with the rows that are missing. With `--model` a trained model is judged in the
+same way, on the corpus and with the labels that it was trained on.
 
 | column | meaning |
 |---|---|
@@ -43,6 +45,7 @@ from experiments.row_cache import Row, RowCache
 from experiments.trial import commit, write_csv
 from rdlm import methods
 from rdlm.api import language_model
+from rdlm.api.language_model import LanguageModel
 from rdlm.config import ConvolutionConfig, DataConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
@@ -241,12 +244,17 @@ def settings(name: str) -> list[tuple[float, str]]:
     return [(1.0, "synchronous" if name.startswith("rdlm") else "")]
 
 
-def measured(options: Options, reference: Reference, rows: RowCache) -> Iterator[Row]:
-    """Yield all rows, which are trained and measured unless they are in the cache."""
-    held_out = reference.split("validation", options.each)
+def real_rows(reference: Reference, each: int, rows: RowCache) -> Iterator[Row]:
+    """Yield the accuracy of the classifier, and the row of held-out real sequences."""
+    held_out = reference.split("validation", each)
     about: Row = {"guidance": None, "order": "", "seed": None, "commit": commit()}
     yield rows("whole", lambda: {"row": "real, whole test split", **about, **reference.accuracy()})
-    yield rows(("real", options.each), lambda: {"row": "real", **about, **reference.measure(*held_out)})
+    yield rows(("real", each), lambda: {"row": "real", **about, **reference.measure(*held_out)})
+
+
+def measured(options: Options, reference: Reference, rows: RowCache) -> Iterator[Row]:
+    """Yield all rows, which are trained and measured unless they are in the cache."""
+    yield from real_rows(reference, options.each, rows)
     label = torch.arange(len(reference.corpus.classes)).repeat_interleave(options.each)
     for seed in options.seeds:
         for name in METHODS:
@@ -281,6 +289,23 @@ def row_of(
     return row
 
 
+def judged(
+    model: LanguageModel, reference: Reference, each: int, seeds: Sequence[int], rows: RowCache
+) -> Iterator[Row]:
+    """Yield the rows of a trained model by guidance, after those of real sequences."""
+    yield from real_rows(reference, each, rows)
+    label = torch.arange(len(reference.corpus.classes)).repeat_interleave(each)
+    for seed in seeds:
+        for weight in WEIGHTS:
+
+            def work(seed: int = seed, weight: float = weight) -> Row:
+                made = samples(model.method, label, model.length, seed, weight)
+                own: Row = {"row": model.name, "guidance": weight, "order": "synchronous", "seed": seed}
+                return {**own, "commit": commit(), "calls": CALLS, **reference.measure(made, label)}
+
+            yield rows((model.name, model.parameters, each, seed, weight), work)
+
+
 def summary(rows: Sequence[Row]) -> list[Row]:
     """Return the mean over seeds of every row, with its standard error over seeds where there are several."""
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
@@ -303,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train, sample, judge, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accept-licence", action="store_true", help="accept the licence of the corpus")
+    parser.add_argument("--model", default=None, help="a trained model with labels, which is judged instead")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=BASE.training.steps)
     parser.add_argument("--each", type=int, default=128, help="samples per cell type")
@@ -310,9 +336,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--csv", type=Path, default=None, help="also write all rows to this file")
     given = parser.parse_args(arguments)
     options = Options(given.out, tuple(given.seeds), given.steps, given.each, given.accept_licence)
-    corpus = load_corpus(options.config("rdlm", 0, RATES[0], 1))
-    reference, rows = Reference(corpus, given.out), []
-    for row in measured(options, reference, RowCache(given.out / "rows.jsonl")):
+    model = language_model.load(given.model) if given.model else None
+    config = model.config if model else options.config("rdlm", 0, RATES[0], 1)
+    reference, rows, cache = Reference(load_corpus(config), given.out), [], RowCache(given.out / "rows.jsonl")
+    found = judged(model, reference, given.each, given.seeds, cache) if model else measured(options, reference, cache)
+    for row in found:
         rows.append(row)
         if given.csv is not None:
             write_csv(given.csv, rows)

@@ -145,6 +145,20 @@ def test_table_end_to_end(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "dna.csv").read_text() == first
 
 
+def test_a_trained_model_is_judged_on_its_own_labels(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dna, "load_corpus", lambda config: corpus)
+    monkeypatch.setattr(judge, "motifs", lambda: (torch.eye(4)[:, :, None].repeat(1, 1, 3), torch.full((4,), 2.5)))
+    config = dna.Options(tmp_path).config("rdlm", 0, 1e-3, 1)
+    _train(config, tmp_path / "run", methods.build, corpus)
+    out = ["--out", str(tmp_path / "out"), "--csv", str(tmp_path / "dna.csv")]
+    dna.main(["--model", str(tmp_path / "run"), "--seeds", "3", "--each", "3", *out])
+    rows = list(csv.DictReader((tmp_path / "dna.csv").read_text().splitlines()))
+    assert [row["guidance"] for row in rows] == ["", "", "0", "1", "2", "4"]
+    assert {row["seed"] for row in rows[2:]} == {"3"} and {row["samples"] for row in rows[1:]} == {"6"}
+
+
 def _train(config: Any, out: Path, build: Any, corpus: Corpus) -> Any:
     from rdlm.train.loop import train
 
