@@ -35,7 +35,7 @@ from rdlm.train.run import load_corpus
 
 OWN = Path("runs/guidance")
 WEIGHTS = (0.0, 1.0, 2.0, 4.0)
-COLUMNS = ("guidance", "samples", "right", "low", "high", "strided")
+COLUMNS = ("guidance", "samples", "right", "low", "high", "spread")
 
 
 def small() -> RunConfig:

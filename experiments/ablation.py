@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from experiments.changes import changed, chosen
+from experiments.trial import commit
 from rdlm import methods
 from rdlm.api import language_model
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
@@ -147,7 +148,7 @@ def run(name: str, seed: int, steps: int, out: Path) -> None:
     config = configuration(name, seed, steps)
     trained = train(config, out / label, methods.build)
     row = {"name": name, "seed": seed, "steps": trained.steps, "parameters": trained.parameters}
-    row |= {"seconds": round(trained.seconds, 1), "bounds": measure(out / label, config)}
+    row |= {"seconds": round(trained.seconds, 1), "commit": commit(), "bounds": measure(out / label, config)}
     write_atomic(result, json.dumps(row, indent=1, allow_nan=False) + "\n")
     print(json.dumps(row), flush=True)
 
@@ -167,7 +168,8 @@ def collected(out: Path) -> list[dict[str, object]]:
         within = math.sqrt(sum(one["bounds"][order]["stderr"] ** 2 for one in runs)) / len(runs)
         row = {"row": name, "steps": steps, "order, calls": order, "bits": round(statistics.mean(values), 4)}
         row |= {"stderr_over_seeds": None if error is None else round(error, 4), "stderr_of_estimate": round(within, 4)}
-        row |= {"seeds": len(values), "parameters": runs[0]["parameters"]}
+        row |= {"seeds": " ".join(str(one["seed"]) for one in runs), "parameters": runs[0]["parameters"]}
+        row |= {"commit": " ".join(sorted({one.get("commit", "") for one in runs}))}
         rows.append(row | {"seconds": round(statistics.mean(one["seconds"] for one in runs), 1)})
     return rows
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ from rdlm.evaluate.evaluate import held_out_sequences, size_of
 from rdlm.evaluate.metrics import likelihood
 from rdlm.methods.bound import Setting, measure_bound
 from rdlm.random import generator_of
+from rdlm.storage.files import write_atomic
 from rdlm.train.loop import train
 from rdlm.train.run import load_corpus
 
@@ -62,3 +66,24 @@ def plot_trials(rows: Sequence[Mapping[str, object]], title: str, path: Path) ->
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_xlabel(f"bits per character at {rows[0]['calls']} calls (95% interval)")
         axis.set_title(title)
+
+
+def commit() -> str:
+    """Return the commit of the checkout, with a `+` if tracked files have changed since; empty without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as a table; columns are in the order in which the rows have them, most complete row first."""
+    columns = dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
+    write_atomic(path, text.getvalue())
+
+
+def _rounded(value: object) -> object:
+    return f"{value:.5g}" if isinstance(value, float) else value

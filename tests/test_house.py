@@ -287,6 +287,53 @@ def test_documents_name_commands_and_flags_that_exist(path: Path, flags_of: Call
     assert wrong == []
 
 
+def broken_links(path: Path) -> list[str]:
+    """Return the relative links of a Markdown file whose file or heading does not exist."""
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        place, _, heading = target.partition("#")
+        found = (path.parent / place).resolve() if place else path
+        headings = {slug(line) for line in found.read_text().splitlines() if line[:1] == "#"} if heading else set()
+        wrong += [target] if not found.exists() or (heading and heading not in headings) else []
+    return wrong
+
+
+def slug(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).strip().replace(" ", "-")
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One, two\n[x](#one-two) [y](b.md) [z](a.md#three) [w](https://a.b/c)\n")
+    assert broken_links(tmp_path / "a.md") == ["b.md", "a.md#three"]
+
+
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, ROOT / "experiments" / "README.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_links_lead_to_something(path: Path) -> None:
+    assert broken_links(path) == []
+
+
+def test_every_claim_of_the_paper_has_a_verdict_and_a_figure_with_its_source() -> None:
+    verdicts = ("holds here", "holds", "does not hold here", "does not hold", "not testable here", "open")
+    lines = [line for line in (ROOT / "docs" / "claims.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if not line.startswith("| claim")]
+    assert len(rows) > 20
+    for claim, verdict, figure, source in rows:
+        assert verdict.partition(",")[0].removesuffix(" in kind") in verdicts, claim
+        if "hold" in verdict:
+            assert re.search(r"\d|factor", figure) and "](" in source, claim
+
+
+def test_every_experiment_is_listed() -> None:
+    text = (ROOT / "experiments" / "README.md").read_text()
+    scripts = [path.name for path in (ROOT / "experiments").glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in scripts if name not in text] == []
+
+
 # -- safety ----------------------------------------------------------------------------------------------------------
 
 

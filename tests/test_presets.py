@@ -36,6 +36,7 @@ CORPORA = {
     "cifar10": (256, 10, 0),
     "promoter": (4, 0, 1),
     "promoter-chr22": (4, 0, 0),
+    "chr22": (4, 2, 0),
     "regulatory": (4, 4, 0),
 }
 PAPER = {"text8-paper": 92.4e6, "lm1b-paper": 110e6, "cifar10-paper": 28e6, "promoter-paper": 13.3e6}

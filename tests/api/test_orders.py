@@ -250,7 +250,6 @@ def damaged(**changes: Any) -> str:
         damaged(calls="8"),
         damaged(calls=True),
         damaged(value=-1.0),
-        damaged(low=-0.5),
         damaged(low=3.0),
         damaged(high=None),
         damaged(value="2.9"),
@@ -269,8 +268,9 @@ def test_a_damaged_file_is_ignored_and_named(tmp_path: Path, text: str) -> None:
     assert generate(model, steps=4).samples == generate(tiny(), steps=4).samples
 
 
-def test_the_undamaged_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "orders.json").write_text(damaged())
+@pytest.mark.parametrize("changes", [{}, {"low": -0.5}], ids=["plain", "an interval of few evaluations"])
+def test_the_undamaged_file_is_read(tmp_path: Path, changes: dict[str, float]) -> None:
+    (tmp_path / "orders.json").write_text(damaged(**changes))
     assert read_orders(tmp_path / "orders.json")["rows"][0]["value"] == 2.9
 
 

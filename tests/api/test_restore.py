@@ -26,6 +26,7 @@ from rdlm.api.restore import (
     read_text_through,
     restore,
     restore_image,
+    restore_reads,
 )
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data import evidence as readings
@@ -254,6 +255,24 @@ def test_progress_counts_windows() -> None:
     counted: list[int] = []
     restore(markov_model(8), some_evidence(6, 1.0, 50), samples=1, steps=2, progress=counted.append)
     assert sum(counted) == 2 * len(overlapping_windows(50, 8))
+
+
+def test_readings_of_equal_length_share_network_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reading is restored as it is alone, in its own place, whether short, of the model's length, or longer."""
+    model = markov_model()
+    given = [some_evidence(seed, length=length) for seed, length in enumerate((4, 6, 4, 15, 4, 6))]
+    reads = [readings.Reading(one, "?" * len(one), f"r{number}") for number, one in enumerate(given)]
+    alone = [restore(model, read) for read in reads]
+    calls: list[tuple[int, ...]] = []
+    own = model.rdlm.posterior
+    monkeypatch.setattr(model.rdlm, "posterior", lambda **of: calls.append(of["given"].shape[:2]) or own(**of))
+    counted: list[int] = []
+    found = restore_reads(model, reads, counted.append)
+    assert sorted(calls) == [(2, 6), (3, 4), (len(overlapping_windows(15, LENGTH)), LENGTH)]
+    assert sum(counted) == sum(len(overlapping_windows(len(one), LENGTH)) for one in given)
+    for one, other in zip(found, alone, strict=True):
+        torch.testing.assert_close(one.posterior, other.posterior)
+        assert (one.text, one.read, one.calls, one.samples) == (other.text, other.read, other.calls, ())
 
 
 def test_an_image_is_restored_from_its_levels() -> None:

@@ -41,27 +41,54 @@ def test_transcript_starts_depend_on_the_strand() -> None:
     assert list(dna.transcript_starts(lines)) == [(100, "+"), (199, "-")]
 
 
-def test_chr22_splits_share_no_base(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dna, "REGION", 3000)
-    chromosome = RANDOM.choice(np.frombuffer(b"acgt", np.uint8), 60_000).tobytes()
-    starts = [(int(p), "+-"[i % 2]) for i, p in enumerate(RANDOM.integers(0, 60_000, 300))]
-    fasta = b">chr22\n" + b"\n".join(chromosome[i : i + 60] for i in range(0, 60_000, 60)) + b"\n"
+@pytest.fixture
+def chromosome(plant: Planter, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[tuple[int, str]]]:
+    """A small chromosome with its transcript starts, in the archive of chromosome 22."""
+    monkeypatch.setattr(dna, "REGION", 6000)
+    length = 120_000
+    bases = RANDOM.choice(np.frombuffer(b"acgt", np.uint8), length).tobytes()
+    regions = np.arange(20) * 6000
+    starts = [(int(b + p), "+-"[i % 2]) for b in regions for i, p in enumerate(RANDOM.integers(0, 3000, 15))]
+    fasta = b">chr22\n" + b"\n".join(bases[i : i + 60] for i in range(0, length, 60)) + b"\n"
     folder = "snakealtpromoter/data"
     plant(dna, "CHR22", {f"{folder}/hg38.fa": fasta, f"{folder}/hg38.gtf": gtf(*starts, starts[0])})
-    corpus = load("promoter-chr22")
-    assert corpus.length == 1024 and corpus.tokenizer.size == 4
-    forward = chromosome.upper().decode()
+    return bases.upper().decode(), starts
+
+
+def place_of(text: str, forward: str) -> int:
+    """Return where a window begins on the forward strand."""
     backward = forward.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+    return forward.find(text) if text in forward else len(forward) - 1024 - backward.find(text)
+
+
+@pytest.mark.parametrize("name", ["promoter-chr22", "chr22"])
+def test_chr22_splits_share_no_base(chromosome: tuple[str, list[tuple[int, str]]], name: str) -> None:
+    corpus = load(name)
+    assert corpus.length == 1024 and corpus.tokenizer.size == 4
     covered = {}
     for split in ("train", "validation", "test"):
-        rows = corpus.split(split)
-        texts = [corpus.tokenizer.decode(row) for row in rows]
+        texts = [corpus.tokenizer.decode(row) for row in corpus.split(split)]
         assert len(texts) == len(set(texts)) > 10
-        places = [forward.find(t) if t in forward else 60_000 - 1024 - backward.find(t) for t in texts]
+        places = [place_of(text, chromosome[0]) for text in texts]
         covered[split] = {base for place in places for base in range(place, place + 1024)}
     assert not covered["train"] & covered["validation"]
     assert not covered["train"] & covered["test"]
     assert not covered["validation"] & covered["test"]
+
+
+def test_chr22_labels_windows_with_and_without_a_transcript_start(
+    chromosome: tuple[str, list[tuple[int, str]]],
+) -> None:
+    forward, starts = chromosome
+    corpus, promoters = load("chr22"), load("promoter-chr22")
+    assert corpus.classes == ("promoter", "background")
+    for split in ("train", "validation", "test"):
+        rows, labels = np.array(corpus.split(split)), np.array(corpus.labels[split])
+        assert np.array_equal(rows[labels == 0], promoters.split(split))
+        assert (labels == 0).sum() == (labels == 1).sum()
+        for row in rows[labels == 1]:
+            at = place_of(corpus.tokenizer.decode(row), forward)
+            assert at >= 0 and not [start for start, _ in starts if at <= start < at + 1024]
 
 
 def test_regulatory_needs_its_licence_accepted_and_splits_by_chromosome(plant: Planter) -> None:

@@ -254,5 +254,6 @@ def _is_row(row: dict[str, Any]) -> bool:
         and 0 <= row["block"] <= 1 << 24
         and row["calls"] >= 1
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and 0 <= numbers[0] <= numbers[1] <= numbers[2]
+        and numbers[0] <= numbers[1] <= numbers[2]  # with few evaluations an interval may reach below 0
+        and numbers[1] >= 0
     )

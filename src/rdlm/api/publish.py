@@ -307,7 +307,7 @@ def _summary(model: LanguageModel, step: int | None) -> Iterator[str]:
     if rule := normalisation_rule(model.tokenizer):
         yield f"Normalisation of texts (`--normalise`): {rule}."
     if about["classes"]:
-        yield f"Classes: {', '.join(map(_plain, about['classes']))}."
+        yield f"Classes: {', '.join(map(_plain, about['classes']))}. Bounds are those of sequences given their class."
 
 
 def _storage(dtype: str) -> Iterator[str]:

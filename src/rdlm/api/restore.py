@@ -8,6 +8,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 | function | what it returns | network calls |
 |---|---|---|
 | `restore` | posterior of every position; samples | 1, or `passes * steps`; `steps` per window for samples |
+| `restore_reads` | posteriors of many short readings | 1 for readings of equal length together |
 | `restore_image` | the same of an image with noise | the same |
 | `estimate_error` | the error rate under which a reading is most likely | a few |
 | `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
@@ -150,21 +151,46 @@ def restore(
     model = model if isinstance(model, LanguageModel) else load(model)
     if isinstance(evidence, str):
         evidence, _ = read_text_through(model, evidence, channel, error)
-    symbols = symbols_of(model)
     given = evidence.evidence if isinstance(evidence, Reading) else evidence
     posterior, drawn = sequence_posterior(
         model, given, passes=passes, samples=samples, steps=steps, order=order, seed=seed, progress=progress
     )
-    chosen = likeliest(model, check_evidence(model, given)) if whole else posterior.argmax(-1)
+    reading = evidence if isinstance(evidence, Reading) else Reading(given, "?" * len(given))
+    reading = reading._replace(symbols=read or reading.symbols)
+    return _restoration(model, reading, posterior, drawn, passes * steps if passes else 1, whole)
+
+
+@torch.no_grad()
+def restore_reads(
+    model: LanguageModel, readings: Sequence[Reading], progress: Callable[[int], object] = lambda windows: None
+) -> list[Restoration]:
+    """Return `restore` of many readings, up to rounding; those of equal length, if it is one window, share calls."""
+    size = torch.tensor([len(reading.evidence) for reading in readings])
+    found: dict[int, Restoration] = {}
+    for length in size.unique().tolist():
+        for part in (size == length).nonzero().flatten().split(_rows(length)):
+            if length > model.length:
+                found |= {number: restore(model, readings[number], progress=progress) for number in part.tolist()}
+                continue
+            given = torch.stack([check_evidence(model, readings[number].evidence) for number in part])  # [B, L, V]
+            for number, posterior in zip(part.tolist(), _marginals(model, given), strict=True):
+                found[number] = _restoration(model, readings[number], posterior, posterior.new_zeros(0, length), 1)
+            progress(len(part))
+    return [found[number] for number in range(len(readings))]
+
+
+def _restoration(
+    model: LanguageModel, reading: Reading, posterior: Tensor, drawn: Tensor, calls: int, whole: bool = False
+) -> Restoration:
+    """Return a posterior and samples with their texts, and what was kept of a reading."""
+    symbols, read, rows = symbols_of(model), reading.symbols, None
+    chosen = likeliest(model, check_evidence(model, reading.evidence)) if whole else posterior.argmax(-1)
     texts = [[symbols[index] for index in row] for row in (chosen.tolist(), *drawn.tolist())]
-    calls, rows = (passes * steps if passes else 1) + WHOLE_CALLS * whole, None
-    if isinstance(evidence, Reading):
-        read = read or evidence.symbols
-        if evidence.read:
-            texts = [put_back(evidence.read, evidence.seen, text) for text in texts]
-            read, rows = "".join(char or "?" for char in evidence.read), _rows_of_characters(evidence)
+    if reading.read:
+        texts = [put_back(reading.read, reading.seen, text) for text in texts]
+        read, rows = "".join(char or "?" for char in reading.read), _rows_of_characters(reading)
     text, *others = ("".join(text) for text in texts)
-    return Restoration(text, read or "?" * len(text), symbols, posterior, chosen, tuple(others), calls, rows)
+    return Restoration(text, read, symbols, posterior, chosen, tuple(others), calls + WHOLE_CALLS * whole, rows)
 
 
 def _rows_of_characters(reading: Reading) -> tuple[int | None, ...]:

@@ -78,7 +78,7 @@ class Analyze:
     seed: int = 0
     """Random seed."""
     out: Path | None = None
-    """Folder of the table (JSON and text), the figure, and the runs; None: runs/analysis-NAME."""
+    """Folder of the table (JSON, CSV and text), the figure, and the runs; None: runs/analysis-NAME."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -98,11 +98,15 @@ class Analyze:
         text = "\n".join([table(rows, columns), *(f"{name}: {rule}" for name, rule in conventions.items())])
         write_atomic(path, json.dumps(result, indent=2, allow_nan=False) + "\n")
         write_atomic(path.with_suffix(".txt"), text + "\n")
+        from experiments.trial import commit, write_csv
+
+        about = {"seed": self.seed, "commit": commit()}
+        write_csv(path.with_suffix(".csv"), [{name: row.get(name) for name in columns} | about for row in rows])
         if self.json:
             print_json(result)
         else:
             print(text)
-        print(f"rdlm: wrote {path}, and .txt and .png beside it", file=sys.stderr)
+        print(f"rdlm: wrote {path}, and .csv, .txt and .png beside it", file=sys.stderr)
         return 0
 
     def _check(self) -> None:

@@ -24,6 +24,7 @@ CORPORA: dict[str, tuple[int, int, int]] = {
     "cifar10": (256, 10, 0),
     "promoter": (4, 0, 1),
     "promoter-chr22": (4, 0, 0),
+    "chr22": (4, 2, 0),
     "regulatory": (4, 4, 0),
 }
 """Vocabulary, classes and width of the signal of corpora."""

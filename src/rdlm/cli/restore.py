@@ -171,11 +171,13 @@ class Restore(ModelOptions):
             raise InputError(f"--error must be a number between 0 and 1, or auto, got {self.error!r}") from None
 
     def _restored(self, model: LanguageModel, readings: list[Reading]) -> list[Restoration]:
-        from rdlm.api.restore import overlapping_windows, restore
+        from rdlm.api.restore import overlapping_windows, restore, restore_reads
         from rdlm.display.progress import steps
 
         windows = sum(len(overlapping_windows(len(one.evidence), model.length)) for one in readings)
         with steps(windows * (2 if self.samples > 0 else 1), "restore", "windows") as progress:
+            if len(readings) > 1 and self.steps > 0 and not (self.whole or self.passes or self.samples):
+                return restore_reads(model, readings, progress)
             options = {"whole": self.whole, **self._options()}
             return [restore(model, one, progress=progress, **options) for one in readings]
 

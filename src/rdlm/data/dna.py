@@ -36,6 +36,9 @@ REGULATORY = Archive(
 )
 WINDOW = 1024
 REGION = 1_000_000
+WINDOWS = ("promoter", "background")
+TRIES = 10_000
+"""Most random places that are tried for a window without a transcript start."""
 PUBLISHED_COUNTS = (88_470, 3_933, 7_497)
 CELLS = ("GM12878", "HepG2", "K562", "hESCT0")
 _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
@@ -47,18 +50,54 @@ def promoter_chr22(request: CorpusRequest) -> Draft:
     The chromosome is divided into regions of a million bases; of every ten, one is validation and one is test. Windows
     with an unknown base and windows across a region boundary are dropped, so that no two splits share a base.
     """
+    windows = _by_split(*_chromosome_22(), background=False)
+    tokens = {split: [_ids([row for row, _ in windows[split]], WINDOW)] for split in SPLITS}
+    return Draft(request.protocol, bases(), tokens, CHR22.origin)
+
+
+def chr22(request: CorpusRequest) -> Draft:
+    """Return the windows of `promoter_chr22` and, for each, one of the same region without a transcript start.
+
+    The latter have a random place and strand; both have a label, and the splits are the same.
+    """
+    windows = _by_split(*_chromosome_22(), background=True)
+    tokens = {split: [_ids([row for row, _ in windows[split]], WINDOW)] for split in SPLITS}
+    labels = {split: np.array([label for _, label in windows[split]], np.uint8) for split in SPLITS}
+    return Draft(request.protocol, bases(), tokens, CHR22.origin, labels, classes=WINDOWS)
+
+
+def _chromosome_22() -> tuple[bytes, list[tuple[int, str]]]:
+    """Return the bases, and the transcript starts with their strands."""
     path = fetch.fetch(CHR22)
     with fetch.open_member(path, "snakealtpromoter/data/hg38.fa") as member:
         chromosome = b"".join(line.strip() for line in member if not line.startswith(b">")).upper()
     with fetch.open_member(path, "snakealtpromoter/data/hg38.gtf") as member:
-        starts = sorted(set(transcript_starts(io.TextIOWrapper(member, "utf-8"))))
-    rows: dict[str, list[bytes]] = defaultdict(list)
+        return chromosome, sorted(set(transcript_starts(io.TextIOWrapper(member, "utf-8"))))
+
+
+def _by_split(chromosome: bytes, starts: list[tuple[int, str]], background: bool) -> dict[str, list[tuple[bytes, int]]]:
+    """Return the windows of each split with their labels: 0 around a start, 1 for one without a start beside each."""
+    rows: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
+    random, places = np.random.default_rng(0), np.array([start for start, _ in starts])
     for start, strand in starts:
         window = window_at(chromosome, start, strand)
         if window and start // REGION == (start - WINDOW // 2) // REGION == (start + WINDOW // 2) // REGION:
-            rows[{3: "validation", 7: "test"}.get(start // REGION % 10, "train")].append(window)
-    tokens = {split: [_ids(rows[split], WINDOW)] for split in SPLITS}
-    return Draft(request.protocol, bases(), tokens, CHR22.origin)
+            split = {3: "validation", 7: "test"}.get(start // REGION % 10, "train")
+            rows[split].append((window, 0))
+            if background:
+                rows[split].append((_without_a_start(chromosome, places, start // REGION * REGION, random), 1))
+    return rows
+
+
+def _without_a_start(chromosome: bytes, places: NDArray[Any], begin: int, random: np.random.Generator) -> bytes:
+    """Return a random window of the region at `begin` that has no transcript start and no unknown base."""
+    half = WINDOW // 2
+    for _ in range(TRIES):
+        middle = int(random.integers(begin + half, begin + REGION - half))
+        window = window_at(chromosome, middle, "+-"[int(random.integers(2))])
+        if window and np.abs(places - middle).min() > half:
+            return window
+    raise InputError(f"the region at base {begin:,} has no window of {WINDOW} known bases without a transcript start")
 
 
 def transcript_starts(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -185,6 +224,16 @@ RECIPES = (
         length=WINDOW,
         prepare=promoter_chr22,
         protocols=("promoter-chr22",),
+        archives=(CHR22,),
+    ),
+    Recipe(
+        name="chr22",
+        kind="dna",
+        summary="1,024 bases of human chromosome 22, labelled promoter or background, split by region",
+        licence="MIT (package)",
+        length=WINDOW,
+        prepare=chr22,
+        protocols=("chr22",),
         archives=(CHR22,),
     ),
     Recipe(
