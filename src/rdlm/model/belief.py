@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from rdlm.config import Interface, NetworkConfig
 from rdlm.errors import InputError
+from rdlm.model.layers import from_evidence
 from rdlm.model.ngram import Contexts, check_ngram, count_contexts
 from rdlm.model.transformer import Cache
 from rdlm.storage.tables import cached
@@ -58,11 +59,15 @@ class BeliefNetwork(nn.Module):
 
     The weights `u` and `v` of a position are outputs of the network. In training, the chain is left out at half of the
     positions: with the chain's context everywhere, the network is left with too little to learn from.
+    With an `input_width`, the features of the network, the chain's posterior is its second input.
     """
 
-    def __init__(self, network: nn.Module, belief: Belief, vocabulary: int, causal: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, belief: Belief, vocabulary: int, causal: bool = False, input_width: int = 0
+    ) -> None:
         super().__init__()
         self.network, self.belief, self.vocabulary, self.causal = network, belief, vocabulary, causal
+        self.input_width = input_width
 
     def forward(
         self,
@@ -80,6 +85,8 @@ class BeliefNetwork(nn.Module):
         """
         with torch.autocast(inputs.device.type, enabled=False):
             context = self._context(inputs, cache, block, doubled)
+        if self.input_width:
+            previous = self._posterior(inputs, context)
         blockwise = not isinstance(block, int) or block > 0
         options = {"cache": cache, "block": block, "doubled": doubled} if blockwise or cache is not None else {}
         outputs: Tensor = self.network(inputs, time, condition, previous, **options)
@@ -112,6 +119,16 @@ class BeliefNetwork(nn.Module):
         # The evidence of finished blocks is not used: their symbols are.
         evidence = functional.pad(likelihood.log(), (0, 0, symbols.shape[1] - length, 0))
         return self.belief.behind(symbols, evidence, block)[:, -length:]
+
+    def _posterior(
+        self, inputs: Shaped[Tensor, "batch inputs *features"], context: Float[Tensor, "batch length v"]
+    ) -> Float[Tensor, "batch inputs f"]:
+        """Return the chain's posterior of every position as features; the clean half of a doubled sequence is known."""
+        evidence = context
+        if not self.causal:  # the input of a causal network is the symbol before
+            evidence = functional.pad(context, (0, 0, inputs.shape[1] - context.shape[1], 0))
+            evidence = evidence + self._likelihood(inputs).log()
+        return functional.pad(from_evidence(evidence), (0, self.input_width - self.vocabulary))
 
     def _likelihood(self, inputs: Shaped[Tensor, "batch length *features"]) -> Float[Tensor, "batch length v"]:
         """Return what the evidence of a position says of each symbol, as probabilities."""
