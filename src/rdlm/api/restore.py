@@ -415,11 +415,12 @@ def _in_windows(
 def likeliest(model: LanguageModel, evidence: Evidence, calls: int = WHOLE_CALLS) -> Int[Tensor, " positions"]:
     """Return the likeliest whole sequence that is found: in every call, the most certain positions are decided."""
     spans = overlapping_windows(len(evidence), model.length)
-    return _in_windows(evidence, spans, 1, partial(_most_certain_first, model.rdlm, calls=calls))[0]
+    return _in_windows(evidence, spans, 1, partial(most_certain_first, model.rdlm, calls=calls))[0]
 
 
 @torch.no_grad()
-def _most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
+def most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
+    """Return whole sequences of one window: in every call, as many of the most certain positions are decided."""
     rows, length, size = given.shape
     given, decided = given.clone(), torch.zeros(rows, length, dtype=torch.bool, device=given.device)
     for call in range(1, calls + 1):

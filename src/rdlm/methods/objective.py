@@ -241,7 +241,7 @@ def draw_times(
     length: int,
     generator: torch.Generator | None = None,
 ) -> TrainingTimes:
-    """Return times for a batch: synchronous, mixed, Eq. (51), asynchronous, Eq. (35), or 0; some have a clean prefix."""
+    """Return times for a batch: synchronous, mixed, Eq. (51), asynchronous, Eq. (35), or 0; some behind a prefix."""
     common, weight = proposal.times(quantile)
     if config.proposal == "information" and config.loss == "cross_entropy":
         weight = torch.ones_like(weight)  # Eq. (50): the density itself is the weight of each level

@@ -90,13 +90,19 @@ class BeliefNetwork(nn.Module):
         blockwise = not isinstance(block, int) or block > 0
         options = {"cache": cache, "block": block, "doubled": doubled} if blockwise or cache is not None else {}
         outputs: Tensor = self.network(inputs, time, condition, previous, **options)
-        logits, weights = outputs.split((self.vocabulary, WEIGHTS), dim=-1)
-        own, chain = weights.sigmoid().split(1, dim=-1)
-        joint: Tensor = own * logits + 2 * chain * context  # 1/2 and 1 at initialisation
+        joint, logits = self.combined(outputs, context)
         if not self.training:
             return joint
         alone = torch.rand(*logits.shape[:2], 1, device=logits.device) < ALONE
         return torch.where(alone, logits, joint)
+
+    def combined(
+        self, outputs: Float[Tensor, "batch length o"], context: Float[Tensor, "batch length v"]
+    ) -> tuple[Float[Tensor, "batch length v"], Float[Tensor, "batch length v"]]:
+        """Return `u s + v c` from the outputs of the network and the context, Eq. (54), and `s` alone."""
+        logits, weights = outputs.split((self.vocabulary, WEIGHTS), dim=-1)
+        own, chain = weights.sigmoid().split(1, dim=-1)
+        return own * logits + 2 * chain * context, logits  # weights of 1/2 and 1 at initialisation
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _context(
