@@ -3,7 +3,7 @@
 Evidence `log lambda_i(k)` from a reading is added to that of the process, at the start of which there is none. One
 network call gives the posterior of every position; the sampler, started from the evidence, draws whole sequences from
 the joint posterior. A long sequence is treated in overlapping windows of the model's length: a position's posterior is
-that of the window in which it is farthest from the ends, and samples continue behind their own first half.
+that of the window in which it is farthest from the ends, and samples continue behind what they have decided.
 
 | function | what it returns | network calls |
 |---|---|---|
@@ -41,6 +41,9 @@ from rdlm.sampling.sampler import StepInfo, sample_chain
 
 POSITIONS: Final = 2048
 """Positions per network call."""
+
+SHARED: Final = 32
+"""Positions that neighbouring windows share; half of a window that is shorter than twice as many."""
 
 CERTAIN: Final = 1e4
 """Log-likelihood ratio of a symbol that is known."""
@@ -446,10 +449,11 @@ def _rows(length: int) -> int:
 
 
 def overlapping_windows(length: int, window: int) -> list[tuple[int, int]]:
-    """Return spans of at most `window` positions that cover a sequence; neighbours share half of their positions."""
+    """Return spans of at most `window` positions that cover a sequence; neighbours share at least `SHARED` of them."""
     if length <= window:
         return [(0, length)]
-    begins = [*range(0, length - window, max(1, window // 2)), length - window]
+    step = max(1, window - min(window // 2, SHARED))
+    begins = [*range(0, length - window, step), length - window]
     return [(begin, begin + window) for begin in begins]
 
 

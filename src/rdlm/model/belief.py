@@ -252,8 +252,7 @@ class Belief(nn.Module, ABC):
         for before, own in zip(reversed(ahead), reversed(emitted), strict=True):
             found.append(self._by_symbol(before * message))
             message = _normalised(self._back(own * message))
-        context = torch.stack(found[::-1]).permute(2, 0, 1)  # [L, V, B] -> [B, L, V]
-        return (context / context.sum(-1, keepdim=True) + SMALLEST).log()
+        return _log_context(found[::-1])
 
     def _blocks(self, clean: Tensor, evidence: Tensor, block: int) -> Float[Tensor, "batch length v"]:
         if block == 1:
@@ -272,6 +271,15 @@ class Belief(nn.Module, ABC):
 
 def _normalised(message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
     return message / message.sum(0, keepdim=True).clamp_min(torch.finfo(message.dtype).tiny)
+
+
+def _normalise_(message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+    return message.div_(message.sum(0, keepdim=True).clamp_min_(torch.finfo(message.dtype).tiny))
+
+
+def _log_context(found: list[Float[Tensor, "v batch"]]) -> Float[Tensor, "batch length v"]:
+    context = torch.stack(found).permute(2, 0, 1)  # [L, V, B] -> [B, L, V]
+    return (context / context.sum(-1, keepdim=True) + SMALLEST).log()
 
 
 class Ngram(Belief):
@@ -366,9 +374,24 @@ class Ngram(Belief):
     def _start(self, batch: int) -> Float[Tensor, "n batch"]:
         return self._message(torch.zeros(batch, dtype=torch.long, device=self.weight.device))
 
+    def _context(
+        self, evidence: Float[Tensor, "batch length v"], message: Float[Tensor, "n batch"]
+    ) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position, without gradients, in half of the time: memory is used again."""
+        likelihood = (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0).contiguous()  # [L, V, B]
+        ahead, found, message = [], [], message.contiguous().clone()
+        for symbols in likelihood:
+            ahead.append(self._ahead(message))
+            message = _normalise_(self._emitted(symbols).mul_(ahead[-1]))
+        message = torch.ones_like(message)
+        for symbols in likelihood.flip(0):
+            found.append(self._by_symbol(ahead.pop().mul_(message)))
+            message = _normalise_(self._back(self._emitted(symbols).mul_(message)))
+        return _log_context(found[::-1])
+
     def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
-        arcs, message = self.arcs, message.clone()
-        for level, shorter, by_suffix in reversed(arcs.levels):
+        arcs = self.arcs
+        for level, shorter, by_suffix in reversed(arcs.levels):  # the message is not needed any more
             message[shorter] += by_suffix(message[level])
         return arcs.by_target(message).clamp_min_(0)  # differences can be negative by rounding
 
@@ -376,7 +399,7 @@ class Ngram(Belief):
         arcs = self.arcs
         message = arcs.by_source(message)
         for level, _, _ in arcs.levels:
-            message[level] += arcs.backoff[level, None] * message[arcs.suffix[level]]
+            message[level] += message.index_select(0, arcs.suffix[level]).mul_(arcs.backoff[level, None])
         return message
 
     def _emitted(self, likelihood: Float[Tensor, "v batch"]) -> Float[Tensor, "n batch"]:
