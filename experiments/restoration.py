@@ -1,13 +1,14 @@
 """Restoration: what a reading's posterior is worth, by kind of noise, against the alternatives that a user has.
 
     python -m experiments.restoration --rdlm RUN... --masked RUN... --autoregressive RUN... --csv FILE
-    python -m experiments.restoration --corpus sotu --rdlm RUN... --csv FILE   # rows are added
+    python -m experiments.restoration --corpus demo --rdlm RUN... --csv FILE   # rows are added
     python -m experiments.restoration --table --csv FILE                       # means over seeds
+    python -m experiments.restoration --rdlm text8 --length 128 --sequences 160 --reliability FILE   # bins of certainty
 
 Several runs of a kind are seeds. Every restorer gets the same evidence, the exact likelihoods of the channel, for
 sequences of the test split. A row that the file has is not measured again, so an interrupted table continues. Columns:
 bits per symbol of the truth under the marginals, symbols and words right, expected calibration error and that of a
-calibrated restorer with as many positions, network calls per window, seconds per 1,000 symbols.
+calibrated restorer with as many positions, network calls per window, seconds of processor time per 1,000 symbols.
 
 | restorer | marginals | calls |
 |---|---|---|
@@ -310,12 +311,12 @@ def measure(restorer: Restorer, reading: Reading, validation: Reading) -> Row:
     marginals = restorer.marginals
     if parameter is not None and restorer.tuned is not None:
         marginals = restorer.tuned(parameter)
-    begin = time.perf_counter()
+    begin = time.process_time()
     law = run(marginals, reading.evidence)
     best = law.argmax(-1)
     if restorer.choice is not None:
-        begin, best = time.perf_counter(), run(restorer.choice, reading.evidence)
-    seconds = 1000 * (time.perf_counter() - begin) / reading.ids.numel()
+        begin, best = time.process_time(), run(restorer.choice, reading.evidence)
+    seconds = 1000 * (time.process_time() - begin) / reading.ids.numel()
     found = {name: f"{value:.4g}" for name, value in measures(law, best, reading).items()}
     parameter_text = "" if parameter is None else f"{parameter:g}"
     return {**found, "seconds": f"{seconds:.4g}", "parameter": parameter_text, "positions": str(reading.ids.numel())}
@@ -368,8 +369,8 @@ def commit() -> str:
 
 def evidence_of(options: argparse.Namespace, split: str, count: int) -> dict[str, Reading]:
     """Return the readings of sequences of a split of the corpus, by noise."""
-    sotu = RunConfig(data=DataConfig("sotu", length=options.length))
-    corpus = load_corpus(sotu if options.corpus == "sotu" else text8_config(options.length))
+    speeches = RunConfig(data=DataConfig("demo", length=options.length))
+    corpus = load_corpus(speeches if options.corpus == "demo" else text8_config(options.length))
     ids = held_out_sequences(corpus, split, options.length, count, 1).ids  # type: ignore[arg-type]
     kinds = readings(ids, len(TEXT8_ALPHABET), torch.Generator().manual_seed(0))
     wanted = tuple(options.noise)
@@ -385,7 +386,7 @@ def text8_config(length: int) -> RunConfig:
 def measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
     """Return the rows with those that were missing; each is written as soon as it is measured."""
     text = load_corpus(text8_config(options.length)).train
-    train = torch.from_numpy(text[: len(text) // 4096 * 4096].reshape(-1, 4096))
+    train = torch.from_numpy(text[: len(text) // 4096 * 4096].reshape(-1, 4096).copy())
     test = evidence_of(options, "test", options.sequences)
     validation = evidence_of(options, "validation", options.validation)
     there = {tuple(row[name] for name in KEYS) for row in rows}
@@ -402,12 +403,26 @@ def measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
     return rows
 
 
+@torch.no_grad()
+def reliability(options: argparse.Namespace) -> list[Row]:
+    """Return how often the symbols of each certainty are right, in one call of the first RDLM, for every noise."""
+    method, rows = rdlm.load(options.rdlm[0]).rdlm, []
+    for noise, reading in evidence_of(options, "test", options.sequences).items():
+        law = run(partial(posterior_of, method), reading.evidence)[reading.counted].exp()
+        found = calibration(law, reading.ids[reading.counted])
+        about = {"noise": noise, "error": f"{found.error:.4f}", "floor": f"{found.floor:.4f}", "commit": options.commit}
+        for bin in zip(found.certainty, found.right, found.count, strict=True):
+            rows.append(about | dict(zip(("certainty", "right", "count"), (f"{one:.6g}" for one in bin), strict=True)))
+        print(" | ".join(about.values()), flush=True)
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for kind in ("--rdlm", "--masked", "--autoregressive"):
         parser.add_argument(kind, nargs="*", default=[], metavar="RUN")
-    parser.add_argument("--corpus", default="text8", choices=("text8", "sotu"))
+    parser.add_argument("--corpus", default="text8", choices=("text8", "demo"), help="demo: speeches")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=64, help="of the test split")
     parser.add_argument("--validation", type=int, default=8, help="sequences on which parameters are chosen")
@@ -418,7 +433,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--csv", type=Path, help="table to which rows are added")
     parser.add_argument("--commit", default=commit(), help="stored with every row; default: that of the directory")
     parser.add_argument("--table", action="store_true", help="print the means over seeds only")
+    parser.add_argument(
+        "--reliability", type=Path, help="table of the certainty of the first RDLM, in place of the rest"
+    )
     options = parser.parse_args(arguments)
+    if options.reliability:
+        return write_rows(options.reliability, reliability(options))
     rows = rows_of(options.csv)
     rows = rows if options.table else measured(options, rows)
     shown = means(rows)
