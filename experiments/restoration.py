@@ -1,28 +1,43 @@
 """Restoration: what a reading's posterior is worth, by kind of noise, against the alternatives that a user has.
 
-    python -m experiments.restoration --rdlm RUN --masked RUN --autoregressive RUN --csv docs/data/restoration.csv
+    python -m experiments.restoration --rdlm RUN... --masked RUN... --autoregressive RUN... --csv FILE
+    python -m experiments.restoration --corpus demo --rdlm RUN... --csv FILE   # rows are added
+    python -m experiments.restoration --table --csv FILE                       # means over seeds
+    python -m experiments.restoration --rdlm text8 --length 128 --sequences 160 --reliability FILE   # bins of certainty
 
-Several runs of a kind are seeds: the table has the mean over them. Every restorer gets the same evidence and the exact
-likelihoods of the channel. Rows: bits per symbol of the truth under the marginals, symbols and words right, expected
-calibration error, network calls per window, seconds per 1,000 symbols.
+Several runs of a kind are seeds. Every restorer gets the same evidence, the exact likelihoods of the channel, for
+sequences of the test split. A row that the file has is not measured again, so an interrupted table continues. Columns:
+bits per symbol of the truth under the marginals, symbols and words right, expected calibration error and that of a
+calibrated restorer with as many positions, network calls per window, seconds of processor time per 1,000 symbols.
 
 | restorer | marginals | calls |
 |---|---|---|
 | frequencies | evidence with the frequencies of symbols | 0 |
 | n-gram | forward-backward with an n-gram model counted on the training data | 0 |
+| layer alone | the same with the chain below the networks of the runs | 0 |
 | rdlm | one call; or refined by passes of the sampler | 1; passes x steps |
+| rdlm, whole | those of one call; symbols and words of the likeliest whole text that is found | 8 |
 | masked | Gibbs sampling: random positions are masked and drawn anew with the evidence; mean of their laws | 1 to 512 |
 | autoregressive | beam search with the evidence; weights of the last hypotheses, smoothed by frequencies | length |
+
+An inference layer below a masked network reads the evidence of masked positions. The share of positions that Gibbs
+sampling draws anew and the weight of the frequencies beside a beam are chosen for every run and noise, by bits on
+validation sequences.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import math
+import subprocess
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,28 +45,31 @@ from torch.nn import functional
 
 import rdlm
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.restore import certain, posterior_of, refined_posterior
+from rdlm.api.restore import WHOLE_CALLS, certain, most_certain_first, posterior_of, refined_posterior
 from rdlm.config import DataConfig, RunConfig
 from rdlm.data.evidence import keyboard, symmetric
 from rdlm.data.tokenizer import TEXT8_ALPHABET
 from rdlm.display.text_table import table
+from rdlm.evaluate.evaluate import held_out_sequences
 from rdlm.evaluate.metrics import calibration
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.mdlm import MDLM
-from rdlm.model.belief import Ngram
+from rdlm.model.belief import BeliefNetwork, Ngram
 from rdlm.model.transformer import Cache
 from rdlm.storage.files import write_atomic
 from rdlm.train.run import load_corpus
-from rdlm.train.validation import held_out
 
-Restorer = Callable[[Tensor], Tensor]
+Marginals = Callable[[Tensor], Tensor]
 """From evidence [n, length, V] to log-probabilities of every position."""
+Row = dict[str, str]
 
 BATCH = 16
-RESAMPLED = 0.15
-"""Least share of positions that a call of Gibbs sampling draws anew."""
-SMOOTHING = 0.05
-"""Weight of the frequencies beside the hypotheses of a beam."""
+SHARES = (0.05, 0.15, 0.4)
+"""Least shares of positions that a call of Gibbs sampling draws anew, of which one is chosen."""
+TUNING_CALLS = 32
+"""Calls of Gibbs sampling in that choice."""
+WEIGHTS = (0.01, 0.05, 0.2)
+"""Weights of the frequencies beside the hypotheses of a beam, of which one is chosen."""
 NGRAMS = {"5-gram": (5, 1 << 17), "8-gram": (8, 1 << 17)}
 """Order and number of contexts."""
 
@@ -92,21 +110,47 @@ def _through(ids: Tensor, channel: Tensor, generator: torch.Generator) -> Tensor
 # -- restorers --------------------------------------------------------------------------------------------
 
 
-def gibbs(method: MDLM, frequency: Tensor, calls: int, seed: int = 0) -> Restorer:
+class Restorer(NamedTuple):
+    """A way to the marginals, and to the most likely symbols where these are not those of the marginals."""
+
+    name: str
+    calls: int
+    marginals: Marginals
+    choice: Marginals | None = None
+    """From evidence to symbols [n, length]."""
+    choices: tuple[float, ...] = ()
+    """Values of a parameter of which one is chosen on validation sequences."""
+    tuning: Callable[[float], Marginals] | None = None
+    """The marginals by this value, as they are compared."""
+    tuned: Callable[[float], Marginals] | None = None
+    """The marginals by this value, as they are measured."""
+    seed: int = 0
+
+
+def masked_law(method: MDLM, token: Tensor, masked: Tensor, evidence: Tensor) -> Tensor:
+    """Return `p(symbol | other symbols, evidence)` of masked positions; a layer reads the evidence of all of them."""
+    ids, network = torch.where(masked, method.mask, token), method.network
+    if not isinstance(network, BeliefNetwork):
+        return (method.log_probs(ids) + evidence).softmax(-1)
+    context = network.belief(torch.where(masked[..., None], evidence, certain(token, evidence.shape[-1])))
+    outputs = network.network(ids, torch.zeros(len(ids)), None)
+    return (network.combined(outputs, context)[0] + evidence).softmax(-1)
+
+
+def gibbs(method: MDLM, frequency: Tensor, calls: int, least: float) -> Marginals:
     """Return Gibbs sampling by a masked network: from all positions at first to a few of them in the second half.
 
     The law of a position is the mean of its conditional laws in the second half of the calls, or the last one before.
     """
 
     def run(evidence: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        token = torch.multinomial((frequency.log() + evidence).softmax(-1).flatten(0, 1), 1, generator=generator)
-        token, last = token.view(evidence.shape[:2]), (frequency.log() + evidence).softmax(-1)
+        generator = torch.Generator().manual_seed(0)
+        last = (frequency.log() + evidence).softmax(-1)
+        token = torch.multinomial(last.flatten(0, 1), 1, generator=generator).view(evidence.shape[:2])
         total, count = torch.zeros_like(evidence), torch.zeros(*evidence.shape[:2], 1)
         for call in range(calls):
-            share = max(RESAMPLED, 1 - 2 * call / calls)
-            masked = torch.rand(token.shape, generator=generator) < share
-            law = (method.log_probs(torch.where(masked, method.mask, token)) + evidence).softmax(-1)
+            masked = torch.rand(token.shape, generator=generator) < max(least, 1 - 2 * call / calls)
+            law = masked_law(method, token, masked, evidence)
             drawn = torch.multinomial(law.flatten(0, 1), 1, generator=generator).view_as(token)
             token, last = torch.where(masked, drawn, token), torch.where(masked[..., None], law, last)
             if 2 * call >= calls:
@@ -116,7 +160,7 @@ def gibbs(method: MDLM, frequency: Tensor, calls: int, seed: int = 0) -> Restore
     return run
 
 
-def beam_search(method: Autoregressive, frequency: Tensor, beam: int) -> Restorer:
+def beam_search(method: Autoregressive, frequency: Tensor, beam: int, smoothing: float) -> Marginals:
     """Return beam search for the likeliest sequence given the evidence, and the weights of the final hypotheses."""
 
     def run(evidence: Tensor) -> Tensor:
@@ -134,61 +178,102 @@ def beam_search(method: Autoregressive, frequency: Tensor, beam: int) -> Restore
         weight = value.softmax(1)[..., None, None]
         found = (weight * functional.one_hot(token[..., 1:], size)).sum(1)
         smooth = (frequency.log() + evidence).softmax(-1)
-        return ((1 - SMOOTHING) * found + SMOOTHING * smooth).log()
+        return ((1 - smoothing) * found + smoothing * smooth).log()
 
     return run
 
 
-def ngram(order: int, states: int, train: Tensor) -> Restorer:
+def ngram(order: int, states: int, train: Tensor) -> Marginals:
     """Return forward-backward with an n-gram model of the training data."""
     chain = Ngram(len(TEXT8_ALPHABET), order, states)
     chain.fit(lambda: train, f"restoration {len(train)}")
     return lambda evidence: (chain(evidence) + evidence).log_softmax(-1)
 
 
-def of_rdlm(model: LanguageModel, passes: int, steps: int) -> Restorer:
-    """Return the posterior of one network call, or refined by passes of the sampler."""
-    if not passes:
-        return lambda evidence: posterior_of(model.rdlm, evidence)
-    generator = torch.Generator().manual_seed(0)
-    return lambda evidence: refined_posterior(model.rdlm, evidence, passes, steps, "synchronous", generator).log()
-
-
-def restorers(options: argparse.Namespace, train: Tensor) -> Iterator[tuple[str, int, Restorer]]:
-    """Yield names, network calls and restorers; seeds share a name."""
+def restorers(options: argparse.Namespace, train: Tensor) -> Iterator[Restorer]:
+    """Yield the restorers; seeds share a name."""
     counts = torch.bincount(train[:256].flatten().long(), minlength=len(TEXT8_ALPHABET)) + 1.0
     frequency = counts / counts.sum()
-    yield "frequencies", 0, lambda evidence: (frequency.log() + evidence).log_softmax(-1)
+    yield Restorer("frequencies", 0, lambda evidence: (frequency.log() + evidence).log_softmax(-1))
     for name, (order, states) in NGRAMS.items():
-        yield name, 0, ngram(order, states, train)
+        yield Restorer(name, 0, ngram(order, states, train))
     for folder in options.rdlm:
-        model = rdlm.load(folder)
-        yield "rdlm, 1 call", 1, of_rdlm(model, 0, 0)
-        for passes, steps in ((1, 8), (2, 4), (8, 8)):
-            yield f"rdlm, {passes} x {steps} calls", passes * steps, of_rdlm(model, passes, steps)
+        yield from of_rdlm(rdlm.load(folder))
     for folder in options.masked:
-        masked = rdlm.load(folder).method
-        for calls in options.gibbs:
-            yield f"masked, Gibbs, {calls} calls", calls, gibbs(masked, frequency, calls)  # type: ignore[arg-type]
+        yield from of_masked(rdlm.load(folder), frequency, options.gibbs)
     for folder in options.autoregressive:
-        causal = rdlm.load(folder).method
-        for beam in options.beams:
-            yield f"autoregressive, beam {beam}", options.length, beam_search(causal, frequency, beam)  # type: ignore[arg-type]
+        yield from of_autoregressive(rdlm.load(folder), frequency, options.beams, options.length)
+
+
+def of_rdlm(model: LanguageModel) -> Iterator[Restorer]:
+    """Yield what an RDLM can do, and its inference layer alone."""
+    seed, method = model.config.training.seed, model.rdlm
+    posterior: Marginals = partial(posterior_of, method)
+    if isinstance(method.network, BeliefNetwork):
+        layer = method.network.belief
+        about = f"layer alone, {model.config.model.order}-gram"
+        yield Restorer(about, 0, lambda evidence: (layer(evidence) + evidence).log_softmax(-1), seed=seed)
+    yield Restorer("rdlm", 1, posterior, seed=seed)
+    whole = partial(most_certain_first, method, calls=WHOLE_CALLS)
+    yield Restorer("rdlm, whole", WHOLE_CALLS, posterior, whole, seed=seed)
+
+    def refined(evidence: Tensor) -> Tensor:
+        return refined_posterior(method, evidence, 1, 8, "synchronous", torch.Generator().manual_seed(0)).log()
+
+    yield Restorer("rdlm, 1 pass of 8 calls", 8, refined, seed=seed)
+
+
+def of_masked(model: LanguageModel, frequency: Tensor, numbers: Sequence[int]) -> Iterator[Restorer]:
+    """Yield Gibbs sampling by a masked network."""
+    method, about = model.method, ", layer" * isinstance(model.method.network, BeliefNetwork)
+    assert isinstance(method, MDLM)
+    for calls in numbers:
+        by_share = partial(gibbs, method, frequency, calls)
+        tuning = partial(gibbs, method, frequency, min(calls, TUNING_CALLS))
+        choices = SHARES if calls > 2 else SHARES[:1]  # the first calls draw all positions
+        seed = model.config.training.seed
+        yield Restorer(f"masked{about}, Gibbs", calls, by_share(SHARES[0]), None, choices, tuning, by_share, seed)
+
+
+def of_autoregressive(model: LanguageModel, frequency: Tensor, beams: Sequence[int], length: int) -> Iterator[Restorer]:
+    """Yield beam search by an autoregressive network."""
+    method, about = model.method, ", layer" * isinstance(model.method.network, BeliefNetwork)
+    assert isinstance(method, Autoregressive)
+    for beam in beams:
+        by_weight, seed = partial(beam_search, method, frequency, beam), model.config.training.seed
+        tuning = partial(beam_search, method, frequency, min(beam, 8))
+        name = f"autoregressive{about}, beam {beam}"
+        yield Restorer(name, length, by_weight(WEIGHTS[0]), None, WEIGHTS, tuning, by_weight, seed)
 
 
 # -- measures ---------------------------------------------------------------------------------------------
 
 
-def measures(law: Tensor, ids: Tensor, counted: Tensor) -> dict[str, float]:
-    """Return bits per symbol, shares of symbols and words right, and expected calibration error."""
-    best = law.argmax(-1)
-    right = best == ids
-    bits = -law.gather(-1, ids[..., None])[..., 0][counted].mean() / math.log(2)
+class Reading(NamedTuple):
+    """A noise and its evidence for sequences, with the truth and the positions that count."""
+
+    noise: str
+    ids: Tensor
+    evidence: Tensor
+    counted: Tensor
+
+
+def bits_of(law: Tensor, reading: Reading) -> float:
+    """Return the bits per symbol of the truth."""
+    found = law.gather(-1, reading.ids[..., None])[..., 0][reading.counted]
+    return float(-found.mean() / math.log(2))
+
+
+def measures(law: Tensor, best: Tensor, reading: Reading) -> dict[str, float]:
+    """Return bits per symbol, shares of symbols and words right, and the calibration of the marginals."""
+    right, counted = best == reading.ids, reading.counted
+    calibrated = calibration(law[counted].exp(), reading.ids[counted])
     return {
-        "bits": float(bits),
+        "bits": bits_of(law, reading),
         "symbols": float(right[counted].float().mean()),
-        "words": words_right(ids, right, counted),
-        "calibration": calibration(law[counted].exp(), ids[counted]).error,
+        "words": words_right(reading.ids, right, counted),
+        "calibration": calibrated.error,
+        "calibration_floor": calibrated.floor,
     }
 
 
@@ -205,58 +290,159 @@ def words_right(ids: Tensor, right: Tensor, counted: Tensor) -> float:
     return good / max(total, 1)
 
 
+def run(function: Marginals, evidence: Tensor) -> Tensor:
+    """Return what a function gives for evidence, some sequences at a time."""
+    return torch.cat([function(part) for part in evidence.split(BATCH)])
+
+
+def chosen(restorer: Restorer, validation: Reading) -> float | None:
+    """Return the value of the restorer's parameter with the fewest bits on validation sequences, if it has one."""
+    if restorer.tuning is None:
+        return None
+    if len(restorer.choices) == 1:
+        return restorer.choices[0]
+    found = {value: bits_of(run(restorer.tuning(value), validation.evidence), validation) for value in restorer.choices}
+    return min(found, key=lambda value: found[value])
+
+
+def measure(restorer: Restorer, reading: Reading, validation: Reading) -> Row:
+    """Return what a restorer is worth for one noise."""
+    parameter = chosen(restorer, validation)
+    marginals = restorer.marginals
+    if parameter is not None and restorer.tuned is not None:
+        marginals = restorer.tuned(parameter)
+    begin = time.process_time()
+    law = run(marginals, reading.evidence)
+    best = law.argmax(-1)
+    if restorer.choice is not None:
+        begin, best = time.process_time(), run(restorer.choice, reading.evidence)
+    seconds = 1000 * (time.process_time() - begin) / reading.ids.numel()
+    found = {name: f"{value:.4g}" for name, value in measures(law, best, reading).items()}
+    parameter_text = "" if parameter is None else f"{parameter:g}"
+    return {**found, "seconds": f"{seconds:.4g}", "parameter": parameter_text, "positions": str(reading.ids.numel())}
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+KEYS = ("corpus", "noise", "restorer", "calls", "seed")
+MEANS = ("bits", "symbols", "words", "calibration", "calibration_floor", "seconds")
+
+
+def rows_of(path: Path | None) -> list[Row]:
+    """Return the rows that a file has."""
+    if path is None or not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Write a table."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, file.getvalue())
+
+
+def means(rows: list[Row]) -> list[dict[str, object]]:
+    """Return the mean over seeds of every corpus, noise, restorer and number of calls."""
+    keys, found = KEYS[:-1], []
+    for key, group in groupby(
+        sorted(rows, key=lambda row: [row[name] for name in keys]), lambda row: [row[name] for name in keys]
+    ):
+        seeds = list(group)
+        mean = {name: f"{sum(float(row[name]) for row in seeds) / len(seeds):.4g}" for name in MEANS}
+        found.append({**dict(zip(keys, key, strict=True)), "seeds": len(seeds), **mean})
+    return found
+
+
+def commit() -> str:
+    """Return the commit of the working directory; nothing where there is none."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def evidence_of(options: argparse.Namespace, split: str, count: int) -> dict[str, Reading]:
+    """Return the readings of sequences of a split of the corpus, by noise."""
+    speeches = RunConfig(data=DataConfig("demo", length=options.length))
+    corpus = load_corpus(speeches if options.corpus == "demo" else text8_config(options.length))
+    ids = held_out_sequences(corpus, split, options.length, count, 1).ids  # type: ignore[arg-type]
+    kinds = readings(ids, len(TEXT8_ALPHABET), torch.Generator().manual_seed(0))
+    wanted = tuple(options.noise)
+    return {name: Reading(name, ids, *rest) for name, *rest in kinds if not wanted or name.startswith(wanted)}
+
+
+def text8_config(length: int) -> RunConfig:
+    """Return the configuration of the text on which networks and n-gram models are trained."""
+    return RunConfig(data=DataConfig("text8", length=length, protocol="text8-74m"))
+
+
+@torch.no_grad()
+def measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
+    """Return the rows with those that were missing; each is written as soon as it is measured."""
+    text = load_corpus(text8_config(options.length)).train
+    train = torch.from_numpy(text[: len(text) // 4096 * 4096].reshape(-1, 4096).copy())
+    test = evidence_of(options, "test", options.sequences)
+    validation = evidence_of(options, "validation", options.validation)
+    there = {tuple(row[name] for name in KEYS) for row in rows}
+    for restorer in restorers(options, train):
+        for noise, reading in test.items():
+            key = (options.corpus, noise, restorer.name, str(restorer.calls), str(restorer.seed))
+            if key in there or not restorer.name.startswith(tuple(options.only)):
+                continue
+            row = dict(zip(KEYS, key, strict=True)) | measure(restorer, reading, validation[noise])
+            rows.append(row | {"commit": options.commit})
+            print(" | ".join(row.values()), flush=True)
+            if options.csv:
+                write_rows(options.csv, rows)
+    return rows
+
+
+@torch.no_grad()
+def reliability(options: argparse.Namespace) -> list[Row]:
+    """Return how often the symbols of each certainty are right, in one call of the first RDLM, for every noise."""
+    method, rows = rdlm.load(options.rdlm[0]).rdlm, []
+    for noise, reading in evidence_of(options, "test", options.sequences).items():
+        law = run(partial(posterior_of, method), reading.evidence)[reading.counted].exp()
+        found = calibration(law, reading.ids[reading.counted])
+        about = {"noise": noise, "error": f"{found.error:.4f}", "floor": f"{found.floor:.4f}", "commit": options.commit}
+        for bin in zip(found.certainty, found.right, found.count, strict=True):
+            rows.append(about | dict(zip(("certainty", "right", "count"), (f"{one:.6g}" for one in bin), strict=True)))
+        print(" | ".join(about.values()), flush=True)
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for kind in ("--rdlm", "--masked", "--autoregressive"):
         parser.add_argument(kind, nargs="*", default=[], metavar="RUN")
-    parser.add_argument("--corpus", default="text8", choices=("text8", "sotu"))
+    parser.add_argument("--corpus", default="text8", choices=("text8", "demo"), help="demo: speeches")
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--sequences", type=int, default=64, help="of the test split")
+    parser.add_argument("--validation", type=int, default=8, help="sequences on which parameters are chosen")
     parser.add_argument("--gibbs", type=int, nargs="*", default=[1, 8, 64, 512])
     parser.add_argument("--beams", type=int, nargs="*", default=[8, 64])
     parser.add_argument("--noise", nargs="*", default=[], help="names begin so; default: all")
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so; default: all")
+    parser.add_argument("--csv", type=Path, help="table to which rows are added")
+    parser.add_argument("--commit", default=commit(), help="stored with every row; default: that of the directory")
+    parser.add_argument("--table", action="store_true", help="print the means over seeds only")
+    parser.add_argument(
+        "--reliability", type=Path, help="table of the certainty of the first RDLM, in place of the rest"
+    )
     options = parser.parse_args(arguments)
-    text8 = load_corpus(RunConfig(data=DataConfig("text8", length=options.length, protocol="text8-74m")))
-    sotu = RunConfig(data=DataConfig("sotu", length=options.length))
-    corpus = text8 if options.corpus == "text8" else load_corpus(sotu)
-    ids = held_out(corpus, options.length, options.sequences, 1).ids
-    rows = measured(options, ids, torch.from_numpy(text8.train[: len(text8.train) // 4096 * 4096].reshape(-1, 4096)))
-    print(table(rows, list(rows[0])))
-    if options.csv:
-        lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)]
-        write_atomic(options.csv, "\n".join(lines) + "\n")
-
-
-@torch.no_grad()
-def measured(options: argparse.Namespace, ids: Tensor, train: Tensor) -> list[dict[str, object]]:
-    """Return the rows of the table: the mean over the seeds of a restorer."""
-    kinds = [
-        kind
-        for kind in readings(ids, len(TEXT8_ALPHABET), torch.Generator().manual_seed(0))
-        if not options.noise or kind[0].startswith(tuple(options.noise))
-    ]
-    found: dict[tuple[str, str, int], list[dict[str, float]]] = defaultdict(list)
-    for name, calls, restorer in restorers(options, train):
-        for noise, evidence, counted in kinds:
-            begin = time.perf_counter()
-            law = torch.cat([restorer(part) for part in evidence.split(BATCH)])
-            seconds = 1000 * (time.perf_counter() - begin) / ids.numel()
-            found[noise, name, calls].append({**measures(law, ids, counted), "seconds": seconds})
-            print(
-                noise,
-                "|",
-                name,
-                "|",
-                {key: round(value, 4) for key, value in found[noise, name, calls][-1].items()},
-                flush=True,
-            )
-    return [
-        {"noise": noise, "restorer": name, "calls": calls, "seeds": len(seeds)}
-        | {key: f"{sum(one[key] for one in seeds) / len(seeds):.4g}" for key in seeds[0]}
-        for (noise, name, calls), seeds in sorted(found.items(), key=lambda item: item[0][0])
-    ]
+    if options.reliability:
+        return write_rows(options.reliability, reliability(options))
+    rows = rows_of(options.csv)
+    rows = rows if options.table else measured(options, rows)
+    shown = means(rows)
+    print(table(shown, list(shown[0]) if shown else []))
 
 
 if __name__ == "__main__":

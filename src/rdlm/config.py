@@ -64,6 +64,8 @@ class BeliefConfig:
     """Order of the n-gram model: a symbol depends on up to `order - 1` symbols before it."""
     states: int | None = None
     """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
+    belief_input: bool = False
+    """The posterior of the inference layer is a second input of the network; else it is only added to the logits."""
     network_class: str | None = None
     """Your own network, as module:Class, built like rdlm's from the model's options; needs --trust."""
 
@@ -337,6 +339,8 @@ class ObjectiveConfig:
     """Stratify the times of a batch (low-discrepancy sampling)."""
     mixed: float = 0.0
     """Share of sequences in which each token has its own noise level, from a range of random width of the proposal."""
+    readings: float = 0.0
+    """Share of sequences of which the network is given a reading with errors and gaps, as in `rdlm restore`."""
     asynchronous: float = 0.0
     """Share of sequences in which each token has its own time, within a window of random width."""
     narrow: float = 0.5
@@ -358,15 +362,17 @@ class ObjectiveConfig:
         if not 0 <= low < high <= 1:
             raise InputError(f"objective.interval must be two increasing times in [0, 1], got {self.interval}")
         _within("objective.floor", self.floor, 1e-4, 1)
-        for name in ("mixed", "asynchronous", "narrow", "prefix", "blockwise", "condition_dropout"):
+        for name in ("mixed", "readings", "asynchronous", "narrow", "prefix", "blockwise", "condition_dropout"):
             _within(f"objective.{name}", getattr(self, name), 0, 1)
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise InputError(f"objective.block_sizes must be at least 1, got {self.block_sizes}")
-        if self.mixed + self.asynchronous > 1 + 1e-9:
-            given = f"{self.mixed:g} + {self.asynchronous:g}"
-            raise InputError(f"objective.mixed and objective.asynchronous must add up to at most 1, got {given}")
-        if (self.blockwise or self.mixed) and self.loss != "cross_entropy":
-            given = "blockwise" if self.blockwise else "mixed"
+        if self.mixed + self.readings + self.asynchronous > 1 + 1e-9:
+            given = f"{self.mixed:g} + {self.readings:g} + {self.asynchronous:g}"
+            raise InputError(
+                f"objective.mixed, objective.readings and objective.asynchronous must add up to at most 1, got {given}"
+            )
+        if (self.blockwise or self.mixed or self.readings) and self.loss != "cross_entropy":
+            given = "blockwise" if self.blockwise else "mixed" if self.mixed else "readings"
             raise InputError(f"objective.{given} needs objective.loss cross_entropy")
 
 

@@ -176,6 +176,8 @@ def test_long_sequences_are_windows_whose_middles_are_joined() -> None:
         spans = overlapping_windows(length, 8)
         assert spans[0][0] == 0 and spans[-1][1] == length
         assert all(later[0] <= earlier[1] - 4 for earlier, later in itertools.pairwise(spans))
+    assert overlapping_windows(300, 128) == [(0, 128), (96, 224), (172, 300)]  # 32 shared, and more at the end
+    assert overlapping_windows(3, 1) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_known_symbols_stay() -> None:

@@ -71,7 +71,8 @@ def test_the_error_rate_is_estimated(run: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_evidence_files(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [json.dumps({letter: 0.9}) for letter in "the quic"] + [json.dumps({"x": 0.5, "k": 0.4})]
+    sure = [json.dumps({letter: 0.9, "rest": 0.1}) for letter in "the quic"]
+    lines = [*sure, json.dumps({"x": 0.5, "k": 0.4, "rest": 0.1})]
     (tmp_path / "reading.jsonl").write_text("\n".join(lines))
     assert command(run, str(tmp_path / "reading.jsonl")) == 0
     assert capsys.readouterr().out == "the quick\n"
@@ -110,6 +111,40 @@ def test_mistakes_are_named(
     file.write_text("the quick")
     assert command(run, str(file), *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            '{"t": 0.9}',
+            "sum to 0.9, not to 1; if other symbols are possible, add",
+        ),
+        ("a.jsonl", '{"t": 1}\n{"t": 0.6, "h": 0.6}', "position 1: the probabilities sum to 1.2"),
+        ("a.jsonl", '{"t": -0.1, "h": 1.1}', "must be a probability, got -0.1"),
+        ("a.jsonl", '{"t": 0, "h": 0}', "position 0: the evidence excludes every symbol"),
+        ("a.jsonl", '{"t": 1}\n{"%": 1}', "position 1: '%' is not a symbol"),
+        ("a.txt", "t[a%]", "alternative '%' at position 1"),
+        ("a.fastq", "@one\nac\n+\n!!!\n", "read 'one' has 2 bases and 3 qualities"),
+        ("matrix.csv", "true,a,b\na,1\n", "line 2: 1 numbers under a header of 2 symbols"),
+        ("matrix.csv", "true,a,b\na,0,0\n", "the row of 'a' sums to 0, not to 1"),
+        ("matrix.json", '{"a": {"a": 0.5}}', "the row of 'a' sums to 0.5, not to 1"),
+        ("matrix.json", '{"a": {"a": 1.5, "b": -0.5}}', "must be a probability"),
+    ],
+)
+def test_evidence_that_makes_no_sense_is_refused_and_nothing_is_written(
+    run: str, tmp_path: Path, name: str, content: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, text, page, out = (tmp_path / one for one in (name, "text.txt", "page.html", "out.txt"))
+    text.write_text("the quick")
+    given.write_text(content)
+    matrix = name.startswith("matrix")
+    arguments = [str(text), "--channel", str(given)] if matrix else [str(given)]
+    assert command(run, *arguments, "--html", str(page), "--out", str(out)) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and not shown.out
+    assert not page.exists() and not out.exists()
 
 
 def test_an_array_with_objects_is_not_loaded(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,11 +56,14 @@ def test_confusion_matrices_from_csv_and_json() -> None:
     assert by_csv.tolist() == [[0.8, 0.2, 0], [0, 1, 0], [0, 0.1, 0.9]]
 
 
-def test_json_lines_spread_what_is_left() -> None:
-    reading = evidence.from_json_lines('{"a": 0.7, "b": 0.2}\n\n{"c": 1}\n', "abcd")
-    assert reading.symbols == "ac"
+def test_json_lines_spread_what_is_said_to_be_left() -> None:
+    lines = '{"a": 0.7, "b": 0.2, "rest": 0.1}\n\n{"c": 1}\n{"a": 0.3333, "d": 0.6666}\n{"rest": 1}\n'
+    reading = evidence.from_json_lines(lines, "abcd")
+    assert reading.symbols == "acd?"
     assert torch.allclose(reading.evidence[0].exp(), torch.tensor([0.7, 0.2, 0.05, 0.05]).double())
     assert reading.evidence[1].exp().tolist() == [0, 0, 1, 0]
+    assert torch.allclose(reading.evidence[2].exp(), torch.tensor([0.3333, 0, 0, 0.6666]).double())  # rounded: allowed
+    assert reading.evidence[3].exp().tolist() == [0.25] * 4
 
 
 def test_arrays() -> None:
@@ -99,7 +102,23 @@ def test_grey_levels() -> None:
         (lambda: evidence.confusion("{", "ab"), "not JSON"),
         (lambda: evidence.confusion("[1]", "ab"), "header"),
         (lambda: evidence.confusion("t,a,b\na,1\n", "ab"), "line 2: 1 numbers under a header of 2"),
-        (lambda: evidence.from_json_lines('{"a": 0.9, "b": 0.9}', "ab"), "sum to 1.8"),
+        (lambda: evidence.from_json_lines('{"a": 0.9, "b": 0.9}', "ab"), "sum to 1.8, not to 1$"),
+        (
+            lambda: evidence.from_json_lines('{"a": 1}\n{"a": 0.9}', "ab"),
+            'position 1.* 0.9, .* add "rest": 0.1$',
+        ),
+        (lambda: evidence.from_json_lines('{"a": 0.6, "b": 0.3}', "ab"), "sum to 0.9, not to 1$"),
+        (lambda: evidence.from_json_lines('{"a": 0.7, "rest": 0.2}', "abc"), "sum to 0.9"),
+        (lambda: evidence.from_json_lines('{"a": 0.7, "rest": -0.3}', "abc"), "'rest' must be a probability"),
+        (lambda: evidence.from_json_lines('{"a": 0.5, "b": 0.2, "rest": 0.3}', "ab"), "all symbols are named"),
+        (lambda: evidence.from_json_lines('{"a": 0}', "abc"), "excludes every symbol"),
+        (
+            lambda: evidence.from_array(np.array([[0.0, 0.0], [-np.inf, -np.inf]]), "ab"),
+            "position 1: the evidence",
+        ),
+        (lambda: evidence.from_text("b[az]", "ab"), "alternative 'z' at position 1"),
+        (lambda: evidence.confusion("t,a,b\na,1,0\nb,0,0\n", "ab"), "the row of 'b' sums to 0"),
+        (lambda: evidence.confusion("t,a,b,c\na,1,0,0\n", "ab"), "'c' is not a symbol"),
         (lambda: evidence.from_json_lines('{"a": -1}', "ab"), "must be a probability"),
         (lambda: evidence.from_json_lines('{"a": "x"}', "ab"), "must be a probability"),
         (lambda: evidence.from_json_lines('{"a": true}', "ab"), "must be a probability"),

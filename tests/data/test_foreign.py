@@ -50,7 +50,7 @@ READERS: dict[str, tuple[Callable[[bytes, str], torch.Tensor], list[bytes]]] = {
     "text": (text_reader(lambda text, a: evidence.from_text(text, a).evidence), [b"a?b[ab]\\? a", b"[", b"AC_T"]),
     "JSON lines": (
         text_reader(lambda text, a: evidence.from_json_lines(text, a).evidence),
-        [b'{"a": 0.7, "b": 0.2}\n\n{"b": 1}\n', b'{"A": 1e-3}', b'{"a": 1, "a": 0}', b'{"a": ' + b"9" * 400 + b"}"],
+        [b'{"a": 0.7, "rest": 0.3}\n\n{"b": 1}\n', b'{"A": 1e-3}', b'{"a": 1, "a": 0}', b'{"a": ' + b"9" * 400 + b"}"],
     ),
     "confusion": (
         text_reader(evidence.confusion),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import pytest
@@ -11,10 +12,12 @@ from torch import Tensor
 from rdlm.config import ObjectiveConfig
 from rdlm.errors import InputError
 from rdlm.methods.objective import (
+    GAPS,
     Proposal,
     TrainingTimes,
     cross_entropy,
     draw_block_times,
+    draw_readings,
     draw_times,
     mean_unfinished,
 )
@@ -241,7 +244,9 @@ def test_shares_of_mixed_and_asynchronous_sequences() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mixed": 0.6, "asynchronous": 0.5}, "add up to at most 1, got 0.6 \\+ 0.5"),
+        ({"mixed": 0.6, "asynchronous": 0.5}, "add up to at most 1, got 0.6 \\+ 0 \\+ 0.5"),
+        ({"mixed": 0.5, "readings": 0.6}, "add up to at most 1, got 0.5 \\+ 0.6 \\+ 0"),
+        ({"readings": 0.5, "loss": "drift_error"}, "objective.readings needs objective.loss cross_entropy"),
         ({"mixed": 1.5}, "objective.mixed must lie in"),
         ({"mixed": 0.5, "loss": "drift_error"}, "objective.mixed needs objective.loss cross_entropy"),
     ],
@@ -249,6 +254,43 @@ def test_shares_of_mixed_and_asynchronous_sequences() -> None:
 def test_impossible_shares_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ObjectiveConfig(**settings)
+
+
+def test_sequences_that_are_read_have_time_0_and_weight_1() -> None:
+    moment, _ = mixed_quantiles(8000, mixed=0.3, readings=0.4)
+    assert moment.read.float().mean().item() == pytest.approx(0.4, abs=0.03)
+    assert moment.synchronous.float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert not bool((moment.read & moment.synchronous).any())
+    assert not bool(moment.time[moment.read].any()) and bool((moment.weight[moment.read] == 1).all())
+
+
+def test_the_evidence_of_readings_is_the_likelihood_of_the_channel() -> None:
+    """Over many draws, positions with a posterior of p by the evidence alone are right with a share of p."""
+    size, generator = 5, torch.Generator().manual_seed(0)
+    token = torch.randint(size, (4000, 50), generator=generator)
+    law = draw_readings(token, size, generator).softmax(-1)
+    certainty, best = law.max(-1)
+    known = certainty > 1 / size + 1e-6
+    assert (~known).float().mean().item() == pytest.approx(
+        GAPS / 4, abs=0.01
+    )  # half of the sequences, GAPS / 2 of each
+    for low, high in ((0.5, 0.6), (0.6, 0.8), (0.8, 0.9), (0.9, 0.95), (0.95, 1.0)):
+        inside = known & (certainty > low) & (certainty < high)
+        right, expected = (best == token)[inside].float().mean(), certainty[inside].mean()
+        assert right.item() == pytest.approx(expected.item(), abs=0.01)
+    wrong = known & (best != token)
+    shift = torch.bincount(((best - token) % size)[wrong], minlength=size)[1:] / wrong.sum()
+    assert torch.allclose(shift, torch.full((size - 1,), 1 / (size - 1)), atol=0.01)
+
+
+def test_a_method_learns_from_readings() -> None:
+    one = method(8, readings=1.0)
+    loss = one.loss(tokens(8, 16, 12), Draw(0, 3))
+    loss.backward()
+    assert bool(loss.isfinite()) and loss.item() < 0.9 * math.log(8)  # the evidence alone says more than nothing
+    assert all(p.grad is not None for p in one.network.parameters())
+    with pytest.raises(InputError, match="evidence"):
+        method(8, features="coordinates", readings=0.5)
 
 
 @pytest.mark.parametrize("layout", SETTINGS)

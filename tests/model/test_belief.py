@@ -181,9 +181,13 @@ def test_impossible_chains_are_refused(arguments: tuple[int, int, int], message:
 # -- inside a network ------------------------------------------------------------------------------
 
 
-def network(belief: str = "ngram", causal: bool = False, features: int = VOCABULARY) -> BeliefNetwork:
+def network(
+    belief: str = "ngram", causal: bool = False, features: int = VOCABULARY, belief_input: bool = False
+) -> BeliefNetwork:
     torch.manual_seed(0)
-    config = TransformerConfig(width=16, layers=2, heads=2, belief=belief, order=4, states=25, causal=causal)
+    config = TransformerConfig(
+        width=16, layers=2, heads=2, belief=belief, order=4, states=25, causal=causal, belief_input=belief_input
+    )
     found = build(config, Interface(features, VOCABULARY))
     assert isinstance(found, BeliefNetwork)
     found.belief.fit(lambda: source())
@@ -227,9 +231,10 @@ def test_ids_are_certain_evidence_and_the_mask_is_none(belief: str) -> None:
         assert torch.allclose(net(ids, 0.0), own * logits + 2 * chain * net.belief(evidence), atol=1e-5)
 
 
+@pytest.mark.parametrize("belief_input", [False, True])
 @pytest.mark.parametrize("belief", ["ngram", "hmm"])
-def test_no_block_sees_a_later_block_or_its_own_clean_symbols(belief: str) -> None:
-    net, block = network(belief), 2
+def test_no_block_sees_a_later_block_or_its_own_clean_symbols(belief: str, belief_input: bool) -> None:
+    net, block = network(belief, belief_input=belief_input), 2
     generator = torch.Generator().manual_seed(1)
     clean = torch.randint(VOCABULARY, (1, 6), generator=generator)
     noisy = torch.randn(1, 6, VOCABULARY, generator=generator)
@@ -254,9 +259,10 @@ def test_no_block_sees_a_later_block_or_its_own_clean_symbols(belief: str) -> No
             assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("belief_input", [False, True])
 @pytest.mark.parametrize("belief", ["ngram", "hmm"])
-def test_a_cache_gives_the_logits_of_whole_sequences(belief: str) -> None:
-    net, block = network(belief), 2
+def test_a_cache_gives_the_logits_of_whole_sequences(belief: str, belief_input: bool) -> None:
+    net, block = network(belief, belief_input=belief_input), 2
     ids = torch.randint(VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(2))
     certain = features_of(200.0 * torch.nn.functional.one_hot(ids, VOCABULARY))
     noisy = features_of(torch.randn(2, 6, VOCABULARY, generator=torch.Generator().manual_seed(3)))
@@ -273,9 +279,10 @@ def test_a_cache_gives_the_logits_of_whole_sequences(belief: str) -> None:
             cache = cache.rows(torch.tensor([0, 1]))
 
 
+@pytest.mark.parametrize("belief_input", [False, True])
 @pytest.mark.parametrize("belief", ["ngram", "hmm"])
-def test_causal_networks_see_the_past_only_and_cache_it(belief: str) -> None:
-    net = network(belief, causal=True, features=VOCABULARY + 1)
+def test_causal_networks_see_the_past_only_and_cache_it(belief: str, belief_input: bool) -> None:
+    net = network(belief, causal=True, features=VOCABULARY + 1, belief_input=belief_input)
     ids = torch.cat([torch.full((2, 1), VOCABULARY), torch.randint(VOCABULARY, (2, 5))], 1)
     with torch.no_grad():
         whole = net(ids, 0.0)
@@ -295,6 +302,34 @@ def test_a_hidden_markov_model_learns_through_forward_backward() -> None:
     for name in ("start", "transition", "emission"):
         gradient = getattr(net.belief, name).grad
         assert gradient is not None and gradient.isfinite().all() and gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("features", [VOCABULARY, VOCABULARY + 1])
+def test_the_posterior_of_the_chain_is_an_input_of_the_network(features: int) -> None:
+    net = network(features=features, belief_input=True)
+    if features == VOCABULARY:
+        evidence = torch.randn(2, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(4))
+        inputs = features_of(evidence)
+    else:
+        inputs = torch.tensor([[0, 3, 2, 3, 1]])  # 3 is the mask
+        evidence = torch.where(inputs[..., None] == 3, 0.0, 200.0 * torch.nn.functional.one_hot(inputs % 3, 3))
+    with torch.no_grad():
+        context = net.belief(evidence)
+        posterior = torch.nn.functional.pad(features_of(context + evidence), (0, features - VOCABULARY))
+        logits, weights = net.network(inputs, 0.0, None, posterior).split((VOCABULARY, 2), -1)
+        own, chain = weights.sigmoid().split(1, -1)
+        found = net(inputs, 0.0)
+        assert torch.allclose(found, own * logits + 2 * chain * context, atol=1e-5)
+        net.network.input.previous.zero_()  # as it is initialised: the input changes nothing
+        assert not torch.allclose(net(inputs, 0.0), found)
+        net.input_width = 0
+        assert torch.allclose(net(inputs, 0.0), own_logits(net, inputs, context), atol=1e-5)
+
+
+def own_logits(net: BeliefNetwork, inputs: Tensor, context: Tensor) -> Tensor:
+    logits, weights = net.network(inputs, 0.0).split((VOCABULARY, 2), -1)
+    own, chain = weights.sigmoid().split(1, -1)
+    return own * logits + 2 * chain * context
 
 
 @pytest.mark.parametrize("interface", [Interface(4, 3, digits=2), Interface(9, 3)])

@@ -56,9 +56,9 @@ def test_a_restoration_is_that_of_the_model(served: Served, runs: Path, text: st
 
 
 def test_evidence_per_position(served: Served, runs: Path) -> None:
-    rows = [{"t": 0.9, "f": 0.1}, {"h": 0.6}, {" ": 0.5, "e": 0.5}]
+    rows = [{"t": 0.9, "f": 0.1}, {"h": 0.6, "rest": 0.4}, {" ": 0.5, "e": 0.5}]
     found = restored(served, evidence=rows)
-    lines = '{"t": 0.9, "f": 0.1}\n{"h": 0.6}\n{" ": 0.5, "e": 0.5}'
+    lines = '{"t": 0.9, "f": 0.1}\n{"h": 0.6, "rest": 0.4}\n{" ": 0.5, "e": 0.5}'
     wanted = rdlm.load(runs / "together").restore(from_json_lines(lines, TEXT8_ALPHABET).evidence)
     assert found["text"] == wanted.text and found["read"] == "th "
     assert [set(place["alternatives"]) <= set(wanted.symbols) for place in found["positions"]] == [True] * 3

@@ -3,7 +3,7 @@
 Evidence `log lambda_i(k)` from a reading is added to that of the process, at the start of which there is none. One
 network call gives the posterior of every position; the sampler, started from the evidence, draws whole sequences from
 the joint posterior. A long sequence is treated in overlapping windows of the model's length: a position's posterior is
-that of the window in which it is farthest from the ends, and samples continue behind their own first half.
+that of the window in which it is farthest from the ends, and samples continue behind what they have decided.
 
 | function | what it returns | network calls |
 |---|---|---|
@@ -42,6 +42,9 @@ from rdlm.sampling.sampler import StepInfo, sample_chain
 
 POSITIONS: Final = 2048
 """Positions per network call."""
+
+SHARED: Final = 32
+"""Positions that neighbouring windows share; half of a window that is shorter than twice as many."""
 
 CERTAIN: Final = 1e4
 """Log-likelihood ratio of a symbol that is known."""
@@ -441,11 +444,12 @@ def _in_windows(
 def likeliest(model: LanguageModel, evidence: Evidence, calls: int = WHOLE_CALLS) -> Int[Tensor, " positions"]:
     """Return the likeliest whole sequence that is found: in every call, the most certain positions are decided."""
     spans = overlapping_windows(len(evidence), model.length)
-    return _in_windows(evidence, spans, 1, partial(_most_certain_first, model.rdlm, calls=calls))[0]
+    return _in_windows(evidence, spans, 1, partial(most_certain_first, model.rdlm, calls=calls))[0]
 
 
 @torch.no_grad()
-def _most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
+def most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
+    """Return whole sequences of one window: in every call, as many of the most certain positions are decided."""
     rows, length, size = given.shape
     given, decided = given.clone(), torch.zeros(rows, length, dtype=torch.bool, device=given.device)
     for call in range(1, calls + 1):
@@ -471,10 +475,11 @@ def _rows(length: int) -> int:
 
 
 def overlapping_windows(length: int, window: int) -> list[tuple[int, int]]:
-    """Return spans of at most `window` positions that cover a sequence; neighbours share half of their positions."""
+    """Return spans of at most `window` positions that cover a sequence; neighbours share at least `SHARED` of them."""
     if length <= window:
         return [(0, length)]
-    begins = [*range(0, length - window, max(1, window // 2)), length - window]
+    step = max(1, window - min(window // 2, SHARED))
+    begins = [*range(0, length - window, step), length - window]
     return [(begin, begin + window) for begin in begins]
 
 

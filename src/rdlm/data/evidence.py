@@ -44,6 +44,9 @@ KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 TOLERANCE: Final = 1e-3
 """By how much probabilities may differ from a sum of 1."""
 
+REST: Final = "rest"
+"""Key of JSON lines: the probability of all symbols that are not named, together."""
+
 MOST_NUMBERS: Final = 1 << 26
 """Most entries of a channel, and of the evidence of all sequences of a file: 512 MB."""
 
@@ -373,7 +376,8 @@ def _alternatives(alphabet: str, symbols: str, at: int) -> Float[Tensor, " v"]:
 def from_json_lines(text: str, alphabet: str) -> Reading:
     """Return the evidence of JSON lines, each an object {symbol: probability} of one position.
 
-    Probabilities of a position sum to 1, or to less: the rest is spread over the symbols that are not named.
+    Probabilities of a position must sum to 1. A symbol that is not named is impossible, unless the line says what is
+    left, as `{"e": 0.7, "c": 0.2, "rest": 0.1}`: the rest is spread evenly over the symbols that are not named.
     """
     rows, symbols = [], []
     lines = list(filter(str.strip, text.split("\n")))
@@ -386,20 +390,31 @@ def from_json_lines(text: str, alphabet: str) -> Reading:
             raise InputError(f"line {number} is not JSON: {error}") from None
         if not isinstance(law, dict) or not law:
             raise InputError(f"line {number} must be an object {{symbol: probability}}")
-        row = torch.full((len(alphabet),), math.nan, dtype=torch.float64)
-        for symbol, probability in law.items():
-            row[_index(alphabet, symbol, where)] = _number(probability, f"{where}: p({symbol!r})")
-        total, missing = float(row.nansum()), row.isnan()
-        if total == 0:
-            raise InputError(f"{where}: the evidence excludes every symbol: all probabilities are 0")
-        if total > 1 + TOLERANCE:
-            raise InputError(f"{where}: the probabilities sum to {total:.4g}, which is more than 1")
-        row[missing] = max(0.0, 1 - total) / max(int(missing.sum()), 1)
+        row = _law(law, alphabet, where)
         rows.append(row.log())
-        symbols.append(max(law, key=lambda symbol: float(law[symbol])))
+        symbols.append(alphabet[int(row.argmax())] if row.max() > row.min() else "?")
     if not rows:
         raise InputError("there is nothing to restore: no line has a position")
     return Reading(_checked(torch.stack(rows)), "".join(symbols))
+
+
+def _law(law: Mapping[str, Any], alphabet: str, where: str) -> Float[Tensor, " v"]:
+    """Return the probabilities of one JSON line, whose rest is spread over the symbols that are not named."""
+    row = torch.full((len(alphabet),), math.nan, dtype=torch.float64)
+    for symbol, probability in law.items():
+        if symbol != REST:
+            row[_index(alphabet, symbol, where)] = _number(probability, f"{where}: p({symbol!r})")
+    rest, missing = _number(law.get(REST, 0.0), f"{where}: {REST!r}"), row.isnan()
+    total, count = float(row.nansum()) + rest, int(missing.sum())
+    if total == 0:
+        raise InputError(f"{where}: the evidence excludes every symbol: all probabilities are 0")
+    if rest > 0 and not count:
+        raise InputError(f"{where}: {REST!r} is {rest:.4g}, but all symbols are named")
+    if abs(total - 1) > TOLERANCE:
+        advice = f'; if other symbols are possible, add "{REST}": {1 - total:.4g}' if total < 1 and count else ""
+        raise InputError(f"{where}: the probabilities sum to {total:.4g}, not to 1{advice}")
+    row[missing] = rest / max(count, 1)
+    return row
 
 
 def from_array(array: np.ndarray[Any, Any], alphabet: str) -> Reading:

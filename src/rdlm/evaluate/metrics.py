@@ -111,11 +111,21 @@ class Calibration:
     certainty: Float[Tensor, " bins"]
     right: Float[Tensor, " bins"]
     count: Int[Tensor, " bins"]
+    variance: Float[Tensor, " bins"]
+    """Mean over the predictions of a bin of `p (1 - p)`, the variance of a prediction that is right with chance p."""
 
     @property
     def error(self) -> float:
         """The expected calibration error: the mean over predictions of `|share right - certainty|` of their bin."""
         return float((self.count * (self.right - self.certainty).abs()).sum() / self.count.sum())
+
+    @property
+    def floor(self) -> float:
+        """The expected error of calibrated predictions of these certainties, if they are right independently.
+
+        The share right of a bin is nearly normal around its certainty, with variance `variance / count`.
+        """
+        return float((2 / math.pi * self.count * self.variance).sqrt().sum() / self.count.sum())
 
 
 def calibration(law: Float[Tensor, "n v"], truth: Int[Tensor, " n"], bins: int = _BINS) -> Calibration:
@@ -123,9 +133,11 @@ def calibration(law: Float[Tensor, "n v"], truth: Int[Tensor, " n"], bins: int =
     certainty, best = law.double().max(-1)
     index = (certainty * bins).long().clamp_max(bins - 1)
     count = torch.bincount(index, minlength=bins)
-    total, right = (torch.bincount(index, weights, bins) for weights in (certainty, (best == truth).double()))
-    used = count > 0
-    return Calibration(total[used] / count[used], right[used] / count[used], count[used])
+    used, right = count > 0, (best == truth).double()
+    means = [
+        torch.bincount(index, one, bins)[used] / count[used] for one in (certainty, right, certainty - certainty**2)
+    ]
+    return Calibration(means[0], means[1], count[used], means[2])
 
 
 # -- maximum mean discrepancy ----------------------------------------------------------------------------------------

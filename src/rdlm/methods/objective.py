@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, distributed
+from torch.nn import functional
 
 from rdlm.config import ObjectiveConfig
 from rdlm.data.batch import Batch
@@ -56,6 +57,9 @@ ROWS = 32
 DECAY = 0.99
 """Decay per step of the adaptive proposal's moving averages."""
 
+ERRORS, GAPS = (0.02, 0.5), 0.6
+"""Lowest and highest rate of errors of readings, and the highest rate of gaps."""
+
 NARROWEST = 1e-3
 """Width of the narrowest token schedule, in which positions are denoised one by one."""
 
@@ -88,7 +92,11 @@ def sequence_loss(
         values = _drift_error(method, token, times, condition, device_generator)
     else:
         state, remaining = method.noisy(token, times.time, device_generator)
-        prediction = method.predict(state, remaining, condition, generator)
+        given = None
+        if objective.readings:
+            read = times.read.to(token.device)[:, None, None]
+            given = read * draw_readings(token, method.layout.vocabulary, generator)
+        prediction = method.predict(state, remaining, condition, generator, given=given)
         time = method.layout.per_symbol(times.time).to(token.device)
         values = cross_entropy(prediction.logits, token, time, prediction.evidence)
     if method.proposal.adaptive:  # `observe` synchronises with the device
@@ -222,6 +230,8 @@ class TrainingTimes:
     """Time of each sequence drawn from the proposal."""
     synchronous: Bool[Tensor, " batch"]
     """Sequences whose positions have the common time; only these update the proposal."""
+    read: Bool[Tensor, " batch"]
+    """Sequences of which a reading is given; their positions have time 0."""
 
 
 def draw_times(
@@ -231,13 +241,14 @@ def draw_times(
     length: int,
     generator: torch.Generator | None = None,
 ) -> TrainingTimes:
-    """Return times for a batch: synchronous, mixed, Eq. (51), or asynchronous, Eq. (35), some behind a clean prefix."""
+    """Return times for a batch: synchronous, mixed, Eq. (51), asynchronous, Eq. (35), or 0; some behind a prefix."""
     common, weight = proposal.times(quantile)
     if config.proposal == "information" and config.loss == "cross_entropy":
         weight = torch.ones_like(weight)  # Eq. (50): the density itself is the weight of each level
-    if config.mixed == config.asynchronous == config.prefix == 0:
-        return TrainingTimes(common[:, None], weight, common, torch.ones(len(common), dtype=torch.bool))
     batch = len(common)
+    if config.mixed == config.readings == config.asynchronous == config.prefix == 0:
+        every = torch.ones(batch, dtype=torch.bool)
+        return TrainingTimes(common[:, None], weight, common, every, ~every)
     time = common[:, None].expand(batch, length)
     kind = torch.rand(batch, generator=generator)
     asynchronous = kind < config.asynchronous
@@ -246,11 +257,31 @@ def draw_times(
         time = torch.where(mixed[:, None], proposal.times(_mixed(quantile, length, generator))[0], time)
     # The common time of a token schedule is uniform, so the quantile is the time.
     time = torch.where(asynchronous[:, None], _asynchronous(config, quantile, length, generator), time)
+    read = ~(asynchronous | mixed) & (kind < config.asynchronous + config.mixed + config.readings)
+    time = torch.where(read[:, None], torch.zeros(()), time)
     prefixed = torch.rand(batch, generator=generator) < config.prefix
     finished = torch.randint(length, (batch, 1), generator=generator) * prefixed[:, None]
     time = torch.where(torch.arange(length) < finished, torch.ones(()), time)
-    synchronous = ~(asynchronous | mixed)
-    return TrainingTimes(time, torch.where(synchronous, weight, torch.ones(())), common, synchronous)
+    synchronous = ~(asynchronous | mixed | read)
+    return TrainingTimes(time, torch.where(synchronous, weight, torch.ones(())), common, synchronous, read)
+
+
+def draw_readings(
+    token: Int[Tensor, "batch length"], size: int, generator: torch.Generator | None = None
+) -> Float[Tensor, "batch length v"]:
+    """Return the evidence of readings of sequences, as `rdlm restore` is given it.
+
+    Wrong symbols are equally likely, at a log-uniform rate from `ERRORS`; half of the sequences have gaps, at a uniform
+    rate up to `GAPS`.
+    """
+    batch, low, high = len(token), *map(math.log, ERRORS)
+    error = (low + (high - low) * torch.rand(batch, 1, generator=generator)).exp().to(token.device)
+    gaps = (GAPS * (2 * torch.rand(batch, 1, generator=generator) - 1)).to(token.device)
+    chance = torch.rand(2, *token.shape, generator=generator).to(token.device)
+    other = torch.randint(1, size, token.shape, generator=generator).to(token.device)
+    read = torch.where(chance[0] < error, (token + other) % size, token)
+    strength = ((1 - error) * (size - 1) / error).log() * (chance[1] >= gaps)
+    return strength[..., None] * functional.one_hot(read, size)
 
 
 def _mixed(

@@ -126,6 +126,8 @@ class Rdlm:
         self.process = Process.of(config.process, vocabulary, config.denoiser.head)
         parts = (self.layout, self.process.bridge, self.process.schedule)
         self.denoiser = Denoiser(config.denoiser, *parts, config.model.belief)
+        if config.objective.readings:
+            self.denoiser.check_given()
         self.network: nn.Module = build_network(config.model, self.denoiser.interface(classes, signal))
         if self.process.codes is not None:
             self.network.add_module("codes", self.process.codes)  # part of checkpoints, averages and gradients
@@ -225,14 +227,15 @@ class Rdlm:
         condition: Tensor | None,
         generator: torch.Generator | None,
         block_mask: BlockMask | None = None,
+        given: Tensor | None = None,
     ) -> Prediction:
         """Return the denoiser's output; a self-conditioned network is given its own first one half of the time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
-                first = self.denoiser(self.network, state, remaining, condition, block_mask=block_mask)
+                first = self.denoiser(self.network, state, remaining, condition, block_mask=block_mask, given=given)
                 previous = self.denoiser.previous(first)
-        return self.denoiser.predict(self.network, state, remaining, condition, previous, block_mask)
+        return self.denoiser.predict(self.network, state, remaining, condition, previous, block_mask, given)
 
     # -- likelihood and samples --------------------------------------------------------------------
 

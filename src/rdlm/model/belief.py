@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from rdlm.config import Interface, NetworkConfig
 from rdlm.errors import InputError
+from rdlm.model.layers import from_evidence
 from rdlm.model.ngram import Contexts, check_ngram, count_contexts
 from rdlm.model.transformer import Cache
 from rdlm.storage.tables import cached
@@ -58,11 +59,15 @@ class BeliefNetwork(nn.Module):
 
     The weights `u` and `v` of a position are outputs of the network. In training, the chain is left out at half of the
     positions: with the chain's context everywhere, the network is left with too little to learn from.
+    With an `input_width`, the features of the network, the chain's posterior is its second input.
     """
 
-    def __init__(self, network: nn.Module, belief: Belief, vocabulary: int, causal: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, belief: Belief, vocabulary: int, causal: bool = False, input_width: int = 0
+    ) -> None:
         super().__init__()
         self.network, self.belief, self.vocabulary, self.causal = network, belief, vocabulary, causal
+        self.input_width = input_width
 
     def forward(
         self,
@@ -80,16 +85,24 @@ class BeliefNetwork(nn.Module):
         """
         with torch.autocast(inputs.device.type, enabled=False):
             context = self._context(inputs, cache, block, doubled)
+        if self.input_width:
+            previous = self._posterior(inputs, context)
         blockwise = not isinstance(block, int) or block > 0
         options = {"cache": cache, "block": block, "doubled": doubled} if blockwise or cache is not None else {}
         outputs: Tensor = self.network(inputs, time, condition, previous, **options)
-        logits, weights = outputs.split((self.vocabulary, WEIGHTS), dim=-1)
-        own, chain = weights.sigmoid().split(1, dim=-1)
-        joint: Tensor = own * logits + 2 * chain * context  # 1/2 and 1 at initialisation
+        joint, logits = self.combined(outputs, context)
         if not self.training:
             return joint
         alone = torch.rand(*logits.shape[:2], 1, device=logits.device) < ALONE
         return torch.where(alone, logits, joint)
+
+    def combined(
+        self, outputs: Float[Tensor, "batch length o"], context: Float[Tensor, "batch length v"]
+    ) -> tuple[Float[Tensor, "batch length v"], Float[Tensor, "batch length v"]]:
+        """Return `u s + v c` from the outputs of the network and the context, Eq. (54), and `s` alone."""
+        logits, weights = outputs.split((self.vocabulary, WEIGHTS), dim=-1)
+        own, chain = weights.sigmoid().split(1, dim=-1)
+        return own * logits + 2 * chain * context, logits  # weights of 1/2 and 1 at initialisation
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _context(
@@ -112,6 +125,16 @@ class BeliefNetwork(nn.Module):
         # The evidence of finished blocks is not used: their symbols are.
         evidence = functional.pad(likelihood.log(), (0, 0, symbols.shape[1] - length, 0))
         return self.belief.behind(symbols, evidence, block)[:, -length:]
+
+    def _posterior(
+        self, inputs: Shaped[Tensor, "batch inputs *features"], context: Float[Tensor, "batch length v"]
+    ) -> Float[Tensor, "batch inputs f"]:
+        """Return the chain's posterior of every position as features; the clean half of a doubled sequence is known."""
+        evidence = context
+        if not self.causal:  # the input of a causal network is the symbol before
+            evidence = functional.pad(context, (0, 0, inputs.shape[1] - context.shape[1], 0))
+            evidence = evidence + self._likelihood(inputs).log()
+        return functional.pad(from_evidence(evidence), (0, self.input_width - self.vocabulary))
 
     def _likelihood(self, inputs: Shaped[Tensor, "batch length *features"]) -> Float[Tensor, "batch length v"]:
         """Return what the evidence of a position says of each symbol, as probabilities."""
@@ -229,8 +252,7 @@ class Belief(nn.Module, ABC):
         for before, own in zip(reversed(ahead), reversed(emitted), strict=True):
             found.append(self._by_symbol(before * message))
             message = _normalised(self._back(own * message))
-        context = torch.stack(found[::-1]).permute(2, 0, 1)  # [L, V, B] -> [B, L, V]
-        return (context / context.sum(-1, keepdim=True) + SMALLEST).log()
+        return _log_context(found[::-1])
 
     def _blocks(self, clean: Tensor, evidence: Tensor, block: int) -> Float[Tensor, "batch length v"]:
         if block == 1:
@@ -249,6 +271,15 @@ class Belief(nn.Module, ABC):
 
 def _normalised(message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
     return message / message.sum(0, keepdim=True).clamp_min(torch.finfo(message.dtype).tiny)
+
+
+def _normalise_(message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
+    return message.div_(message.sum(0, keepdim=True).clamp_min_(torch.finfo(message.dtype).tiny))
+
+
+def _log_context(found: list[Float[Tensor, "v batch"]]) -> Float[Tensor, "batch length v"]:
+    context = torch.stack(found).permute(2, 0, 1)  # [L, V, B] -> [B, L, V]
+    return (context / context.sum(-1, keepdim=True) + SMALLEST).log()
 
 
 class Ngram(Belief):
@@ -343,9 +374,24 @@ class Ngram(Belief):
     def _start(self, batch: int) -> Float[Tensor, "n batch"]:
         return self._message(torch.zeros(batch, dtype=torch.long, device=self.weight.device))
 
+    def _context(
+        self, evidence: Float[Tensor, "batch length v"], message: Float[Tensor, "n batch"]
+    ) -> Float[Tensor, "batch length v"]:
+        """Return the context of every position, without gradients, in half of the time: memory is used again."""
+        likelihood = (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0).contiguous()  # [L, V, B]
+        ahead, found, message = [], [], message.contiguous().clone()
+        for symbols in likelihood:
+            ahead.append(self._ahead(message))
+            message = _normalise_(self._emitted(symbols).mul_(ahead[-1]))
+        message = torch.ones_like(message)
+        for symbols in likelihood.flip(0):
+            found.append(self._by_symbol(ahead.pop().mul_(message)))
+            message = _normalise_(self._back(self._emitted(symbols).mul_(message)))
+        return _log_context(found[::-1])
+
     def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
-        arcs, message = self.arcs, message.clone()
-        for level, shorter, by_suffix in reversed(arcs.levels):
+        arcs = self.arcs
+        for level, shorter, by_suffix in reversed(arcs.levels):  # the message is not needed any more
             message[shorter] += by_suffix(message[level])
         return arcs.by_target(message).clamp_min_(0)  # differences can be negative by rounding
 
@@ -353,7 +399,7 @@ class Ngram(Belief):
         arcs = self.arcs
         message = arcs.by_source(message)
         for level, _, _ in arcs.levels:
-            message[level] += arcs.backoff[level, None] * message[arcs.suffix[level]]
+            message[level] += message.index_select(0, arcs.suffix[level]).mul_(arcs.backoff[level, None])
         return message
 
     def _emitted(self, likelihood: Float[Tensor, "v batch"]) -> Float[Tensor, "n batch"]:

@@ -28,7 +28,9 @@ def build(config: NetworkConfig, interface: Interface) -> nn.Module:
         belief = belief_of(config, interface)
         own = replace(interface, outputs=interface.outputs + WEIGHTS)
         causal = isinstance(config, TransformerConfig) and config.causal
-        return BeliefNetwork(build(replace(config, belief="none"), own), belief, interface.outputs, causal)
+        inner = build(replace(config, belief="none", self_condition=config.belief_input), own)
+        width = interface.features if config.belief_input else 0
+        return BeliefNetwork(inner, belief, interface.outputs, causal, width)
     if config.network_class is not None:
         return _own(config, interface)
     if isinstance(config, TransformerConfig):

@@ -282,9 +282,13 @@ class Transformer(nn.Module):
             )
         labels, signal = label_or_signal(condition, self.interface)
         start, length = 0 if cache is None else cache.length, inputs.shape[1] // (2 if doubled else 1)
+        parts = inputs.split(length, dim=1)
+        # A previous prediction is that of both halves, or [B, 2L, F].
+        both = previous is None or previous.shape[1] == length
+        previous_parts = [previous] * len(parts) if both or previous is None else previous.split(length, dim=1)
         halves = [
-            self._with_position(self.input(half, signal, previous, start), start)
-            for half in inputs.split(length, dim=1)
+            self._with_position(self.input(half, signal, before, start), start)
+            for half, before in zip(parts, previous_parts, strict=True)
         ]
         x = torch.cat(halves, dim=1) if doubled else halves[0]  # [B, L or 2L, W]
         times = self.time.embed(time, labels)

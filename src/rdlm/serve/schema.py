@@ -161,8 +161,8 @@ class RestoreBody(Body):
     )
     evidence: Annotated[list[Probabilities], Field(min_length=1, max_length=MOST_TOKENS)] | None = Field(
         None,
-        description="In place of text: {character: probability} of every position; what is left of 1 is spread over "
-        "the other characters.",
+        description="In place of text: {character: probability} of every position, which sum to 1; the key rest is for "
+        "all characters that are not named.",
     )
     channel: Literal["symmetric", "keyboard"] | dict[str, Probabilities] | None = Field(
         None,
