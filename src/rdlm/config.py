@@ -139,7 +139,47 @@ class ConvolutionConfig(BeliefConfig):
             raise InputError(f"dilations {self.dilations} must be one or more integers of at least 1")
 
 
-NetworkConfig = TransformerConfig | ConvolutionConfig
+@dataclass(frozen=True)
+class Convolution2DConfig(BeliefConfig):
+    """Two-dimensional convolutions over patches of an image, whose tokens are levels; the defaults are for CIFAR-10."""
+
+    image: tuple[int, int, int] = (32, 32, 3)
+    """Height, width and channels; a sequence has their product of tokens, in this order."""
+    width: int = 160
+    """Number of channels of the residual stream."""
+    layers: int = 8
+    """Number of residual blocks."""
+    kernel: int = 5
+    """Kernel size of the depthwise convolution of a block; odd."""
+    expansion: int = 2
+    """Width of the hidden layer of a block, in units of the width."""
+    patch: int = 2
+    """Pixels along each side of the square that shares a position of the convolutions."""
+    rank: int = 8
+    """Numbers per token from which a correction of the level distribution is computed; 0: none."""
+    time_scale: float = 1000.0
+    """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
+    dropout: float = 0.0
+    """Probability of dropping an element of a block's output during training."""
+    causal: bool = False
+    """Causal convolutions: a token depends on itself and on earlier ones, in rows; patches are single tokens."""
+    self_condition: bool = False
+    """Not supported by this network."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"width": 1, "layers": 1, "kernel": 1, "expansion": 1, "patch": 1, "rank": 0})
+        _positive_scale_and_probability(self.time_scale, self.dropout)
+        if self.kernel % 2 == 0:
+            raise InputError(f"kernel {self.kernel} must be odd, so that input and output have equal size")
+        if min(self.image) < 1 or self.image[0] % self.patch or self.image[1] % self.patch:
+            raise InputError(
+                f"model.image {self.image} must be a height and width in multiples of model.patch {self.patch}"
+            )
+        if self.belief != "none" or self.self_condition:
+            raise InputError("convolution2d has neither model.belief nor model.self_condition")
+
+
+NetworkConfig = TransformerConfig | ConvolutionConfig | Convolution2DConfig
 
 
 def _at_least(config: Interface | NetworkConfig, lowest: dict[str, int]) -> None:
@@ -230,11 +270,11 @@ class ProcessConfig:
     """Your own bridge of the sphere, as module:Class, built like rdlm's; needs --trust."""
     base: int | None = None
     """Split tokens into digits of this base; None: one sphere per token."""
-    codes: Literal["auto", "onehot", "learned"] = "onehot"
-    """Points of the tokens: one coordinate per token, or learned unit vectors in fewer coordinates; auto: learned for
-    more than 1,024 tokens."""
+    codes: Literal["auto", "onehot", "learned", "arc"] = "onehot"
+    """Points of the tokens: one coordinate per token, learned unit vectors in fewer coordinates, or for ordered tokens
+    such as grey levels points of a half circle; auto: learned for more than 1,024 tokens."""
     dimension: int = 16
-    """Coordinates of learned codes, without the mask's."""
+    """Coordinates of learned codes and of the space of the half circle, without the mask's."""
     layout: Literal["packed", "serial"] = "packed"
     """The digits of a token share a position (packed), or have one position each as in the paper (serial)."""
     window: float = 1.0
@@ -268,28 +308,29 @@ class ProcessConfig:
             raise InputError("process.bridge gaussian needs process.path masked and an exact or simulated process.law")
         if self.bridge == "gaussian" and self.bridge_class is not None:
             raise InputError("process.bridge_class is a bridge of the sphere: leave out process.bridge gaussian")
-        if self.codes != "learned":
+        if self.codes not in ("learned", "arc"):
             return
+        codes = f"process.codes {self.codes}"
         if self.dimension < 3:
-            raise InputError(f"process.codes learned needs process.dimension of at least 3, got {self.dimension}")
+            raise InputError(f"{codes} needs process.dimension of at least 3, got {self.dimension}")
         if self.path != "masked":
             raise InputError(
-                f"process.codes learned needs process.path masked, got {self.path}: "
-                "other starts have unequal angles to the tokens"
+                f"{codes} needs process.path masked, got {self.path}: other starts have unequal angles to the tokens"
             )
         if self.base is not None:
-            raise InputError("process.codes learned needs one sphere per token: omit process.base")
+            raise InputError(f"{codes} needs one sphere per token: omit process.base")
         if self.law != "exact":
-            raise InputError(f"process.codes learned needs process.law exact, got {self.law}")
+            raise InputError(f"{codes} needs process.law exact, got {self.law}")
 
 
 @dataclass(frozen=True)
 class DenoiserConfig:
     """The network input for a state, and the probabilities from its logits."""
 
-    features: Literal["evidence", "mean", "statistic", "coordinates", "tokens", "top"] = "evidence"
+    features: Literal["evidence", "mean", "statistic", "coordinates", "tokens", "top", "level"] = "evidence"
     """Network input: evidence as probabilities; for codes of many tokens the mean of their vectors under it, or state
-    over noise as a vector of the unit ball; all coordinates, those of tokens, or those with the top ones marked."""
+    over noise as a vector of the unit ball; all coordinates, those of tokens, or those with the top ones marked; for
+    ordered tokens the mean level under the evidence and how certain it is."""
     top: int = 8
     """Number of coordinates that are marked by features top."""
     evidence: bool = True
@@ -302,7 +343,7 @@ class DenoiserConfig:
     @property
     def timed(self) -> bool:
         """Whether the network has a time input; given the evidence, the posterior does not depend on the time."""
-        return self.features not in ("evidence", "mean", "statistic") if self.time is None else self.time
+        return self.features in ("coordinates", "tokens", "top") if self.time is None else self.time
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,22 @@
-"""The one-dimensional convolutional network of the promoter task: residual dilated layers."""
+"""Convolutional networks: residual dilated layers over a sequence (the promoter task), and blocks over an image.
+
+In an image the tokens are ordered levels. The input of a token is its level and whether it is known, and the output is
+a distribution around a location, so that a network need not learn the order of the levels.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import ConvolutionConfig, Interface
+from rdlm.config import Convolution2DConfig, ConvolutionConfig, Interface
+from rdlm.errors import InputError
 from rdlm.model.layers import Input, TimeEmbedding, label_or_signal, scaled_linear, zero_linear
 
 SINUSOIDS = 256
@@ -59,3 +68,232 @@ class Convolution(nn.Module):
             x = layer(x, embedding)
         logits: Tensor = self.outer(functional.relu(self.inner(x)))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+LEVEL_FEATURES = 2
+"""Input features of a token: its level, from -1 to 1, and 1 where it is known; 0 and 0 where it is not."""
+
+TIME_WIDTH = 32
+"""Width of the time and class embedding from which the modulation of every block is computed."""
+
+
+class Block(nn.Module):
+    """A residual block: a depthwise convolution, a modulated norm, and a hidden layer at every position."""
+
+    def __init__(self, config: Convolution2DConfig) -> None:
+        super().__init__()
+        width, side = config.width, config.kernel // 2
+        # Causal: the rows above and the own row, where the later tokens have no weight.
+        rows, columns = (side + 1, 2 * max(side, config.image[2]) + 1) if config.causal else (2 * side + 1,) * 2
+        self.margin = (columns // 2, columns // 2, side, 0 if config.causal else side)
+        self.depthwise = nn.Conv2d(width, width, (rows, columns), groups=width)
+        self.modulation = zero_linear(TIME_WIDTH, 2 * width)
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.inner = scaled_linear(width, config.expansion * width)
+        self.outer = zero_linear(config.expansion * width, width)
+        self.dropout = nn.Dropout(config.dropout)
+        past = torch.ones(rows, columns)
+        past[-1, columns // 2 + 1 :] = 0
+        self.register_buffer("past", past if config.causal else None, persistent=False)
+
+    def forward(self, x: Float[Tensor, "b h w c"], time: Float[Tensor, "b h w t"]) -> Float[Tensor, "b h w c"]:
+        """Return the residual stream after this block."""
+        kernel = self.depthwise.weight if self.past is None else self.depthwise.weight * self.past
+        images = functional.pad(x.permute(0, 3, 1, 2), self.margin)  # [B, C, H, W] in the memory format channels_last
+        near = functional.conv2d(images, kernel, self.depthwise.bias, groups=x.shape[-1])
+        scale, shift = self.modulation(time).chunk(2, dim=-1)
+        normed = self.norm(near.permute(0, 2, 3, 1)) * (1 + scale) + shift
+        return x + self.dropout(self.outer(functional.gelu(self.inner(normed))))
+
+
+class LevelHead(nn.Module):
+    """Logits of ordered levels: a Student distribution with location, scale and tail, and a correction of low rank.
+
+    `logit_k = -a log(1 + ((k - m) / s)^2) + sum_j h_j w_jk + b_k`, with `m`, `s`, `a` and `h` given at each token.
+    """
+
+    def __init__(self, levels: int, rank: int) -> None:
+        super().__init__()
+        self.levels, self.inputs = levels, 3 + rank
+        at = (torch.arange(levels) + 0.5) / levels
+        self.weight = nn.Parameter(torch.cos(math.pi * torch.arange(1, rank + 1)[:, None] * at))  # smooth: [r, V]
+        self.bias = nn.Parameter(torch.zeros(levels))
+
+    def forward(self, numbers: Float[Tensor, "b l n"], location: Float[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
+        """Return logits from changes of a location in [-1, 1], of scale and tail, and from `h`."""
+        half = (self.levels - 1) / 2
+        centre = half * (1 + location + numbers[..., 0])
+        inverse = torch.exp(-numbers[..., 1]) * (10 / self.levels)
+        tail = functional.softplus(numbers[..., 2] + 1)
+        logits: Tensor = _Student.apply(centre, inverse, tail, numbers[..., 3:], self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return logits
+
+
+TILE = 512
+"""Tokens whose logits are computed at once; the intermediate results of more do not fit into the cache of a CPU."""
+
+
+class _Student(torch.autograd.Function):
+    """The logits of `LevelHead`, one tile after the other; `backward` computes the distances again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, centre: Tensor, inverse: Tensor, tail: Tensor, numbers: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(centre, inverse, tail, numbers, weight)
+        out = centre.new_empty(centre.numel(), len(bias))
+        rows = [x.reshape(-1, 1) for x in (centre, inverse, tail)]
+        flat = numbers.reshape(-1, numbers.shape[-1])
+        for at in _tiles(out):
+            m, r, a = (x[at] for x in rows)
+            student = _distance(m, r, len(bias)).square_().log1p_().mul_(a)
+            torch.sub(torch.addmm(bias, flat[at], weight), student, out=out[at])
+        return out.view(*centre.shape, len(bias))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        centre, inverse, tail, numbers, weight = ctx.saved_tensors
+        gradient = gradients[0].reshape(-1, weight.shape[1])
+        m, r, a = (x.reshape(-1, 1) for x in (centre, inverse, tail))
+        flat = numbers.reshape(-1, numbers.shape[-1])
+        found = [torch.empty_like(x) for x in (m, r, a)]
+        inner, outer, bias = torch.empty_like(flat), torch.zeros_like(weight), gradient.new_zeros(weight.shape[1])
+        for at in _tiles(gradient):
+            g, distance = gradient[at], _distance(m[at], r[at], weight.shape[1])
+            square = distance.square()
+            # d logit / d distance = -2 a distance / (1 + distance^2)
+            slope = (distance * g).div_(1 + square)
+            found[0][at] = 2 * a[at] * r[at] * slope.sum(1, keepdim=True)
+            found[1][at] = -2 * a[at] / r[at] * slope.mul_(distance).sum(1, keepdim=True)
+            found[2][at] = -square.log1p_().mul_(g).sum(1, keepdim=True)
+            torch.mm(g, weight.t(), out=inner[at])
+            outer.addmm_(flat[at].t(), g)
+            bias += g.sum(0)
+        each = [x.view_as(like) for x, like in zip((*found, inner), (centre, inverse, tail, numbers), strict=True)]
+        return (*each, outer, bias)
+
+
+def _tiles(rows: Tensor) -> Iterator[slice]:
+    size = TILE if rows.device.type == "cpu" else max(1, len(rows))
+    return (slice(first, first + size) for first in range(0, len(rows), size))
+
+
+def _distance(centre: Tensor, inverse: Tensor, levels: int) -> Float[Tensor, "rows v"]:
+    """Return `(k - m) / s` for every level."""
+    return (torch.arange(levels, dtype=centre.dtype, device=centre.device) - centre).mul_(inverse)
+
+
+class Interpolation(nn.Module):
+    """The mean of the known levels near each token in its channel, with learned weights by their place, and their sum.
+
+    A token's own level has no weight, unless tokens are causal: then the input of a token is the one before it.
+    """
+
+    def __init__(self, config: Convolution2DConfig) -> None:
+        super().__init__()
+        self.causal, reach, channels = config.causal, INTERPOLATION_REACH, config.image[2]
+        down = torch.arange(-reach, reach + 1)[:, None]
+        across = torch.arange(-reach * channels - 1, reach * channels + 2) if config.causal else down.T
+        same = (across + 1) % channels == 0 if config.causal else across == across
+        pixels = (across + 1) / channels if config.causal else across
+        squared = (down.square() + pixels.square()).clamp_min(0.5)
+        self.weight = nn.Parameter(torch.where(same, -1.5 * squared.log(), -8.0).float())
+        open_ = (down < 0) | ((down == 0) & (across <= 0)) if config.causal else (down != 0) | (across != 0)
+        self.register_buffer("open", open_.float(), persistent=False)
+
+    def forward(
+        self, level: Float[Tensor, "b c h w"], certainty: Float[Tensor, "b c h w"]
+    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]:
+        """Return the mean, 0 where nothing near is known, and the logarithm of the weight, from about -3 to 2."""
+        kernel = (self.weight.exp() * self.open)[None, None]
+        padding = tuple(size // 2 for size in self.weight.shape)
+        both = torch.stack([level * certainty, certainty]).flatten(0, 2)[:, None]  # [2 B C, 1, H, W]
+        total, weight = functional.conv2d(both, kernel, padding=padding).view(2, *level.shape)
+        return total / (weight + LEAST_WEIGHT), torch.log(weight + LEAST_WEIGHT)
+
+
+INTERPOLATION_REACH = 3
+"""Pixels to each side from which levels are interpolated."""
+
+LEAST_WEIGHT = 0.03
+"""Weight of the middle level, which is the mean where nothing is known."""
+
+
+class Convolution2D(nn.Module):
+    """The image network: logits of every level at every token from features or ids and times."""
+
+    def __init__(self, config: Convolution2DConfig, interface: Interface) -> None:
+        super().__init__()
+        self.interface, self.config = interface, config
+        height, width, channels = config.image
+        # Causal convolutions are over single tokens, in rows of `width * channels`.
+        self.grid = (height, width * channels) if config.causal else (height // config.patch, width // config.patch)
+        self.tokens = 1 if config.causal else config.patch**2 * channels
+        self.interpolation = Interpolation(config)
+        self.input = scaled_linear(self.tokens * 2 * LEVEL_FEATURES, config.width)
+        self.place = nn.Parameter(torch.randn(*self.grid, config.width) * 0.02)
+        self.time = TimeEmbedding(TIME_WIDTH, config.time_scale, 64, interface.classes, interface.timed)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = LevelHead(interface.outputs, config.rank)
+        self.outer = zero_linear(config.width, self.tokens * self.head.inputs)
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch length *features"],
+        time: Tensor | float,
+        condition: Tensor | None = None,
+        previous: Tensor | None = None,
+    ) -> Float[Tensor, "batch length outputs"]:
+        """Return the logits at each token, in float32 or wider; for the arguments see `Transformer.forward`."""
+        labels, _ = label_or_signal(condition, self.interface)
+        if not inputs.is_floating_point():
+            inputs = levels_of_ids(inputs, self.interface.outputs).to(self.place.dtype)
+        length = math.prod(self.config.image)
+        if inputs.shape[1:] != (length, LEVEL_FEATURES):
+            raise InputError(
+                f"images of {self.config.image} have {length} tokens with denoiser.features level, "
+                f"got {inputs.shape[1]} with {inputs.shape[2]} features"
+            )
+        near = self._interpolated(inputs)  # [B, L, 2]
+        x = self.input(self._grouped(torch.cat([inputs, near], -1))) + self.place  # [B, h, w, width]
+        embedding = self.time(time, labels)
+        if embedding.shape[1] > 1:  # of every token: the mean of those that share a position
+            embedding = self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
+        else:
+            embedding = embedding[:, :, None]
+        for block in self.blocks:
+            x = block(x, embedding)
+        logits: Tensor = self.head(self._split(self.outer(self.norm(x))), near[..., 0])
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _interpolated(self, inputs: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l 2"]:
+        """Return the interpolated level of every token and the logarithm of the weight behind it."""
+        height, width, channels = self.config.image
+        shape = (height, width * channels, 1) if self.config.causal else (height, width, channels)
+        level, certainty = inputs.view(len(inputs), *shape, 2).permute(4, 0, 3, 1, 2)  # [B, C, H, W] each
+        both = torch.stack(self.interpolation(level, certainty))  # [2, B, C, H, W]
+        return both.permute(1, 3, 4, 2, 0).reshape(len(inputs), -1, 2)
+
+    def _grouped(self, x: Float[Tensor, "b l f"]) -> Float[Tensor, "b h w n"]:
+        """Return the features of all tokens that share a position of the grid, one after the other."""
+        batch, (rows, columns), size = len(x), self.grid, self.config.patch
+        if self.config.causal:
+            return x.reshape(batch, rows, columns, -1)
+        x = x.reshape(batch, rows, size, columns, size, -1)  # the last axis: channels and features
+        return x.transpose(2, 3).reshape(batch, rows, columns, -1)
+
+    def _split(self, x: Float[Tensor, "b h w n"]) -> Float[Tensor, "b l f"]:
+        """Return the numbers of every token, the inverse of `_grouped`."""
+        batch, (rows, columns), size = len(x), self.grid, self.config.patch
+        if not self.config.causal:
+            x = x.reshape(batch, rows, columns, size, size, -1).transpose(2, 3)
+        return x.reshape(batch, math.prod(self.config.image), -1)
+
+
+def levels_of_ids(ids: Int[Tensor, "b l"], levels: int) -> Float[Tensor, "b l 2"]:
+    """Return the input features of ids; `levels` is the id of the mask, or of the start of a sequence."""
+    known = (ids < levels).float()
+    return torch.stack([known * (ids * (2 / (levels - 1)) - 1), known], -1)
