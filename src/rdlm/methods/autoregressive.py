@@ -33,9 +33,7 @@ class Autoregressive(Baseline):
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if isinstance(config.model, ConvolutionConfig):
-            raise InputError(
-                "the autoregressive method needs a causal network: a convolution depends on later positions"
-            )
+            raise InputError("the autoregressive method needs a causal network: convolutions depend on later positions")
         self.config, self.start_id = config, vocabulary
         model = replace(config.model, causal=True)
         self.network: nn.Module = discrete.token_network(model, vocabulary, classes, signal)

@@ -185,40 +185,73 @@ def _distance(centre: Tensor, inverse: Tensor, levels: int) -> Float[Tensor, "ro
     return (torch.arange(levels, dtype=centre.dtype, device=centre.device) - centre).mul_(inverse)
 
 
-class Interpolation(nn.Module):
-    """The mean of the known levels near each token in its channel, with learned weights by their place, and their sum.
+Levels = Float[Tensor, "b h w c"]
+"""Levels from -1 to 1, their certainties from 0 to 1, or another number of each token of an image."""
 
-    A token's own level has no weight, unless tokens are causal: then the input of a token is the one before it.
+
+class Interpolation(nn.Module):
+    """The mean of the levels near each token in its channel, weighted by place and certainty; never its own level.
+
+    The weights by place are learned, and the network may change them at each token. A second mean corrects the first by
+    the errors of the first one in the other channels of the pixel: channels differ in the same way as nearby.
     """
 
     def __init__(self, config: Convolution2DConfig) -> None:
         super().__init__()
-        self.causal, reach, channels = config.causal, INTERPOLATION_REACH, config.image[2]
-        down = torch.arange(-reach, reach + 1)[:, None]
-        across = torch.arange(-reach * channels - 1, reach * channels + 2) if config.causal else down.T
-        same = (across + 1) % channels == 0 if config.causal else across == across
-        pixels = (across + 1) / channels if config.causal else across
-        squared = (down.square() + pixels.square()).clamp_min(0.5)
-        self.weight = nn.Parameter(torch.where(same, -1.5 * squared.log(), -8.0).float())
-        open_ = (down < 0) | ((down == 0) & (across <= 0)) if config.causal else (down != 0) | (across != 0)
-        self.register_buffer("open", open_.float(), persistent=False)
+        channels = config.image[2]
+        self.inputs = (2 * NEAR + 1) ** 2 + channels
+        for name, reach in (("far", FAR), ("near", NEAR)):
+            along = torch.arange(-reach, reach + 1)
+            squared = along[:, None].square() + along.square()
+            before = (along[:, None] < 0) | ((along[:, None] == 0) & (along < 0))
+            self.register_parameter(name, nn.Parameter(-1.5 * squared.clamp_min(1).log()))
+            self.register_buffer(f"open_{name}", before if config.causal else squared > 0, persistent=False)
+        self.gain = nn.Parameter(torch.full((channels, channels), 0.95))
+        others = torch.ones(channels, channels)
+        self.register_buffer(
+            "others", others.tril(-1) if config.causal else others - torch.eye(channels), persistent=False
+        )
 
-    def forward(
-        self, level: Float[Tensor, "b c h w"], certainty: Float[Tensor, "b c h w"]
-    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]:
-        """Return the mean, 0 where nothing near is known, and the logarithm of the weight, from about -3 to 2."""
-        kernel = (self.weight.exp() * self.open)[None, None]
-        padding = tuple(size // 2 for size in self.weight.shape)
-        both = torch.stack([level * certainty, certainty]).flatten(0, 2)[:, None]  # [2 B C, 1, H, W]
-        total, weight = functional.conv2d(both, kernel, padding=padding).view(2, *level.shape)
-        return total / (weight + LEAST_WEIGHT), torch.log(weight + LEAST_WEIGHT)
+    def forward(self, level: Levels, certainty: Levels) -> tuple[Levels, Levels]:
+        """Return the mean, 0 where nothing near is known, and the logarithm of its weight."""
+        kernel = (self.far.exp() * self.open_far)[None, None]
+        both = torch.stack([level * certainty, certainty]).movedim(-1, 2)  # [2, B, C, H, W]
+        total = functional.conv2d(both.flatten(0, 2)[:, None], kernel, padding=FAR).view(both.shape)
+        mean, weight = total.movedim(2, -1)
+        return mean / (weight + LEAST), torch.log(weight + LEAST)
+
+    def corrected(
+        self,
+        level: Levels,
+        certainty: Levels,
+        mean: Levels,
+        numbers: Float[Tensor, "b h w c n"] | None = None,
+    ) -> Levels:
+        """Return the mean with weights and gains that are changed by `numbers`; `mean` counts where little is known."""
+        weights, gains, centre = self.near.flatten(), self.gain, self.near.numel() // 2
+        if numbers is not None:
+            change, gain = numbers.split((len(weights), len(gains)), dim=-1)
+            weights, gains = weights + change, gains + gain
+        weight = weights.exp() * torch.where(self.open_near.flatten(), _windows(certainty), 0.0)
+        given = LEAST * weights[..., centre].exp()  # the weight of the given mean, in place of the token's own
+        near = (given * mean + (weight * _windows(level)).sum(-1)) / (given + weight.sum(-1))
+        error = (certainty * (level - near))[..., None, :]  # 0 where the level is not known
+        known = (certainty[..., None, :] * self.others).sum(-1)  # other channels of which the error is known
+        return near + (gains * self.others * error).sum(-1) / (known + 0.1)
 
 
-INTERPOLATION_REACH = 3
-"""Pixels to each side from which levels are interpolated."""
+def _windows(x: Levels) -> Float[Tensor, "b h w c n"]:
+    """Return the numbers around each token in its channel, row by row, 0 outside of the image."""
+    batch, height, width, channels = x.shape
+    found = functional.unfold(x.movedim(-1, 1).reshape(-1, 1, height, width), 2 * NEAR + 1, padding=NEAR)
+    return found.view(batch, channels, -1, height, width).permute(0, 3, 4, 1, 2)
 
-LEAST_WEIGHT = 0.03
-"""Weight of the middle level, which is the mean where nothing is known."""
+
+FAR, NEAR = 3, 2
+"""Pixels to each side from which levels are interpolated, with common weights and with those of each token."""
+
+LEAST = 0.03
+"""Weight of the middle level, or of the mean from farther away, beside those of known levels."""
 
 
 class Convolution2D(nn.Module):
@@ -226,19 +259,20 @@ class Convolution2D(nn.Module):
 
     def __init__(self, config: Convolution2DConfig, interface: Interface) -> None:
         super().__init__()
+        _check_levels(interface)
         self.interface, self.config = interface, config
         height, width, channels = config.image
         # Causal convolutions are over single tokens, in rows of `width * channels`.
         self.grid = (height, width * channels) if config.causal else (height // config.patch, width // config.patch)
         self.tokens = 1 if config.causal else config.patch**2 * channels
         self.interpolation = Interpolation(config)
-        self.input = scaled_linear(self.tokens * 2 * LEVEL_FEATURES, config.width)
+        self.input = scaled_linear(self.tokens * (LEVEL_FEATURES + 3), config.width)
         self.place = nn.Parameter(torch.randn(*self.grid, config.width) * 0.02)
         self.time = TimeEmbedding(TIME_WIDTH, config.time_scale, 64, interface.classes, interface.timed)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = LevelHead(interface.outputs, config.rank)
-        self.outer = zero_linear(config.width, self.tokens * self.head.inputs)
+        self.outer = zero_linear(config.width, self.tokens * (self.head.inputs + self.interpolation.inputs))
 
     def forward(
         self,
@@ -252,13 +286,11 @@ class Convolution2D(nn.Module):
         if not inputs.is_floating_point():
             inputs = levels_of_ids(inputs, self.interface.outputs).to(self.place.dtype)
         length = math.prod(self.config.image)
-        if inputs.shape[1:] != (length, LEVEL_FEATURES):
-            raise InputError(
-                f"images of {self.config.image} have {length} tokens with denoiser.features level, "
-                f"got {inputs.shape[1]} with {inputs.shape[2]} features"
-            )
-        near = self._interpolated(inputs)  # [B, L, 2]
-        x = self.input(self._grouped(torch.cat([inputs, near], -1))) + self.place  # [B, h, w, width]
+        if inputs.shape[1] != length:
+            raise InputError(f"images of {self.config.image} have {length} tokens, got {inputs.shape[1]}")
+        seen = self._tokens(inputs).unbind(-1)  # level and certainty: [B, H, W, C] each
+        mean, weight = self.interpolation(*seen)
+        x = self.input(self._grouped(self._features(inputs, seen, mean, weight))) + self.place  # [B, h, w, width]
         embedding = self.time(time, labels)
         if embedding.shape[1] > 1:  # of every token: the mean of those that share a position
             embedding = self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
@@ -266,16 +298,32 @@ class Convolution2D(nn.Module):
             embedding = embedding[:, :, None]
         for block in self.blocks:
             x = block(x, embedding)
-        logits: Tensor = self.head(self._split(self.outer(self.norm(x))), near[..., 0])
+        numbers = self._split(self.outer(self.norm(x))).split((self.head.inputs, self.interpolation.inputs), -1)
+        location = self.interpolation.corrected(*seen, mean, numbers[1].unflatten(1, self.config.image))
+        logits: Tensor = self.head(numbers[0], location.flatten(1))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _interpolated(self, inputs: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l 2"]:
-        """Return the interpolated level of every token and the logarithm of the weight behind it."""
-        height, width, channels = self.config.image
-        shape = (height, width * channels, 1) if self.config.causal else (height, width, channels)
-        level, certainty = inputs.view(len(inputs), *shape, 2).permute(4, 0, 3, 1, 2)  # [B, C, H, W] each
-        both = torch.stack(self.interpolation(level, certainty))  # [2, B, C, H, W]
-        return both.permute(1, 3, 4, 2, 0).reshape(len(inputs), -1, 2)
+    def _features(
+        self, inputs: Float[Tensor, "b l 2"], seen: tuple[Levels, Levels], mean: Levels, weight: Levels
+    ) -> Float[Tensor, "b l 5"]:
+        """Return level and certainty, the interpolated level with its weight, and its error where the level is known.
+
+        The error is logarithmic: a few levels are a small error, and decide how precise a prediction can be.
+        """
+        level, certainty = seen
+        guess = self.interpolation.corrected(level, certainty, mean)
+        error = (level - guess) * (self.interface.outputs / 2)
+        error = certainty * error.sign() * error.abs().log1p() / 3
+        found = torch.stack([guess, weight, error], -1).flatten(1, 3)  # [B, L, 3]
+        if self.config.causal:  # the error of a token is known after it
+            found = torch.cat([found[..., :2], functional.pad(found[:, :-1, 2:], (0, 0, 1, 0))], -1)
+        return torch.cat([inputs, found], -1)
+
+    def _tokens(self, inputs: Float[Tensor, "b l 2"]) -> Float[Tensor, "b h w c 2"]:
+        """Return the features of every token at its place; causal inputs are those of the token before."""
+        if self.config.causal:
+            inputs = functional.pad(inputs[:, 1:], (0, 0, 0, 1))
+        return inputs.unflatten(1, self.config.image)
 
     def _grouped(self, x: Float[Tensor, "b l f"]) -> Float[Tensor, "b h w n"]:
         """Return the features of all tokens that share a position of the grid, one after the other."""
@@ -291,6 +339,17 @@ class Convolution2D(nn.Module):
         if not self.config.causal:
             x = x.reshape(batch, rows, columns, size, size, -1).transpose(2, 3)
         return x.reshape(batch, math.prod(self.config.image), -1)
+
+
+def _check_levels(interface: Interface) -> None:
+    """Raise InputError unless inputs are levels, or their ids, and outputs one logit for each."""
+    if interface.features not in (LEVEL_FEATURES, interface.outputs + 1) or interface.digits > 1:
+        raise InputError(
+            "convolution2d needs one token per level: denoiser.features level with process.codes arc or onehot, "
+            f"and d3pm.head logits; got {interface.features} features and {interface.outputs} outputs"
+        )
+    if interface.signal:
+        raise InputError("convolution2d is conditioned on classes, not on a signal")
 
 
 def levels_of_ids(ids: Int[Tensor, "b l"], levels: int) -> Float[Tensor, "b l 2"]:
