@@ -30,13 +30,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from experiments.changes import Change, changed
 from rdlm import methods
 from rdlm.api import language_model
 from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.output import grid
 from rdlm.api.restore import sequence_posterior
-from rdlm.config import RunConfig, SamplingOptions
+from rdlm.config import MethodName, RunConfig, SamplingOptions
 from rdlm.data.batch import Batch
 from rdlm.data.evidence import from_levels
 from rdlm.data.image import encode_png
@@ -56,14 +57,14 @@ IMAGES = 2000
 """Test images on which everything is measured."""
 
 ERASURE: dict[str, Any] = {"asynchronous": 1.0, "mixed": 0.0}
-ROWS: dict[str, dict[str, Any]] = {
-    "ours": {},
-    "ours, erasure only": {"objective": ERASURE},
-    "masked": {"method": "mdlm", "discrete": {"order": "strided"}},
-    "autoregressive": {"method": "autoregressive", "model": {"width": 64, "layers": 6}},
-    "D3PM Gauss": {"method": "d3pm", "d3pm": {"matrix": "gauss"}},
+ROWS: dict[str, tuple[MethodName, Change]] = {
+    "ours": ("rdlm", {}),
+    "ours, erasure only": ("rdlm", {"objective": ERASURE}),
+    "masked": ("mdlm", {"discrete": {"order": "strided"}}),
+    "autoregressive": ("autoregressive", {"model": {"width": 64, "layers": 6}}),
+    "D3PM Gauss": ("d3pm", {"d3pm": {"matrix": "gauss"}}),
 }
-"""Changes of the preset, by row."""
+"""Method and changes of the preset, by row."""
 
 ORDERS = (("strided", 64), ("strided", 256), ("strided", 1024), ("synchronous", 64), ("synchronous", 1024))
 """Orders and network calls in which our model is measured."""
@@ -73,11 +74,9 @@ CALLS = {"masked": 256, "D3PM Gauss": 1000, "autoregressive": 0}
 
 def configuration(data: str, row: str, seed: int) -> RunConfig:
     """Return the configuration of a row."""
-    config = preset(f"{data}-small")
-    for section, values in ROWS[row].items():
-        changed = values if isinstance(values, str) else replace(getattr(config, section), **values)
-        config = replace(config, **{section: changed})
-    return replace(config, training=replace(config.training, seed=seed))
+    method, change = ROWS[row]
+    config = changed(preset(f"{data}-small"), change)
+    return replace(config, method=method, training=replace(config.training, seed=seed))
 
 
 def train_for(config: RunConfig, folder: Path, minutes: float) -> None:
@@ -173,7 +172,7 @@ def codecs() -> dict[str, Callable[[NDArray[np.uint8]], int]]:
         "WebP": lambda pixels: pillow(pixels, format="webp", lossless=True, quality=100, method=6),
     }
     try:
-        import imagecodecs
+        import imagecodecs  # type: ignore[import-not-found]
     except ImportError:
         print("JPEG XL is left out: pip install imagecodecs")
         return found

@@ -32,7 +32,7 @@ def corpus(monkeypatch: pytest.MonkeyPatch) -> Corpus:
     monkeypatch.setattr(images, "ORDERS", (("strided", 4), ("synchronous", 4)))
     monkeypatch.setattr(images, "CALLS", {"masked": 4, "D3PM Gauss": 4, "autoregressive": 0})
     monkeypatch.setattr(images, "seconds_per_step", lambda config, folder: 30.0)
-    monkeypatch.setitem(images.ROWS, "D3PM Gauss", {"method": "d3pm", "d3pm": {"matrix": "gauss", "steps": 8}})
+    monkeypatch.setitem(images.ROWS, "D3PM Gauss", ("d3pm", {"d3pm": {"matrix": "gauss", "steps": 8}}))
     return load_corpus(tiny("cifar10-small"))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rdlm.config import Convolution2DConfig, ConvolutionConfig, Interface
 from rdlm.errors import InputError
 from rdlm.model.cnn import Interpolation, LevelHead, levels_of_ids
-from rdlm.model.layers import from_levels
+from rdlm.model.layers import level_features
 
 CONFIG = ConvolutionConfig(width=8, stacks=2, dilations=(1, 3), kernel=3)
 REACH = 2 * (1 + 3)
@@ -80,8 +80,8 @@ def test_ids_are_the_levels_and_their_mask_is_no_level(image_network: Callable[.
     network, ids = image_network(), some_ids()
     certain = torch.nn.functional.one_hot(ids.clamp_max(LEVELS - 1), LEVELS).double().log()
     evidence = torch.where((ids < LEVELS)[..., None], certain, 0.0)
-    torch.testing.assert_close(from_levels(evidence).float(), levels_of_ids(ids, LEVELS), atol=1e-6, rtol=0)
-    torch.testing.assert_close(network(ids, 0.0), network(from_levels(evidence), 0.0))
+    torch.testing.assert_close(level_features(evidence).float(), levels_of_ids(ids, LEVELS), atol=1e-6, rtol=0)
+    torch.testing.assert_close(network(ids, 0.0), network(level_features(evidence), 0.0))
 
 
 def test_without_causality_every_token_near_it_depends_on_a_level(image_network: Callable[..., Any]) -> None:
@@ -169,8 +169,8 @@ def test_an_image_of_another_size_is_refused(image_network: Callable[..., Any]) 
 def test_certainty_is_0_for_evidence_of_both_ends_and_between_0_and_1_elsewhere() -> None:
     ends = torch.full((33,), -20.0)
     ends[0] = ends[-1] = 0
-    mean, certainty = from_levels(ends)
+    mean, certainty = level_features(ends)
     assert mean.abs() < 1e-6 and certainty == 0
     level = torch.arange(33.0)
-    sharper = torch.stack([from_levels(-((level - 8) ** 2) / 2 / s**2)[1] for s in (30.0, 10.0, 3.0, 0.1)])
+    sharper = torch.stack([level_features(-((level - 8) ** 2) / 2 / s**2)[1] for s in (30.0, 10.0, 3.0, 0.1)])
     assert (sharper.diff() > 0).all() and sharper.min() >= 0 and sharper.max() <= 1

@@ -34,7 +34,7 @@ class Autoregressive(Baseline):
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if isinstance(config.model, ConvolutionConfig):
             raise InputError("the autoregressive method needs a causal network: convolutions depend on later positions")
-        self.config, self.start_id = config, vocabulary
+        self.config, self.start_id, self.layers = config, vocabulary, config.model.layers
         model = replace(config.model, causal=True)
         self.network: nn.Module = discrete.token_network(model, vocabulary, classes, signal)
 
@@ -78,7 +78,7 @@ class Autoregressive(Baseline):
         if not isinstance(self.config.model, TransformerConfig):
             return self._generate_whole(count, length, generator, condition)
         device = next(self.network.parameters()).device
-        cache, last = Cache(self.config.model.layers), torch.full((count, 1), self.start_id)
+        cache, last = Cache(self.layers), torch.full((count, 1), self.start_id)
         drawn = []  # [B, 1] each
         for position in range(length):
             # a signal [B, L, S] has one entry per position; labels [B] apply to all of them

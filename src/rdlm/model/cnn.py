@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -82,6 +82,8 @@ TIME_WIDTH = 32
 class Block(nn.Module):
     """A residual block: a depthwise convolution, a modulated norm, and a hidden layer at every position."""
 
+    past: Tensor | None
+
     def __init__(self, config: Convolution2DConfig) -> None:
         super().__init__()
         width, side = config.width, config.kernel // 2
@@ -105,7 +107,8 @@ class Block(nn.Module):
         near = functional.conv2d(images, kernel, self.depthwise.bias, groups=x.shape[-1])
         scale, shift = self.modulation(time).chunk(2, dim=-1)
         normed = self.norm(near.permute(0, 2, 3, 1)) * (1 + scale) + shift
-        return x + self.dropout(self.outer(functional.gelu(self.inner(normed))))
+        change: Tensor = self.dropout(self.outer(functional.gelu(self.inner(normed))))
+        return x + change
 
 
 class LevelHead(nn.Module):
@@ -196,21 +199,21 @@ class Interpolation(nn.Module):
     the errors of the first one in the other channels of the pixel: channels differ in the same way as nearby.
     """
 
+    open_far: Tensor
+    open_near: Tensor
+    others: Tensor
+
     def __init__(self, config: Convolution2DConfig) -> None:
         super().__init__()
         channels = config.image[2]
         self.inputs = (2 * NEAR + 1) ** 2 + channels
-        for name, reach in (("far", FAR), ("near", NEAR)):
-            along = torch.arange(-reach, reach + 1)
-            squared = along[:, None].square() + along.square()
-            before = (along[:, None] < 0) | ((along[:, None] == 0) & (along < 0))
-            self.register_parameter(name, nn.Parameter(-1.5 * squared.clamp_min(1).log()))
-            self.register_buffer(f"open_{name}", before if config.causal else squared > 0, persistent=False)
+        far, near = (_squared_distances(reach) for reach in (FAR, NEAR))
+        self.far, self.near = (nn.Parameter(-1.5 * squared.clamp_min(1).log()) for squared in (far, near))
+        for name, squared in (("open_far", far), ("open_near", near)):
+            self.register_buffer(name, _before_centre(squared) if config.causal else squared > 0, persistent=False)
         self.gain = nn.Parameter(torch.full((channels, channels), 0.95))
-        others = torch.ones(channels, channels)
-        self.register_buffer(
-            "others", others.tril(-1) if config.causal else others - torch.eye(channels), persistent=False
-        )
+        before = torch.ones(channels, channels).tril(-1)
+        self.register_buffer("others", before if config.causal else before + before.T, persistent=False)
 
     def forward(self, level: Levels, certainty: Levels) -> tuple[Levels, Levels]:
         """Return the mean, 0 where nothing near is known, and the logarithm of its weight."""
@@ -238,6 +241,17 @@ class Interpolation(nn.Module):
         error = (certainty * (level - near))[..., None, :]  # 0 where the level is not known
         known = (certainty[..., None, :] * self.others).sum(-1)  # other channels of which the error is known
         return near + (gains * self.others * error).sum(-1) / (known + 0.1)
+
+
+def _squared_distances(reach: int) -> Float[Tensor, "n n"]:
+    """Return the squared distance of every place of a window from its centre."""
+    along = torch.arange(-reach, reach + 1).float()
+    return along[:, None].square() + along.square()
+
+
+def _before_centre(window: Float[Tensor, "n n"]) -> Bool[Tensor, "n n"]:
+    """Return the places of a window that come before its centre, row by row."""
+    return (torch.arange(window.numel()) < window.numel() // 2).view(window.shape)
 
 
 def _windows(x: Levels) -> Float[Tensor, "b h w c n"]:
@@ -288,9 +302,11 @@ class Convolution2D(nn.Module):
         length = math.prod(self.config.image)
         if inputs.shape[1] != length:
             raise InputError(f"images of {self.config.image} have {length} tokens, got {inputs.shape[1]}")
-        seen = self._tokens(inputs).unbind(-1)  # level and certainty: [B, H, W, C] each
-        mean, weight = self.interpolation(*seen)
-        x = self.input(self._grouped(self._features(inputs, seen, mean, weight))) + self.place  # [B, h, w, width]
+        level, certainty = self._tokens(inputs).unbind(-1)  # [B, H, W, C] each
+        mean, weight = self.interpolation(level, certainty)
+        x = (
+            self.input(self._grouped(self._features(inputs, level, certainty, mean, weight))) + self.place
+        )  # [B, h, w, width]
         embedding = self.time(time, labels)
         if embedding.shape[1] > 1:  # of every token: the mean of those that share a position
             embedding = self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
@@ -299,18 +315,24 @@ class Convolution2D(nn.Module):
         for block in self.blocks:
             x = block(x, embedding)
         numbers = self._split(self.outer(self.norm(x))).split((self.head.inputs, self.interpolation.inputs), -1)
-        location = self.interpolation.corrected(*seen, mean, numbers[1].unflatten(1, self.config.image))
+        location = self.interpolation.corrected(level, certainty, mean, numbers[1].unflatten(1, self.config.image))
         logits: Tensor = self.head(numbers[0], location.flatten(1))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
+    def _embedded(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "b h w t"]:
+        """Return the embedding of times and labels; of one time per token, the mean over those of a position."""
+        embedding: Tensor = self.time(time, labels)
+        if embedding.shape[1] == 1:
+            return embedding[:, :, None]
+        return self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
+
     def _features(
-        self, inputs: Float[Tensor, "b l 2"], seen: tuple[Levels, Levels], mean: Levels, weight: Levels
+        self, inputs: Float[Tensor, "b l 2"], level: Levels, certainty: Levels, mean: Levels, weight: Levels
     ) -> Float[Tensor, "b l 5"]:
         """Return level and certainty, the interpolated level with its weight, and its error where the level is known.
 
         The error is logarithmic: a few levels are a small error, and decide how precise a prediction can be.
         """
-        level, certainty = seen
         guess = self.interpolation.corrected(level, certainty, mean)
         error = (level - guess) * (self.interface.outputs / 2)
         error = certainty * error.sign() * error.abs().log1p() / 3
@@ -323,7 +345,7 @@ class Convolution2D(nn.Module):
         """Return the features of every token at its place; causal inputs are those of the token before."""
         if self.config.causal:
             inputs = functional.pad(inputs[:, 1:], (0, 0, 0, 1))
-        return inputs.unflatten(1, self.config.image)
+        return inputs.view(len(inputs), *self.config.image, -1)
 
     def _grouped(self, x: Float[Tensor, "b l f"]) -> Float[Tensor, "b h w n"]:
         """Return the features of all tokens that share a position of the grid, one after the other."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 from rdlm.config import DenoiserConfig, Interface
 from rdlm.errors import InputError
 from rdlm.geometry import special
-from rdlm.model.layers import from_evidence, from_levels, with_top
+from rdlm.model.layers import from_evidence, level_features, with_top
 from rdlm.model.transformer import Cache
 from rdlm.process.channel import Channel
 from rdlm.process.layout import Layout
@@ -221,7 +221,7 @@ class Denoiser:
             inputs = self._mean(evidence.softmax(-1))
         elif kind == "level":
             assert evidence is not None
-            inputs = from_levels(evidence)
+            inputs = level_features(evidence)
         elif kind == "statistic":
             inputs = self._statistic(state, level[..., None])
         elif kind == "tokens":

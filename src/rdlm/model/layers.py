@@ -283,7 +283,7 @@ def from_evidence(log_evidence: Float[Tensor, "... v"]) -> Float[Tensor, "... v"
     return (log_evidence.softmax(-1) - 1 / states) * math.sqrt(states)
 
 
-def from_levels(log_evidence: Float[Tensor, "... v"]) -> Float[Tensor, "... 2"]:
+def level_features(log_evidence: Float[Tensor, "... v"]) -> Float[Tensor, "... 2"]:
     """Return the mean level under the evidence, from -1 to 1, and its certainty, from 0 (uniform) to 1 (known).
 
     The certainty is `1 - log(1 + s) / log(1 + s_0)`, with `s` the standard deviation in levels, at most `s_0`.
