@@ -98,6 +98,8 @@ class TransformerConfig(BeliefConfig):
     """Self-conditioning: the previous prediction is a second input."""
     places: int = 0
     """Positions with a learned embedding, such as all pixels of an image; 0: none, as for text."""
+    frequencies: bool = False
+    """Start the output, where it has a logit for each token, at their log-frequencies; saves steps for many tokens."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})

@@ -91,7 +91,7 @@ def test_means_and_lists_and_arrays_have_the_verdict_of_tensors() -> None:
 
 
 def test_the_same_seed_gives_the_same_certificate() -> None:
-    first, second, other = (check_floor(masked_continuous, MARKOV, Plan(200, seed)).value for seed in (1, 1, 2))
+    first, second, other = (check_floor(masked_continuous, MARKOV, Plan(400, seed)).value for seed in (1, 1, 2))
     assert first == second != other
 
 
@@ -198,7 +198,7 @@ def test_impossible_states_are_named() -> None:
     ("options", "message"),
     [
         ({}, "give an estimator"),
-        ({"estimator": autoregression, "samples": 3}, "at least 40 samples"),
+        ({"estimator": autoregression, "samples": 3}, "at least 400 samples"),
         ({"estimator": autoregression, "resolution": 2.0}, "between 0 and 1"),
         ({"estimator": autoregression, "laws": ["flor"]}, "unknown check"),
     ],
@@ -213,20 +213,20 @@ def test_wrong_settings_are_named(options, message: str) -> None:
 
 def test_the_module_is_the_function_and_a_test_needs_one_line() -> None:
     listed = [MARKOV, sources.copies(3, 2)]
-    found = rdlm.certify(autoregression, sources=listed, samples=200)
+    found = rdlm.certify(autoregression, sources=listed, samples=400)
     assert (found.verdict, found.outcome) == ("bound held", "held")
     assert {one.check for one in found.findings} == {"floor", "normalisation", "relabelling"}
-    floor(autoregression, *listed, samples=200)
+    floor(autoregression, *listed, samples=400)
     with pytest.raises(
         AssertionError, match=r"pseudo_likelihood on copies-3x2: below the entropy: not a bound \(0.0000"
     ):
-        floor(pseudo_likelihood, *listed[1:], samples=200)
+        floor(pseudo_likelihood, *listed[1:], samples=400)
     with pytest.raises(AssertionError, match="cannot tell: about"):
-        floor(masked_continuous, MARKOV, samples=40)
+        floor(masked_continuous, MARKOV, samples=400)
 
 
 def test_the_report_is_one_page_with_every_finding() -> None:
-    found = rdlm.certify(pseudo_likelihood, sources=[MARKOV, sources.copies(3, 2)], samples=200)
+    found = rdlm.certify(pseudo_likelihood, sources=[MARKOV, sources.copies(3, 2)], samples=400)
     page = found.html()
     assert found.verdict == "not a bound" and page.startswith("<!doctype html>") and page.count("<svg") == 1
     assert all(one.source in page for one in found.findings) and "<script" not in page and "http" not in page
@@ -294,7 +294,7 @@ def test_wrong_names_are_explained(folder: Path, name: str, message: str) -> Non
 
 def test_a_users_module_is_certified_by_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = cli.main(
-        ["certify", "--estimator", "estimators_of_a_user:good", "--samples", "60", "--out", "out", "--json"]
+        ["certify", "--estimator", "estimators_of_a_user:good", "--samples", "400", "--out", "out", "--json"]
     )
     answer = json.loads(capsys.readouterr().out)
     assert code == 0 and answer["verdict"] == "bound held" and len(answer["findings"]) == 12
@@ -306,7 +306,7 @@ def test_a_users_module_is_certified_by_the_command(folder: Path, capsys: pytest
     [("forever", "stopped on the source uniform-4x2: one check took longer than 2 seconds"), ("dies", "exit code 7")],
 )
 def test_an_estimator_that_never_ends_is_stopped(folder: Path, capsys, name: str, message: str) -> None:
-    command = ["certify", "--estimator", f"estimators_of_a_user:{name}", "--samples", "60", "--seconds", "2"]
+    command = ["certify", "--estimator", f"estimators_of_a_user:{name}", "--samples", "400", "--seconds", "2"]
     assert cli.main(command) == 2
     assert message in capsys.readouterr().err
 
@@ -347,9 +347,9 @@ def test_networks_that_do_not_fit_are_named() -> None:
             return super().forward(ids, mask, t).transpose(1, 2)[:, :2]
 
     with pytest.raises(InputError, match=r"returns logits \[n, length, vocabulary\]"):
-        rdlm.certify(model=Wrong, sources=[sources.markov(4)], samples=60, train_steps=1)
+        rdlm.certify(model=Wrong, sources=[sources.markov(4)], samples=400, train_steps=1)
     with pytest.raises(InputError, match="returns a torch module"):
-        rdlm.certify(model=lambda vocabulary, length: 3, samples=60)
+        rdlm.certify(model=lambda vocabulary, length: 3, samples=400)
     with pytest.raises(InputError, match="no parameters"):
         train_network(nn.Module(), MARKOV, 1)
     generator = torch.Generator().manual_seed(0)

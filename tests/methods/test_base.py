@@ -9,11 +9,13 @@ from typing import get_args
 import pytest
 import torch
 
-from rdlm.config import RunConfig, TransformerConfig
+from rdlm import data
+from rdlm.config import DataConfig, RunConfig, TransformerConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
-from rdlm.methods import METHODS
+from rdlm.methods import METHODS, build
 from rdlm.methods.base import DEFAULT_NFE, Baseline, BoundEstimator, Method
+from rdlm.model.transformer import Transformer
 from rdlm.random import Draw
 
 TINY = TransformerConfig(width=24, layers=1, heads=2, time_width=16)
@@ -118,3 +120,18 @@ def test_a_trained_network_comes_within_three_percent_of_the_entropy_and_not_bel
     stderr = float(excess.std()) / math.sqrt(len(excess))
     assert stderr < 0.01 * source.entropy
     assert -4 * stderr < float(excess.mean()) < 0.03 * source.entropy
+
+
+@pytest.mark.parametrize("name", ["rdlm", "mdlm", "autoregressive"])
+def test_an_untrained_network_can_start_at_the_frequencies(name: str) -> None:
+    corpus = data.load("digits")
+    count = torch.bincount(corpus.rows().flatten().long(), minlength=corpus.tokenizer.size).double() + 0.5
+    frequency = count / count.sum()
+    model = TransformerConfig(width=24, layers=1, heads=2, places=64, frequencies=True)
+    method = build(RunConfig(method=name, data=DataConfig("digits"), model=model), corpus)  # type: ignore[arg-type]
+    assert isinstance(method.network, Transformer)
+    assert torch.allclose(method.network.head.bias.softmax(0).double(), frequency, atol=1e-6)
+    if name == "autoregressive":  # the bound is exact
+        ids = corpus.rows()[:8].long()
+        expected = -frequency.log()[ids].sum(1)
+        assert torch.allclose(method.bound(Batch(ids), DEFAULT_NFE).double(), expected, rtol=1e-4)

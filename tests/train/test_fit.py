@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdlm.config import PAPER_TOTAL_NOISE, ProcessConfig, RunConfig
+from rdlm.config import PAPER_TOTAL_NOISE, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Process
 from rdlm.presets import PRESETS, preset
@@ -74,6 +74,12 @@ def test_what_is_chosen_is_stated() -> None:
     assert said == "113 tokens: total noise 0.016"
     _, said = fit_vocabulary(preset("textfile"), 8192)
     assert said == "8,192 tokens: learned codes of 16 numbers, no n-gram chain"
+
+
+def test_a_network_of_many_tokens_starts_at_their_frequencies() -> None:
+    for vocabulary, expected in ((113, False), (8192, True)):
+        model = fit_vocabulary(preset("textfile"), vocabulary)[0].model
+        assert isinstance(model, TransformerConfig) and model.frequencies is expected
 
 
 def test_what_the_user_gives_is_kept() -> None:

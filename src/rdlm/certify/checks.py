@@ -45,6 +45,9 @@ BATCHES = 20
 ROUNDING = 1e-4
 """Share of the entropy below which a difference is due to rounding or to the solver of a differential equation."""
 
+LEAST = 400
+"""Fewest samples: with fewer, the mean of values with rare large ones is not normal, and valid bounds are refuted."""
+
 LARGE = 1000
 """Largest number of sequences of a batch."""
 
@@ -101,8 +104,8 @@ class Plan:
     sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
-        if self.samples < 2 * BATCHES:
-            raise InputError(f"a certificate needs at least {2 * BATCHES} samples, got {self.samples}")
+        if self.samples < LEAST:
+            raise InputError(f"a certificate needs at least {LEAST} samples of each source, got {self.samples}")
         if not 0 < self.resolution < 1:
             raise InputError(f"the resolution is a share of the entropy between 0 and 1, got {self.resolution}")
 

@@ -164,8 +164,8 @@ def noisy_copies(oracle: Oracle, strength: float = 1.0, times: int = 24) -> Tens
 def token_schedule_rates(oracle: Oracle, steps: int) -> tuple[Tensor, Tensor]:
     """Return the chance of every token to be erased at each of `T` levels, and to be revealed in the step from it."""
     power = torch.logspace(-1, 1, oracle.vocabulary, dtype=torch.float64)
-    kept = 1 - (torch.arange(steps + 1, dtype=torch.float64)[:, None] / steps) ** power  # [steps + 1, v]
-    return 1 - kept[1:], (kept[:-1] - kept[1:]) / (1 - kept[1:])
+    erased = (torch.arange(steps + 1, dtype=torch.float64)[:, None] / steps) ** power  # [steps + 1, v]
+    return erased[1:], 1 - erased[:-1] / erased[1:]
 
 
 def token_schedule(oracle: Oracle, steps: int = 32) -> Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
+
+from torch import nn
 
 from rdlm.config import RunConfig
 from rdlm.data.store import Corpus
@@ -26,6 +29,7 @@ from rdlm.methods.sedd import SEDD
 from rdlm.methods.tau_ldr import TauLDR
 from rdlm.methods.udlm import UDLM
 from rdlm.model.belief import BeliefNetwork
+from rdlm.model.transformer import Transformer
 from rdlm.storage.own_classes import check_trusted
 
 METHODS: dict[str, Callable[[RunConfig, int, int, int], Method]] = {
@@ -60,6 +64,13 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
     method = METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
     if isinstance(method.network, BeliefNetwork):
         method.network.belief.fit(corpus.rows, corpus.digest)
+    elif _has_frequencies(method.network, corpus.tokenizer.size):
+        method.network.start_at_frequencies(corpus.rows())
     if isinstance(method, Baseline):
         method.fit(corpus.rows)
     return method
+
+
+def _has_frequencies(network: nn.Module, vocabulary: int) -> TypeGuard[Transformer]:
+    """Return whether the network starts at the frequencies: asked for, and with an output for each token."""
+    return isinstance(network, Transformer) and network.config.frequencies and network.interface.outputs == vocabulary

@@ -304,6 +304,12 @@ class Transformer(nn.Module):
             raise InputError(f"the network has {len(self.place)} position embeddings, but {needed} are needed")
         return x + self.place[start : start + x.shape[1]]
 
+    @torch.no_grad()
+    def start_at_frequencies(self, tokens: Int[Tensor, "n length"]) -> None:
+        """Set the bias of the output to the log-frequencies of the tokens, with half an occurrence of every token."""
+        count = torch.bincount(tokens.long().flatten(), minlength=self.interface.outputs).double() + 0.5
+        self.head.bias.copy_((count / count.sum()).log())
+
     def cache(self) -> Cache:
         """Return an empty cache for this network."""
         return Cache(self.config.layers)

@@ -53,7 +53,7 @@ def fit_vocabulary(config: RunConfig, vocabulary: int) -> tuple[RunConfig, str]:
     if config.process.codes == "auto":
         learned = config.method == "rdlm" and config.process.base is None and vocabulary > MOST_ONE_HOT
         chosen = _with_codes(config) if learned else _with_process(config, codes="onehot")
-        chosen = _with_chain(chosen, vocabulary)
+        chosen = _with_frequencies(_with_chain(chosen, vocabulary), vocabulary)
     chosen = _with_process(chosen, total=total_noise(chosen.process, vocabulary))
     said = []
     if chosen.method == "rdlm" and (codes := chosen.process.codes) != config.process.codes and codes == "learned":
@@ -79,6 +79,14 @@ def _with_codes(config: RunConfig) -> RunConfig:
         denoiser=replace(config.denoiser, features=features),
         model=replace(config.model, belief="none"),
     )
+
+
+def _with_frequencies(config: RunConfig, vocabulary: int) -> RunConfig:
+    """Return the configuration with a network that starts at the frequencies, where there are many tokens."""
+    model = config.model
+    if not isinstance(model, TransformerConfig) or model.belief != "none" or vocabulary <= MOST_ONE_HOT:
+        return config
+    return replace(config, model=replace(model, frequencies=True))
 
 
 def _with_chain(config: RunConfig, vocabulary: int) -> RunConfig:
