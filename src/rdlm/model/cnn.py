@@ -324,7 +324,8 @@ class Convolution2D(nn.Module):
         embedding: Tensor = self.time(time, labels)
         if embedding.shape[1] == 1:
             return embedding[:, :, None]
-        return self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
+        each: Tensor = self._grouped(embedding).unflatten(-1, (self.tokens, -1))  # [B, h, w, tokens, t]
+        return each.mean(-2)
 
     def _features(
         self, inputs: Float[Tensor, "b l 2"], level: Levels, certainty: Levels, mean: Levels, weight: Levels
