@@ -34,6 +34,8 @@ CORPORA = {
     "digits": (17, 10, 0),
     "mnist": (256, 10, 0),
     "cifar10": (256, 10, 0),
+    "cifar10-small": (256, 10, 0),
+    "mnist-small": (256, 10, 0),
     "promoter": (4, 0, 1),
     "promoter-chr22": (4, 0, 0),
     "chr22": (4, 2, 0),

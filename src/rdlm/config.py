@@ -11,163 +11,28 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from rdlm.deprecated import ORDERS
 from rdlm.errors import InputError, unknown
+from rdlm.method_config import BeliefConfig as BeliefConfig
 from rdlm.method_config import BFNConfig as BFNConfig
 from rdlm.method_config import BitDiffusionConfig as BitDiffusionConfig
+from rdlm.method_config import Convolution2DConfig as Convolution2DConfig
+from rdlm.method_config import ConvolutionConfig as ConvolutionConfig
 from rdlm.method_config import D3PMConfig as D3PMConfig
 from rdlm.method_config import DirichletFlowConfig as DirichletFlowConfig
 from rdlm.method_config import DiscreteConfig as DiscreteConfig
 from rdlm.method_config import FisherFlowConfig as FisherFlowConfig
+from rdlm.method_config import Interface as Interface
 from rdlm.method_config import MethodName as MethodName
+from rdlm.method_config import NetworkConfig as NetworkConfig
 from rdlm.method_config import PlaidConfig as PlaidConfig
 from rdlm.method_config import TauLDRConfig as TauLDRConfig
+from rdlm.method_config import TransformerConfig as TransformerConfig
 from rdlm.method_config import check_within as _within
-
-
-@dataclass(frozen=True)
-class Interface:
-    """Inputs and outputs of a network at each position, as given by the data and the layout."""
-
-    features: int
-    """Width of the input features, or the number of ids if the input is ids."""
-    outputs: int
-    """Number of logits per position."""
-    digits: int = 1
-    """Digits per token in the serial layout, in which position i has digit i mod digits; 1: no digit index."""
-    classes: int = 0
-    """Number of class labels to condition on; 0: none."""
-    signal: int = 0
-    """Width of the per-position conditioning signal; 0: none."""
-    scale: float = 1.0
-    """Norm of the feature vector of a known token; 1 for ids and one-hot vectors."""
-    timed: bool = True
-    """Whether times are an input; without them the modulation of the layers is a learned constant per class."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})
-        if self.classes and self.signal:
-            raise InputError("a network is conditioned on classes or on a signal, not on both")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BeliefConfig:
-    """The inference layer below a network: exact beliefs under a small Markov chain."""
-
-    belief: Literal["none", "ngram", "hmm"] = "none"
-    """Inference layer: none, an n-gram model of the training data, or a hidden Markov model, trained jointly."""
-    order: int = 6
-    """Order of the n-gram model: a symbol depends on up to `order - 1` symbols before it."""
-    states: int | None = None
-    """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
-    belief_input: bool = False
-    """The posterior of the inference layer is a second input of the network; else it is only added to the logits."""
-    network_class: str | None = None
-    """Your own network, as module:Class, built like rdlm's from the model's options; needs --trust."""
-
-    @property
-    def chain_states(self) -> int:
-        """Return the number of states of the chain."""
-        return self.states or {"none": 0, "ngram": 16384, "hmm": 256}[self.belief]
-
-
-@dataclass(frozen=True)
-class TransformerConfig(BeliefConfig):
-    """The diffusion transformer; the defaults are a small network for two cores."""
-
-    width: int = 256
-    """Width of the residual stream."""
-    layers: int = 6
-    """Number of transformer blocks."""
-    heads: int = 4
-    """Number of attention heads; width / heads must be even for the rotary positions."""
-    mlp_ratio: int = 4
-    """Width of the hidden layer of each MLP, in units of the width."""
-    time_width: int = 16
-    """Width of the time and class embedding from which the modulation of every block is computed."""
-    time_scale: float = 1000.0
-    """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
-    dropout: float = 0.0
-    """Probability of dropping an element of a block's output during training."""
-    tie: bool = False
-    """Tie the output matrix to the input matrix (needs outputs <= features)."""
-    causal: bool = False
-    """Causal attention: a position attends to itself and earlier positions."""
-    self_condition: bool = False
-    """Self-conditioning: the previous prediction is a second input."""
-    places: int = 0
-    """Positions with a learned embedding, such as all pixels of an image; 0: none, as for text."""
-    frequencies: bool = False
-    """Start the output, where it has a logit for each token, at their log-frequencies; saves steps for many tokens."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})
-        _positive_scale_and_probability(self.time_scale, self.dropout)
-        _check_belief(self)
-        if self.width % (2 * self.heads):
-            raise InputError(
-                f"width {self.width} is not a multiple of 2 * heads = {2 * self.heads}: "
-                "rotary embeddings need heads of equal and even width"
-            )
-
-
-@dataclass(frozen=True)
-class ConvolutionConfig(BeliefConfig):
-    """The one-dimensional dilated convolution network of the promoter task; the defaults are the paper's."""
-
-    width: int = 256
-    """Number of channels."""
-    stacks: int = 4
-    """Repetitions of the cycle of dilations; layers = stacks * len(dilations)."""
-    dilations: tuple[int, ...] = (1, 1, 4, 16, 64)
-    """Dilations of one cycle of layers."""
-    kernel: int = 9
-    """Kernel size of the dilated convolutions; odd."""
-    time_scale: float = 1000.0
-    """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
-    dropout: float = 0.0
-    """Probability of dropping an element of a layer's input during training."""
-    self_condition: bool = False
-    """Self-conditioning: the previous prediction is a second input."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, {"width": 1, "stacks": 1, "kernel": 1})
-        _positive_scale_and_probability(self.time_scale, self.dropout)
-        _check_belief(self)
-        if self.kernel % 2 == 0:
-            raise InputError(f"kernel {self.kernel} must be odd, so that input and output have equal length")
-        if not self.dilations or min(self.dilations) < 1:
-            raise InputError(f"dilations {self.dilations} must be one or more integers of at least 1")
-
-
-NetworkConfig = TransformerConfig | ConvolutionConfig
-
-
-def _at_least(config: Interface | NetworkConfig, lowest: dict[str, int]) -> None:
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if entry.name in lowest and value < lowest[entry.name]:
-            raise InputError(f"{entry.name} {value} must be at least {lowest[entry.name]}")
-
-
-def _positive_scale_and_probability(time_scale: float, dropout: float) -> None:
-    if not time_scale > 0:
-        raise InputError(f"time_scale {time_scale} must be positive")
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout {dropout} must lie in [0, 1)")
-
-
-def _check_belief(config: NetworkConfig) -> None:
-    _at_least(config, {"order": 2})
-    if config.states is not None and config.states < 2:
-        raise InputError(f"model.states {config.states} must be at least 2")
-    if config.belief != "none" and config.self_condition:
-        raise InputError("model.belief cannot be combined with model.self_condition: choose one of them")
-
 
 PAPER_TOTAL_NOISE = 0.03755909399773322
 """S of the paper's geometric schedule from 1e-3 to 0.2."""
@@ -247,11 +112,11 @@ class ProcessConfig:
     """Your own bridge of the sphere, as module:Class, built like rdlm's; needs --trust."""
     base: int | None = None
     """Split tokens into digits of this base; None: one sphere per token."""
-    codes: Literal["auto", "onehot", "learned"] = "onehot"
-    """Points of the tokens: one coordinate per token, or learned unit vectors in fewer coordinates; auto: learned for
-    more than 1,024 tokens."""
+    codes: Literal["auto", "onehot", "learned", "arc"] = "onehot"
+    """Points of the tokens: one coordinate per token, learned unit vectors in fewer coordinates, or for ordered tokens
+    such as grey levels points of a half circle; auto: learned for more than 1,024 tokens."""
     dimension: int = 16
-    """Coordinates of learned codes, without the mask's."""
+    """Coordinates of learned codes and of the space of the half circle, without the mask's."""
     layout: Literal["packed", "serial"] = "packed"
     """The digits of a token share a position (packed), or have one position each as in the paper (serial)."""
     window: float = 1.0
@@ -285,28 +150,29 @@ class ProcessConfig:
             raise InputError("process.bridge gaussian needs process.path masked and an exact or simulated process.law")
         if self.bridge == "gaussian" and self.bridge_class is not None:
             raise InputError("process.bridge_class is a bridge of the sphere: leave out process.bridge gaussian")
-        if self.codes != "learned":
+        if self.codes not in ("learned", "arc"):
             return
+        codes = f"process.codes {self.codes}"
         if self.dimension < 3:
-            raise InputError(f"process.codes learned needs process.dimension of at least 3, got {self.dimension}")
+            raise InputError(f"{codes} needs process.dimension of at least 3, got {self.dimension}")
         if self.path != "masked":
             raise InputError(
-                f"process.codes learned needs process.path masked, got {self.path}: "
-                "other starts have unequal angles to the tokens"
+                f"{codes} needs process.path masked, got {self.path}: other starts have unequal angles to the tokens"
             )
         if self.base is not None:
-            raise InputError("process.codes learned needs one sphere per token: omit process.base")
+            raise InputError(f"{codes} needs one sphere per token: omit process.base")
         if self.law != "exact":
-            raise InputError(f"process.codes learned needs process.law exact, got {self.law}")
+            raise InputError(f"{codes} needs process.law exact, got {self.law}")
 
 
 @dataclass(frozen=True)
 class DenoiserConfig:
     """The network input for a state, and the probabilities from its logits."""
 
-    features: Literal["evidence", "mean", "statistic", "coordinates", "tokens", "top"] = "evidence"
+    features: Literal["evidence", "mean", "statistic", "coordinates", "tokens", "top", "level"] = "evidence"
     """Network input: evidence as probabilities; for codes of many tokens the mean of their vectors under it, or state
-    over noise as a vector of the unit ball; all coordinates, those of tokens, or those with the top ones marked."""
+    over noise as a vector of the unit ball; all coordinates, those of tokens, or those with the top ones marked; for
+    ordered tokens the mean level under the evidence and how certain it is."""
     top: int = 8
     """Number of coordinates that are marked by features top."""
     evidence: bool = True
@@ -319,7 +185,7 @@ class DenoiserConfig:
     @property
     def timed(self) -> bool:
         """Whether the network has a time input; given the evidence, the posterior does not depend on the time."""
-        return self.features not in ("evidence", "mean", "statistic") if self.time is None else self.time
+        return self.features in ("coordinates", "tokens", "top") if self.time is None else self.time
 
 
 @dataclass(frozen=True)

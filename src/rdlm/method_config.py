@@ -1,8 +1,9 @@
-"""The options of methods other than rdlm, one frozen dataclass each, as sections of the configuration of a run."""
+"""The options of networks, and of methods other than rdlm: sections of the configuration of a run, one frozen
+dataclass each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from rdlm.errors import InputError
@@ -168,3 +169,186 @@ class FisherFlowConfig:
 
     def __post_init__(self) -> None:
         check_within("fisher_flow.cut", self.cut, 1e-4, 0.24)
+
+
+# -- networks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Inputs and outputs of a network at each position, as given by the data and the layout."""
+
+    features: int
+    """Width of the input features, or the number of ids if the input is ids."""
+    outputs: int
+    """Number of logits per position."""
+    digits: int = 1
+    """Digits per token in the serial layout, in which position i has digit i mod digits; 1: no digit index."""
+    classes: int = 0
+    """Number of class labels to condition on; 0: none."""
+    signal: int = 0
+    """Width of the per-position conditioning signal; 0: none."""
+    scale: float = 1.0
+    """Norm of the feature vector of a known token; 1 for ids and one-hot vectors."""
+    timed: bool = True
+    """Whether times are an input; without them the modulation of the layers is a learned constant per class."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})
+        if self.classes and self.signal:
+            raise InputError("a network is conditioned on classes or on a signal, not on both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeliefConfig:
+    """The inference layer below a network: exact beliefs under a small Markov chain."""
+
+    belief: Literal["none", "ngram", "hmm"] = "none"
+    """Inference layer: none, an n-gram model of the training data, or a hidden Markov model, trained jointly."""
+    order: int = 6
+    """Order of the n-gram model: a symbol depends on up to `order - 1` symbols before it."""
+    states: int | None = None
+    """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
+    belief_input: bool = False
+    """The posterior of the inference layer is a second input of the network; else it is only added to the logits."""
+    network_class: str | None = None
+    """Your own network, as module:Class, built like rdlm's from the model's options; needs --trust."""
+
+    @property
+    def chain_states(self) -> int:
+        """Return the number of states of the chain."""
+        return self.states or {"none": 0, "ngram": 16384, "hmm": 256}[self.belief]
+
+
+@dataclass(frozen=True)
+class TransformerConfig(BeliefConfig):
+    """The diffusion transformer; the defaults are a small network for two cores."""
+
+    width: int = 256
+    """Width of the residual stream."""
+    layers: int = 6
+    """Number of transformer blocks."""
+    heads: int = 4
+    """Number of attention heads; width / heads must be even for the rotary positions."""
+    mlp_ratio: int = 4
+    """Width of the hidden layer of each MLP, in units of the width."""
+    time_width: int = 16
+    """Width of the time and class embedding from which the modulation of every block is computed."""
+    time_scale: float = 1000.0
+    """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
+    dropout: float = 0.0
+    """Probability of dropping an element of a block's output during training."""
+    tie: bool = False
+    """Tie the output matrix to the input matrix (needs outputs <= features)."""
+    causal: bool = False
+    """Causal attention: a position attends to itself and earlier positions."""
+    self_condition: bool = False
+    """Self-conditioning: the previous prediction is a second input."""
+    places: int = 0
+    """Positions with a learned embedding, such as all pixels of an image; 0: none, as for text."""
+    frequencies: bool = False
+    """Start the output, where it has a logit for each token, at their log-frequencies; saves steps for many tokens."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})
+        _positive_scale_and_probability(self.time_scale, self.dropout)
+        _check_belief(self)
+        if self.width % (2 * self.heads):
+            raise InputError(
+                f"width {self.width} is not a multiple of 2 * heads = {2 * self.heads}: "
+                "rotary embeddings need heads of equal and even width"
+            )
+
+
+@dataclass(frozen=True)
+class ConvolutionConfig(BeliefConfig):
+    """The one-dimensional dilated convolution network of the promoter task; the defaults are the paper's."""
+
+    width: int = 256
+    """Number of channels."""
+    stacks: int = 4
+    """Repetitions of the cycle of dilations; layers = stacks * len(dilations)."""
+    dilations: tuple[int, ...] = (1, 1, 4, 16, 64)
+    """Dilations of one cycle of layers."""
+    kernel: int = 9
+    """Kernel size of the dilated convolutions; odd."""
+    time_scale: float = 1000.0
+    """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
+    dropout: float = 0.0
+    """Probability of dropping an element of a layer's input during training."""
+    self_condition: bool = False
+    """Self-conditioning: the previous prediction is a second input."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"width": 1, "stacks": 1, "kernel": 1})
+        _positive_scale_and_probability(self.time_scale, self.dropout)
+        _check_belief(self)
+        if self.kernel % 2 == 0:
+            raise InputError(f"kernel {self.kernel} must be odd, so that input and output have equal length")
+        if not self.dilations or min(self.dilations) < 1:
+            raise InputError(f"dilations {self.dilations} must be one or more integers of at least 1")
+
+
+@dataclass(frozen=True)
+class Convolution2DConfig(BeliefConfig):
+    """Two-dimensional convolutions over patches of an image, whose tokens are levels; the defaults are for CIFAR-10."""
+
+    image: tuple[int, int, int] = (32, 32, 3)
+    """Height, width and channels; a sequence has their product of tokens, in this order."""
+    width: int = 160
+    """Number of channels of the residual stream."""
+    layers: int = 8
+    """Number of residual blocks."""
+    kernel: int = 5
+    """Kernel size of the depthwise convolution of a block; odd."""
+    expansion: int = 2
+    """Width of the hidden layer of a block, in units of the width."""
+    patch: int = 2
+    """Pixels along each side of the square that shares a position of the convolutions."""
+    rank: int = 8
+    """Numbers per token from which a correction of the level distribution is computed; 0: none."""
+    time_scale: float = 1000.0
+    """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
+    dropout: float = 0.0
+    """Probability of dropping an element of a block's output during training."""
+    causal: bool = False
+    """Causal convolutions: a token depends on itself and on earlier ones, in rows; patches are single tokens."""
+    self_condition: bool = False
+    """Not supported by this network."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"width": 1, "layers": 1, "kernel": 1, "expansion": 1, "patch": 1, "rank": 0})
+        _positive_scale_and_probability(self.time_scale, self.dropout)
+        if self.kernel % 2 == 0:
+            raise InputError(f"kernel {self.kernel} must be odd, so that input and output have equal size")
+        if min(self.image) < 1 or self.image[0] % self.patch or self.image[1] % self.patch:
+            raise InputError(
+                f"model.image {self.image} must be a height and width in multiples of model.patch {self.patch}"
+            )
+        if self.belief != "none" or self.self_condition:
+            raise InputError("convolution2d has neither model.belief nor model.self_condition")
+
+
+NetworkConfig = TransformerConfig | ConvolutionConfig | Convolution2DConfig
+
+
+def _at_least(config: Interface | NetworkConfig, lowest: dict[str, int]) -> None:
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if entry.name in lowest and value < lowest[entry.name]:
+            raise InputError(f"{entry.name} {value} must be at least {lowest[entry.name]}")
+
+
+def _positive_scale_and_probability(time_scale: float, dropout: float) -> None:
+    if not time_scale > 0:
+        raise InputError(f"time_scale {time_scale} must be positive")
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout {dropout} must lie in [0, 1)")
+
+
+def _check_belief(config: NetworkConfig) -> None:
+    _at_least(config, {"order": 2})
+    if config.states is not None and config.states < 2:
+        raise InputError(f"model.states {config.states} must be at least 2")
+    if config.belief != "none" and config.self_condition:
+        raise InputError("model.belief cannot be combined with model.self_condition: choose one of them")

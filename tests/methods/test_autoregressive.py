@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
+from rdlm.config import Convolution2DConfig, ConvolutionConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods.autoregressive import Autoregressive
@@ -23,6 +23,27 @@ def method() -> Autoregressive:
         for parameter in method.network.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
     return method.network.eval() and method
+
+
+@pytest.fixture
+def pixels() -> Autoregressive:
+    torch.manual_seed(0)
+    model = Convolution2DConfig(image=(1, 2, 2), width=8, layers=2, kernel=3, patch=1)
+    method = Autoregressive(RunConfig(method="autoregressive", model=model), 3)
+    with torch.no_grad():
+        for parameter in method.network.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return method.network.eval() and method
+
+
+def test_likelihoods_of_images_sum_to_one_and_samples_follow_them(pixels):
+    every = torch.tensor(list(itertools.product(range(3), repeat=4)))
+    law = pixels.log_likelihood(every).exp()
+    assert float(law.sum()) == pytest.approx(1, abs=1e-5)
+    assert float(law.max() / law.min()) > 3
+    drawn = pixels.generate(8000, 4, 64, torch.Generator().manual_seed(1))
+    counts = torch.bincount((drawn * torch.tensor([27, 9, 3, 1])).sum(-1), minlength=81)
+    assert chisquare(counts, 8000 * law / law.sum()).pvalue > 1e-3
 
 
 EVERY = torch.tensor(list(itertools.product(range(3), repeat=3)))
@@ -47,6 +68,6 @@ def test_the_bound_is_the_likelihood(method):
     assert not torch.allclose(expected, -method.log_likelihood(EVERY))
 
 
-def test_needs_a_transformer():
-    with pytest.raises(InputError, match="needs a transformer"):
+def test_needs_a_causal_network():
+    with pytest.raises(InputError, match="needs a causal network"):
         Autoregressive(RunConfig(model=ConvolutionConfig()), 3)

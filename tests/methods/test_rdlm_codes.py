@@ -11,7 +11,8 @@ import torch
 from small import mean_and_error, method, tokens
 from torch import Tensor
 
-from rdlm.config import ProcessConfig, TrainingConfig
+from rdlm.config import Convolution2DConfig, ProcessConfig, TrainingConfig
+from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods.bound import Setting, measure_bound
 from rdlm.methods.objective import bound_of_codes, codes_loss
@@ -20,6 +21,7 @@ from rdlm.model import denoiser
 from rdlm.model.ema import MovingAverage
 from rdlm.model.loss import fused_cross_entropy
 from rdlm.process import channel
+from rdlm.process.order import TokenSchedule
 from rdlm.process.tokens import Codes
 from rdlm.random import Draw
 from rdlm.train.optimizer import Optimizer
@@ -249,3 +251,70 @@ def sampled(made: Rdlm, solver: str) -> Tensor:
     token: Tensor = stop.value.value.token
     assert int(token.min()) >= 0 and int(token.max()) < 5
     return token
+
+
+# -- ordered levels ---------------------------------------------------------------------------------
+
+SIDE, LEVELS = 4, 16
+
+
+def ramps(count: int, seed: int) -> Batch:
+    """Return images [4, 4, 1] of planes with a random level and slope: interpolation predicts them almost exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    level, down, right = torch.rand(3, count, 1, 1, generator=generator)
+    place = torch.arange(SIDE) - 1.5
+    plane = 3 + 9 * level + 1.5 * (down - 0.5) * place[:, None] + 1.5 * (right - 0.5) * place
+    return Batch(plane.round().long().clamp(0, LEVELS - 1).flatten(1))
+
+
+def levels(**settings: Any) -> Rdlm:
+    model = Convolution2DConfig(image=(SIDE, SIDE, 1), width=16, layers=2, kernel=3)
+    ordered = {"codes": "arc", "dimension": 3, "bridge": "gaussian", "features": "level"}
+    return method(LEVELS, model=model, **{**ordered, "asynchronous": 0.7, "narrow": 1.0, **settings})
+
+
+def trained_bounds(made: Rdlm, change: Any, steps: int) -> list[float]:
+    """Return the erasure bound in bits per token on other images, before and after training."""
+    optimizer = Optimizer(made.network, TrainingConfig(optimizer="muon", lr=3e-3, warmup=10))
+    held_out, found = change(ramps(64, 1)), []
+    for step in range(steps + 1):
+        if step in (0, steps):
+            nats = made.bound(held_out, 16, torch.Generator().manual_seed(0), token_schedule=TokenSchedule(1e-6))
+            found.append(float(nats.mean()) / SIDE**2 / math.log(2))
+        made.loss(change(ramps(16, 2 + step)), Draw(0, step, 0, 1)).backward()
+        optimizer.update(step, optimizer.norm())
+        optimizer.zero_grad()
+    return found
+
+
+def test_levels_are_learned_soon_and_by_their_order() -> None:
+    before, after = trained_bounds(levels(), lambda batch: batch, 40)
+    assert after < before < 4.1 and after < 2.5
+    order = torch.randperm(LEVELS, generator=torch.Generator().manual_seed(3))
+    _, shuffled = trained_bounds(levels(), lambda batch: Batch(order[batch.ids]), 40)
+    assert shuffled > after + 0.5  # the same images with their levels renamed: interpolation is of no use
+
+
+def test_fixed_points_are_neither_parameters_nor_trained() -> None:
+    made = levels()
+    assert made.process.codes is None and not any("codes" in name for name, _ in made.network.named_parameters())
+
+
+def test_the_bound_of_levels_holds_in_both_orders_and_samples_exist() -> None:
+    made, batch = levels(), ramps(32, 1)
+    for schedule in (TokenSchedule(), TokenSchedule(1e-6)):
+        setting = Setting(16, token_schedule=schedule)
+        bits = measure_bound(made, batch, setting, 256, torch.Generator().manual_seed(0)).total.value / 16 / math.log(2)
+        assert 2 < bits < 6
+        ids = made.generate(2, SIDE**2, 8, torch.Generator().manual_seed(0), token_schedule=schedule)
+        assert ids.shape == (2, 16) and int(ids.min()) >= 0 and int(ids.max()) < LEVELS
+
+
+def test_evidence_from_outside_reaches_an_image_network() -> None:
+    made, given = levels(), torch.zeros(1, 16, LEVELS)
+    made.network.outer.weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    state, remaining = made.noisy(torch.zeros(1, 16, dtype=torch.long), torch.zeros(1, 1), torch.Generator())
+    plain = made.posterior(given=given)(state, remaining)
+    given[0, 5] = -8.0 * (torch.arange(LEVELS) - 12.0) ** 2
+    told = made.posterior(given=given)(state, remaining)
+    assert int(told[0, 5].argmax()) == 12 and not torch.allclose(told[0, 6], plain[0, 6])

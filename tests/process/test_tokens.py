@@ -129,3 +129,21 @@ def test_bridges_that_differ_in_their_points_alone_are_equal() -> None:
     """So that tables of the exact law are shared."""
     one, other = (masked_path(5, S, "brownian", codes(5, 8, seed)).bridge for seed in (0, 1))
     assert one == other and hash(one) == hash(other)
+
+
+def test_points_of_an_arc_are_evenly_spaced_in_their_order_and_not_learned() -> None:
+    arc = Codes.arc(9, 4)
+    assert not arc.learned and codes(9, 4).learned
+    vectors = arc.vectors(torch.zeros((), dtype=torch.float64))
+    angle = (vectors @ vectors.T).clamp(-1, 1).acos()
+    place = torch.arange(9.0, dtype=torch.float64)
+    torch.testing.assert_close(angle, (place[:, None] - place).abs() * torch.pi / 8, atol=1e-3, rtol=0)
+
+
+def test_evidence_of_an_arc_is_that_of_noisy_observations_of_the_level() -> None:
+    bridge, remaining = masked_path(9, S, "gaussian", Codes.arc(9, 3)).bridge, S / 20
+    state = torch.tensor([0.2, 0.9, -0.1], dtype=torch.float64)
+    vectors, strength = Codes.arc(9, 3).vectors(state), 1 / remaining - 1 / S
+    observed = torch.distributions.Normal(strength * vectors, strength**0.5).log_prob(state / remaining).sum(-1)
+    found = bridge.log_likelihood(state, remaining)
+    torch.testing.assert_close(found - found[0], observed - observed[0])

@@ -1,8 +1,9 @@
-"""Autoregression, the baseline with an exact likelihood: the same transformer with a causal mask.
+"""Autoregression, the baseline with an exact likelihood: the same network with a causal mask.
 
     log p(x) = sum over i of log p(x_i | x_1 .. x_{i-1})
 
-Sampling draws one token per network evaluation and keeps a KV cache, so NFE equals the length of the sequence.
+Sampling draws one token per network evaluation, so NFE equals the length of the sequence. A transformer keeps a KV
+cache; causal convolutions over an image (as in PixelCNN) are evaluated on the whole image for every token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import RunConfig, TransformerConfig
+from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
@@ -31,10 +32,9 @@ class Autoregressive(Baseline):
     order_name: str | None = "left-to-right"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        if not isinstance(config.model, TransformerConfig):
-            raise InputError("the autoregressive method needs a transformer: a convolution depends on later positions")
-        self.config, self.start_id = config, vocabulary
-        self.layers = config.model.layers
+        if isinstance(config.model, ConvolutionConfig):
+            raise InputError("the autoregressive method needs a causal network: convolutions depend on later positions")
+        self.config, self.start_id, self.layers = config, vocabulary, config.model.layers
         model = replace(config.model, causal=True)
         self.network: nn.Module = discrete.token_network(model, vocabulary, classes, signal)
 
@@ -75,6 +75,8 @@ class Autoregressive(Baseline):
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
         """Return token ids, drawn from left to right with one network evaluation per token; `nfe` is ignored."""
+        if not isinstance(self.config.model, TransformerConfig):
+            return self._generate_whole(count, length, generator, condition)
         device = next(self.network.parameters()).device
         cache, last = Cache(self.layers), torch.full((count, 1), self.start_id)
         drawn = []  # [B, 1] each
@@ -85,6 +87,16 @@ class Autoregressive(Baseline):
             last = draw_token(torch.log_softmax(logits, dim=-1).cpu(), generator)
             drawn.append(last)
         return torch.cat(drawn, dim=1)
+
+    def _generate_whole(
+        self, count: int, length: int, generator: torch.Generator | None, condition: Tensor | None
+    ) -> Int[Tensor, "count length"]:
+        """Return token ids from a network without a cache: every evaluation is over the whole sequence."""
+        drawn = torch.full((count, length), self.start_id)
+        for position in range(length):
+            log_probs = self.conditionals(drawn, condition)[:, position : position + 1]
+            drawn[:, position : position + 1] = draw_token(log_probs, generator)
+        return drawn
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return one network evaluation per token; `steps` is ignored."""

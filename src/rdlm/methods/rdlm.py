@@ -47,7 +47,7 @@ def total_noise(config: ProcessConfig, vocabulary: int) -> float:
     """Return the total noise of a configuration; where none is given, by the coordinates of its spheres."""
     if config.total is not None:
         return config.total
-    coordinates = config.dimension if config.codes == "learned" else config.base or vocabulary
+    coordinates = config.dimension if config.codes in ("learned", "arc") else config.base or vocabulary
     return PAPER_TOTAL_NOISE if config.bridge == "gaussian" else default_total(coordinates + 1)
 
 
@@ -65,6 +65,13 @@ def own_schedule(name: str | None, total: float) -> Schedule | None:
 def own_bridge(name: str) -> type[Bridge]:
     """Return the user's own family of bridges."""
     return own_class(name, Bridge)
+
+
+def _codes(config: ProcessConfig, vocabulary: int) -> Codes | None:
+    """Return the points of the tokens; None for one coordinate each."""
+    if config.codes == "arc":
+        return Codes.arc(vocabulary, config.dimension)
+    return Codes(vocabulary, config.dimension) if config.codes == "learned" else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +92,7 @@ class Process:
         family = Bridge if config.bridge_class is None else own_bridge(config.bridge_class)
         common = (layout.base, total)
         if config.path == "masked" or config.bridge == "gaussian":
-            codes = Codes(vocabulary, config.dimension) if config.codes == "learned" else None
-            path = masked_path(*common, config.bridge, codes, family)
+            path = masked_path(*common, config.bridge, _codes(config, vocabulary), family)
         elif config.path == "constant":
             return Process(config, layout, clock, constant_mixture(*common, config.weight, config.bridge, family))
         elif config.path == "switch":
@@ -104,7 +110,7 @@ class Process:
     def codes(self) -> Codes | None:
         """Return the learned codes of the tokens, if any."""
         tokens = self.bridge.tokens
-        return tokens if isinstance(tokens, Codes) else None
+        return tokens if isinstance(tokens, Codes) and tokens.learned else None
 
     def grid(self, steps: int) -> Grid:
         """Return the grid of a chain with so many steps, uniform in time."""

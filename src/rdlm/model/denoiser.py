@@ -17,12 +17,15 @@ from torch.nn import functional
 from rdlm.config import DenoiserConfig, Interface
 from rdlm.errors import InputError
 from rdlm.geometry import special
-from rdlm.model.layers import from_evidence, with_top
+from rdlm.model.layers import from_evidence, level_features, with_top
 from rdlm.model.transformer import Cache
 from rdlm.process.channel import Channel
 from rdlm.process.layout import Layout
 from rdlm.process.schedule import Schedule
 from rdlm.process.tokens import MANY_TOKENS, Codes
+
+OF_EVIDENCE = ("evidence", "mean", "level")
+"""Features that are functions of the evidence alone."""
 
 
 class Prediction(NamedTuple):
@@ -64,7 +67,7 @@ class Denoiser:
         self, config: DenoiserConfig, layout: Layout, bridge: Channel, schedule: Schedule, belief: str = "none"
     ) -> None:
         self.config, self.layout, self.bridge, self.schedule = config, layout, bridge, schedule
-        if config.evidence or config.features in ("evidence", "mean"):
+        if config.evidence or config.features in OF_EVIDENCE:
             bridge.check_evidence()
         if belief != "none" and (config.features != "evidence" or not config.evidence):
             raise InputError(f"model.belief {belief} needs denoiser.features evidence and denoiser.evidence true")
@@ -81,6 +84,7 @@ class Denoiser:
             "statistic": tokens,
             "tokens": tokens,
             "coordinates": dimension,
+            "level": 2,
         }
         return {**widths, "top": 2 * dimension + self.config.top}[self.config.features]
 
@@ -88,7 +92,7 @@ class Denoiser:
         """Return the input and output widths of the network."""
         outputs = self.layout.vocabulary if self.layout.joint else self.layout.base * self.layout.spheres
         features = self.sphere_width * self.layout.spheres
-        scaled = self.config.features in ("evidence", "mean", "statistic")
+        scaled = self.config.features in (*OF_EVIDENCE, "statistic")
         squared_norm = features if scaled else self.layout.spheres  # of a clean token
         return Interface(
             features, outputs, self.layout.positions, classes, signal, squared_norm**0.5, self.config.timed
@@ -181,14 +185,15 @@ class Denoiser:
 
     def _adds_late(self, state: Tensor) -> bool:
         """Return whether evidence is added to the logits in place: that of many tokens, if nothing else needs it."""
-        if not self.config.evidence or self.config.features in ("evidence", "mean") or state.requires_grad:
+        if not self.config.evidence or self.config.features in OF_EVIDENCE or state.requires_grad:
             return False
         return isinstance(self.bridge.tokens, Codes) and self.bridge.vocabulary >= MANY_TOKENS
 
     def check_given(self) -> None:
         """Raise InputError if the network does not take evidence from another source than its own states."""
-        if self.layout.digits > 1 or self.config.features != "evidence" or not self.config.evidence:
-            raise InputError("given evidence needs a model with denoiser.features evidence and one sphere per token")
+        if self.layout.digits > 1 or self.config.features not in ("evidence", "level") or not self.config.evidence:
+            needed = "denoiser.features evidence or level and one sphere per token"
+            raise InputError(f"given evidence needs a model with {needed}")
         if self.config.timed:
             raise InputError(
                 "evidence from outside needs a network without a time input, which tells it how much is known: "
@@ -202,7 +207,7 @@ class Denoiser:
         """Return the network's input [B, L, features] and the evidence [B, L, m, b], or None where it is not used."""
         kind = self.config.features
         evidence = None
-        if (self.config.evidence and not late) or kind in ("evidence", "mean"):
+        if (self.config.evidence and not late) or kind in OF_EVIDENCE:
             evidence = self.bridge.log_likelihood(state, level[..., None])
         if given is not None:
             self.check_given()
@@ -214,6 +219,9 @@ class Denoiser:
         elif kind == "mean":
             assert evidence is not None
             inputs = self._mean(evidence.softmax(-1))
+        elif kind == "level":
+            assert evidence is not None
+            inputs = level_features(evidence)
         elif kind == "statistic":
             inputs = self._statistic(state, level[..., None])
         elif kind == "tokens":

@@ -281,3 +281,18 @@ def from_evidence(log_evidence: Float[Tensor, "... v"]) -> Float[Tensor, "... v"
     """Return `(softmax(log h) - 1/V) sqrt(V)`: zero for uniform evidence, and of order one."""
     states = log_evidence.shape[-1]
     return (log_evidence.softmax(-1) - 1 / states) * math.sqrt(states)
+
+
+def level_features(log_evidence: Float[Tensor, "... v"]) -> Float[Tensor, "... 2"]:
+    """Return the mean level under the evidence, from -1 to 1, and its certainty, from 0 (uniform) to 1 (known).
+
+    The certainty is `1 - log(1 + s) / log(1 + s_0)`, with `s` the standard deviation in levels, at most `s_0`.
+    """
+    levels = log_evidence.shape[-1]
+    level = torch.arange(levels, dtype=log_evidence.dtype, device=log_evidence.device) - (levels - 1) / 2
+    moments = log_evidence.softmax(-1) @ torch.stack([level, level.square()], -1)  # [..., 2]
+    mean, square = moments.unbind(-1)
+    deviation = (square - mean.square()).clamp_min(0).sqrt()
+    # Evidence for both ends of the range has a larger deviation than none.
+    certainty = (1 - deviation.log1p() / math.log1p(math.sqrt((levels**2 - 1) / 12))).clamp_min(0)
+    return torch.stack([mean * (2 / (levels - 1)), certainty], -1)

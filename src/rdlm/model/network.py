@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rdlm.config import Interface, NetworkConfig, TransformerConfig
+from rdlm.config import Convolution2DConfig, Interface, NetworkConfig, TransformerConfig
 from rdlm.errors import InputError, unknown
 from rdlm.model.belief import WEIGHTS, BeliefNetwork, belief_of
-from rdlm.model.cnn import Convolution
+from rdlm.model.cnn import Convolution, Convolution2D
 from rdlm.model.transformer import Transformer
 from rdlm.storage.own_classes import own_class
 
-Network = Transformer | Convolution | BeliefNetwork
+Network = Transformer | Convolution | Convolution2D | BeliefNetwork
 
 
 def build(config: NetworkConfig, interface: Interface) -> nn.Module:
@@ -35,6 +35,8 @@ def build(config: NetworkConfig, interface: Interface) -> nn.Module:
         return _own(config, interface)
     if isinstance(config, TransformerConfig):
         return Transformer(config, interface)
+    if isinstance(config, Convolution2DConfig):
+        return Convolution2D(config, interface)
     return Convolution(config, interface)
 
 

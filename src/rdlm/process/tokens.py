@@ -7,6 +7,7 @@ to every token is then `pi / 2`, and nothing in the law of a bridge depends on t
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from typing import Protocol
 
@@ -120,6 +121,21 @@ class Codes(nn.Module):
         self.weight = nn.Parameter(functional.normalize(weight, dim=-1))
         self._constant = True
         self._vectors: Tensor | None = None
+
+    @staticmethod
+    def arc(vocabulary: int, coordinates: int) -> Codes:
+        """Return points at equal distances on a half circle, which are not learned: codes of ordered tokens."""
+        codes = Codes(vocabulary, coordinates, torch.Generator().manual_seed(0))
+        angle = torch.linspace(0, math.pi, vocabulary, dtype=torch.float64)
+        points = torch.stack([angle.cos(), angle.sin()], -1)  # [V, 2]
+        points = functional.pad(points, (0, coordinates - 2)).float()
+        codes.weight = nn.Parameter(points, requires_grad=False)
+        return codes
+
+    @property
+    def learned(self) -> bool:
+        """Whether training changes the vectors."""
+        return self.weight.requires_grad
 
     def learning(self) -> Codes:
         """Return the same codes, with the same parameter, through which gradients flow."""

@@ -10,12 +10,16 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import yaml
 
-from rdlm.config import ConvolutionConfig, RunConfig, TransformerConfig
+from rdlm.config import Convolution2DConfig, ConvolutionConfig, RunConfig, TransformerConfig
 from rdlm.deprecated import renamed_configuration
 from rdlm.errors import InputError, unknown
 from rdlm.storage.files import open_plain, write_atomic
 
-KINDS: dict[str, type] = {"transformer": TransformerConfig, "convolution": ConvolutionConfig}
+KINDS: dict[str, type] = {
+    "transformer": TransformerConfig,
+    "convolution": ConvolutionConfig,
+    "convolution2d": Convolution2DConfig,
+}
 """Value of `model.kind` -> configuration class of the network."""
 
 LARGEST_FILE = 1 << 20

@@ -10,7 +10,15 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rdlm.config import PAPER_TOTAL_NOISE, NetworkConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.config import (
+    PAPER_TOTAL_NOISE,
+    Convolution2DConfig,
+    ConvolutionConfig,
+    NetworkConfig,
+    RunConfig,
+    TrainingConfig,
+    TransformerConfig,
+)
 from rdlm.data.store import Corpus
 from rdlm.methods.objective import BINS, DUE_EARLY, DUE_EVERY, PER_BIN
 from rdlm.methods.rdlm import total_noise
@@ -158,7 +166,10 @@ def scaled(model: NetworkConfig, share: float) -> NetworkConfig:
         unit = 2 * heads
         width = min(model.width, max(32, round(model.width * share)) // unit * unit)
         return replace(model, width=width, heads=heads, layers=min(model.layers, max(2, round(model.layers * share))))
-    return replace(model, width=max(8, round(model.width * share)), stacks=max(1, round(model.stacks * share)))
+    width = max(8, round(model.width * share))
+    if isinstance(model, Convolution2DConfig):
+        return replace(model, width=width, layers=min(model.layers, max(2, round(model.layers * share))))
+    return replace(model, width=width, stacks=max(1, round(model.stacks * share)))
 
 
 def largest_affordable(
@@ -218,7 +229,7 @@ def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
 def described_fit(config: RunConfig, minutes: float, parameters: int) -> str:
     """Return a sentence on the size and the length of a run that were chosen by the time."""
     training, model = config.training, config.model
-    network = f"width {model.width}" + (f", {model.layers} layers" if isinstance(model, TransformerConfig) else "")
+    network = f"width {model.width}" + ("" if isinstance(model, ConvolutionConfig) else f", {model.layers} layers")
     return (
         f"{minutes:g} minutes: {network} ({parameters:,} parameters), {training.steps:,} steps of {training.batch} "
         f"sequences, {training.warmup} of them warm-up, decay {training.decay}; keys given as options are kept"

@@ -155,13 +155,18 @@ class Optimizer:
 
 
 def hidden_matrices(network: nn.Module) -> set[str]:
-    """Return the names of the weight matrices between hidden states: those of the blocks, without time modulation."""
+    """Return the names of the weight matrices between hidden states: those of the blocks, without time modulation.
+
+    The kernels of depthwise convolutions are no matrices: their channels are independent.
+    """
     stacks = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
     inside = {id(parameter) for stack in stacks for parameter in stack.parameters()}
     return {
         name
         for name, parameter in network.named_parameters()
-        if id(parameter) in inside and parameter.ndim > 1 and not name.endswith("modulation.weight")
+        if id(parameter) in inside
+        and parameter.ndim > 1
+        and not name.endswith(("modulation.weight", "depthwise.weight"))
     }
 
 
