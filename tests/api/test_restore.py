@@ -14,15 +14,13 @@ from torch import Tensor
 
 import rdlm
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.reading_likelihood import free_energy, observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import (
     WHOLE_CALLS,
     certain,
     estimate_error,
-    free_energy,
-    observation_bound,
     overlapping_windows,
     posterior_of,
-    pseudo_log_likelihood,
     read_text_through,
     restore,
     restore_image,

@@ -11,7 +11,8 @@ import torch
 from running import LENGTH, Served
 
 import rdlm
-from rdlm.api.restore import observation_bound, pseudo_log_likelihood, read_text_through
+from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
+from rdlm.api.restore import read_text_through
 from rdlm.data.evidence import from_json_lines
 from rdlm.data.tokenizer import TEXT8_ALPHABET
 from rdlm.serve.schema import MOST_TOKENS

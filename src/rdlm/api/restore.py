@@ -11,8 +11,8 @@ that of the window in which it is farthest from the ends, and samples continue b
 | `restore_reads` | posteriors of many short readings | 1 for readings of equal length together |
 | `restore_image` | the same of an image with noise | the same |
 | `estimate_error` | the error rate under which a reading is most likely | a few |
-| `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
-| `pseudo_log_likelihood` | a cheap figure for comparing readings, not a bound | one row per position |
+
+`reading_likelihood` bounds the likelihood of a reading.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import OrderName
 from rdlm.data.evidence import Reading, from_levels, from_text, is_kept, keyboard, put_back, symmetric
 from rdlm.errors import InputError, unknown
-from rdlm.likelihood import Estimate
-from rdlm.likelihood.estimate import sample_mean
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.kernel import to_device
-from rdlm.process.order import TokenSchedule, TokenSteps, named_schedule
+from rdlm.process.order import named_schedule
 from rdlm.random import generator_of
 from rdlm.sampling.sampler import StepInfo, sample_chain
 
@@ -171,7 +169,7 @@ def restore_reads(
     size = torch.tensor([len(reading.evidence) for reading in readings])
     found: dict[int, Restoration] = {}
     for length in size.unique().tolist():
-        for part in (size == length).nonzero().flatten().split(_rows(length)):
+        for part in (size == length).nonzero().flatten().split(rows_of_call(length)):
             if length > model.length:
                 found |= {number: restore(model, readings[number], progress=progress) for number in part.tolist()}
                 continue
@@ -285,7 +283,7 @@ def sequence_posterior(
     spans = overlapping_windows(len(evidence), model.length)
     parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
     found = []
-    for index, batch in enumerate(parts.split(_rows(parts.shape[1]))):
+    for index, batch in enumerate(parts.split(rows_of_call(parts.shape[1]))):
         generator = generator_of("restore", seed, index)
         if passes:
             found.append(refined_posterior(model.rdlm, batch, passes, steps, order, generator))
@@ -433,7 +431,7 @@ def _in_windows(
     for (begin, end), following in zip(spans, [*(begin for begin, _ in spans[1:]), len(evidence)], strict=False):
         given = evidence[begin:end].expand(count, -1, -1).clone()
         given[:, : done - begin] = certain(token[:, begin:done], evidence.shape[1]).to(given)
-        decided = torch.cat([decide(part).cpu() for part in given.split(_rows(end - begin))])
+        decided = torch.cat([decide(part).cpu() for part in given.split(rows_of_call(end - begin))])
         until = end - max(0, end - following) // 2
         token[:, done:until] = decided[:, done - begin : until - begin]
         done = until
@@ -466,7 +464,7 @@ def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows
     return -CERTAIN * (1 - torch.nn.functional.one_hot(token, size).float())
 
 
-def _rows(length: int) -> int:
+def rows_of_call(length: int) -> int:
     """Return the number of windows per network call."""
     return max(1, POSITIONS // length)
 
@@ -499,7 +497,7 @@ def _joined(
     return found
 
 
-# -- error rates and likelihoods ----------------------------------------------------------------------
+# -- error rates ----------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -526,78 +524,3 @@ def estimate_error(
             return new
         rate = new
     return rate
-
-
-@torch.no_grad()
-def pseudo_log_likelihood(model: LanguageModel, evidence: Evidence) -> float:
-    """Return `sum_i log sum_k p(k | the reading elsewhere) lambda_i(k)` in nats for one window.
-
-    Each position is predicted without its own evidence, in one row of a network call. The sum is not the likelihood of
-    the reading, nor a bound on it.
-    """
-    given = check_evidence(model, evidence)
-    length = len(given)
-    if length > model.length:
-        raise InputError(f"the likelihood is for one window of at most {model.length} positions, got {length}")
-    total = float(evidence.double().amax(-1).sum())  # `check_evidence` has removed it
-    for position in torch.arange(length).split(_rows(length)):
-        row = torch.arange(len(position))
-        others = given.expand(len(position), -1, -1).clone()
-        others[row, position] = 0.0
-        law = posterior_of(model.rdlm, others)[row, position].double()  # [rows, V]
-        total += float(torch.logsumexp(law + given[position].double(), -1).sum())
-    return total
-
-
-@torch.no_grad()
-def observation_bound(
-    model: LanguageModel, evidence: Evidence, draws: int = 8, steps: int | None = None, seed: int = 0
-) -> Estimate:
-    """Return an upper bound on `-log p(reading)` in nats for one window, Eq. (58), with its standard error.
-
-    Sequences are drawn with the evidence and scored without it, in the same random order of positions.
-    """
-    given = check_evidence(model, evidence)
-    if len(given) > model.length:
-        raise InputError(f"the bound is for one window of at most {model.length} positions, got {len(given)}")
-    offset = float(evidence.double().amax(-1).sum())  # `check_evidence` has removed it
-    token_steps = TokenSchedule(1e-6, "strided").discretize(min(steps or len(given), len(given)), len(given))
-    many, posterior = _rows(len(given)), partial(posterior_of, model.rdlm)
-    values = [
-        free_energy(posterior, given, rows, token_steps, generator_of("free energy", seed, index))
-        for index, rows in enumerate([many] * (draws // many) + [draws % many])
-        if rows
-    ]
-    return sample_mean(torch.cat(values) - offset)
-
-
-@torch.no_grad()
-def free_energy(
-    posterior: Callable[[Tensor], Tensor],
-    given: Float[Tensor, "length v"],
-    rows: int,
-    token_steps: TokenSteps,
-    generator: torch.Generator,
-) -> Float[Tensor, " rows"]:
-    """Return `log r(k) - log p(k) - sum_i log lambda_i(k_i)` of sequences drawn from `r`, Eq. (58).
-
-    In every step some positions are decided, with the evidence by `r` and without it by `p`, given those before.
-    """
-    length, size = given.shape
-    offsets = token_steps.offsets(rows, length, generator).to(given.device)
-    with_evidence = given.expand(rows, -1, -1).clone()
-    without = torch.zeros_like(with_evidence)
-    value = torch.zeros(rows, dtype=torch.float64)
-    for step in range(token_steps.nfe):
-        deciding = offsets == step  # [rows, length]
-        if not bool(deciding.any()):
-            continue
-        proposal, model = (posterior(evidence).double().cpu() for evidence in (with_evidence, without))
-        token = torch.multinomial(proposal.exp().flatten(0, 1), 1, generator=generator).view(rows, length)
-        index = token[..., None]
-        excess = (proposal - model - given.double().cpu()).gather(-1, index)[..., 0]
-        value += torch.where(deciding.cpu(), excess, 0.0).sum(-1)
-        known = certain(token, size).to(given)
-        with_evidence = torch.where(deciding[..., None], known, with_evidence)
-        without = torch.where(deciding[..., None], known, without)
-    return value

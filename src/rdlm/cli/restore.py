@@ -202,7 +202,7 @@ class Restore(ModelOptions):
         print(f"rdlm: {about}", file=sys.stderr)
 
     def _bound(self, model: LanguageModel, reading: Reading) -> dict[str, object]:
-        from rdlm.api.restore import observation_bound
+        from rdlm.api.reading_likelihood import observation_bound
 
         if not self.bound:
             return {}

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.restore import observation_bound, pseudo_log_likelihood, read_text_through, restore, symbols_of
+from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
+from rdlm.api.restore import read_text_through, restore, symbols_of
 from rdlm.data.evidence import Reading, confusion, from_json_lines
 from rdlm.errors import InputError
 from rdlm.serve.engine import Job
