@@ -176,7 +176,7 @@ class DenoiserConfig:
     top: int = 8
     """Number of coordinates that are marked by features top."""
     evidence: bool = True
-    """Add the exact log-likelihood of the state at each position to its logits."""
+    """Add the exact log-likelihood of the state at each position to its logits; --no-evidence: do not."""
     head: Head = "token"
     """Softmax over whole tokens, or over each digit separately."""
     time: bool | None = None
@@ -202,7 +202,7 @@ class ObjectiveConfig:
     floor: float = 0.05
     """Share of uniform times in the interval and adaptive proposals; of log-uniform strengths with information."""
     low_discrepancy: bool = True
-    """Stratify the times of a batch (low-discrepancy sampling)."""
+    """Stratify the times of a batch (low-discrepancy sampling); --no-low-discrepancy: draw them independently."""
     mixed: float = 0.0
     """Share of sequences in which each token has its own noise level, from a range of random width of the proposal."""
     readings: float = 0.0
@@ -419,7 +419,7 @@ class SamplingOptions:
     stride: int | None = None
     """Tokens that each window adds past the model's length; half of that length if not given."""
     clean: bool = True
-    """Clamp known tokens to their vertices from step 0; otherwise, where all positions are synchronous, they follow
+    """Clamp known tokens to their vertices from step 0; --no-clean: where all positions are synchronous, they follow
     their own bridges, as in training."""
     batch: int = 16
     """Samples in one batch; it does not change them."""

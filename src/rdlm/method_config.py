@@ -146,7 +146,7 @@ class DirichletFlowConfig:
     last: float = 8.0
     """Concentration a at which tokens are decoded."""
     evidence: bool = True
-    """Add the exact log-likelihood of a position's own point to its logits."""
+    """Add the exact log-likelihood of a position's own point to its logits; --no-evidence: do not."""
     divergence: Literal["exact", "hutchinson"] = "hutchinson"
     """Trace of the Jacobian: exact, with one backward pass per coordinate, or Hutchinson's estimator."""
 

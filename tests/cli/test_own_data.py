@@ -175,3 +175,20 @@ def test_a_missing_package_is_named_before_any_work(
 def test_an_unknown_tokenizer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--data", *written("text"), "--data.tokenizer", "bpee"]) == 2
     assert "did you mean 'bpe'?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_changes_are_not_offered_where_they_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """New data with the same characters can be accepted; other characters are other tokens, and cannot."""
+    options = ["--data", "mine.txt", "--data.length", "8", *TINY]
+    for text, accepted, message in [
+        ("abcd efgh\n" * 60, [], ""),
+        ("hgfe dcba\n" * 60, [], "continue with the new data with --accept-changes"),
+        ("hgfe dcba\n" * 60, ["--accept-changes"], ""),
+        ("abcd efghz\n" * 60, [], "--init runs/own"),
+        ("abcd efghz\n" * 60, ["--accept-changes"], "--init runs/own"),
+    ]:
+        Path("mine.txt").write_text(text)
+        capsys.readouterr()
+        assert cli.main(["train", *options, *accepted]) == (2 if message else 0)
+        said = capsys.readouterr().err
+        assert message in said and ("--accept-changes" in said) == ("--accept-changes" in message)

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import statistics
+import time
 from dataclasses import replace
 from typing import get_args
 
@@ -23,10 +24,20 @@ from rdlm.config import READ_EVIDENCE, ConvolutionConfig, MethodName
 from rdlm.data.batch import Batch
 from rdlm.errors import DivergedError, InputError
 from rdlm.evaluate import compare as race
-from rdlm.evaluate.compare import Contest, compare, draw_comparison, next_lr, over_seeds, repeated_bound
+from rdlm.evaluate.compare import (
+    Contest,
+    Session,
+    compare,
+    draw_comparison,
+    evaluation_seconds,
+    next_lr,
+    over_seeds,
+    repeated_bound,
+)
 from rdlm.model.belief import BeliefNetwork
 from rdlm.storage import run_folder as folder
 from rdlm.train.interruption import InterruptedRunError
+from rdlm.train.parallel import Team
 
 KEYS = {"method", "order", "bound", "stderr", "unit", "claims_bound", "relative_step_cost", "steps"}
 ORDERS = {
@@ -135,16 +146,30 @@ def test_a_stopped_comparison_continues_to_the_same_weights(seeds, toy, tmp_path
         assert all(one[key].equal(other[key]) for key in one)
 
 
-def test_a_budget_becomes_steps_once(toy, tmp_path, monkeypatch):
+def test_a_budget_becomes_steps_once(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rdlm.evaluate.compare.seconds_per_step", lambda configs, *_: {c.method: 0.5 for c in configs})
+    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_seconds", lambda *_: 4.0)
     contest = Contest(toy.config, ("mdlm", "udlm"), nfe=2, sequences=4, samples=2)
-    rows = compare(contest, tmp_path, minutes=0.1, load=toy.corpus)
-    assert [row["steps"] for row in rows] == [6, 6, 6]
+    rows = compare(contest, tmp_path, minutes=1 / 6, load=toy.corpus)
+    assert [row["steps"] for row in rows] == [6, 6, 6], "10 seconds without 4 of evaluation"
     assert [row["relative_step_cost"] for row in rows] == [1, 1, 1]
     more = replace(contest, methods=("mdlm", "udlm", "sedd"))
     assert [row["steps"] for row in compare(more, tmp_path, minutes=99, load=toy.corpus)] == [6, 6, 6, 6]
-    twice = compare(replace(contest, seeds=2), tmp_path / "seeds", minutes=0.1, load=toy.corpus)
+    twice = compare(replace(contest, seeds=2), tmp_path / "seeds", minutes=1 / 6, load=toy.corpus)
     assert [row["steps"] for row in twice] == [3, 3, 3]
+    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_seconds", lambda *_: 99.0)
+    assert compare(contest, tmp_path / "none", minutes=1 / 6, load=toy.corpus)[0]["steps"] == 1
+    assert "more than the budget: give fewer --sequences" in capsys.readouterr().err
+
+
+def test_a_budget_has_room_for_the_evaluation(toy, tmp_path):
+    contest = Contest(toy.config, ("mdlm", "rdlm"), nfe=2, sequences=8, samples=2)
+    session = Session(tmp_path, Team(), toy.corpus(toy.config), method.build)
+    short, long = (evaluation_seconds(replace(contest, sequences=count), session) for count in (8, 800))
+    assert 0 < 10 * short < long
+    began = time.monotonic()
+    compare(contest, tmp_path / "run", steps=1, load=toy.corpus)
+    assert time.monotonic() - began > 0.01 * short, "it is an upper limit of the right order"
 
 
 def test_without_the_reference_its_cost_is_measured(toy, tmp_path):

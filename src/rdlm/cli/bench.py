@@ -26,7 +26,7 @@ class Bench:
     json: bool = False
     """Print one JSON object instead of a table."""
     quick: bool = False
-    """Measure small sizes, which takes about two minutes; the targets are meant for the full sizes."""
+    """Measure small sizes, which takes about two minutes; not judged by the targets, which are for the full sizes."""
     only: str | None = None
     """Figures to measure, separated by commas; None: all. An unknown name lists the known ones."""
     out: Path | None = None
@@ -89,11 +89,14 @@ def _machine() -> dict[str, object]:
 def _show(rows: Sequence[Mapping[str, object]], quick: bool) -> None:
     from rdlm.display.text_table import table
 
-    print(table([row | {"quartiles": _quartiles(row)} for row in map(dict, rows)], COLUMNS))
+    columns = [name for name in COLUMNS if not quick or name not in ("target", "ok")]
+    print(table([row | {"quartiles": _quartiles(row)} for row in map(dict, rows)], columns))
+    if quick:
+        print(f"\nSmall sizes: the targets are for the full ones; load {os.getloadavg()[0]:.1f}.")
+        return
     judged = [row for row in rows if row["ok"] is not None]
     missed = [row for row in judged if not row["ok"]]
-    size = " at small sizes, which the targets are not meant for" if quick else ""
-    print(f"\n{len(judged) - len(missed)} of {len(judged)} targets met{size}; load {os.getloadavg()[0]:.1f}.")
+    print(f"\n{len(judged) - len(missed)} of {len(judged)} targets met; load {os.getloadavg()[0]:.1f}.")
 
 
 def _quartiles(row: Mapping[str, object]) -> str:

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -39,6 +39,10 @@ COLUMNS = (
 MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
 
 
+BUDGET_REPEATS = 8
+"""Most estimates of a bound where the comparison has to end in time."""
+
+
 @dataclass(frozen=True)
 class Compare:
     """Train methods in turn with equal steps, tokens and optimiser, and measure the bound of each in all its orders.
@@ -57,7 +61,7 @@ class Compare:
     steps: int | None = None
     """Optimiser steps of each method; None: the preset's, unless --budget is given."""
     budget: str | None = None
-    """Training time of all methods together, such as 90s, 30m or 2h, instead of --steps."""
+    """Time of the whole comparison, evaluation included, such as 90s, 30m or 2h, instead of --steps."""
     nfe: int = 64
     """Network calls M of every bound and every sampler."""
     sequences: int = 256
@@ -93,6 +97,8 @@ class Compare:
         lrs = lrs_of(self.lrs)
         counts = (self.nfe, self.sequences, self.samples)
         contest = Contest(self.config, methods, *counts, lrs, self.trial, self.seeds)
+        if minutes is not None:
+            contest = replace(contest, repeats=BUDGET_REPEATS)
         try:
             rows = compare(contest, out, steps=self.steps, minutes=minutes)
         except InterruptedRunError as stopped:

@@ -36,20 +36,20 @@ from torch import Tensor
 from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
 from rdlm.display.figure import COLOURS, canvas
-from rdlm.display.progress import bar
+from rdlm.display.progress import bar, say
 from rdlm.errors import DivergedError, InputError, unknown
 from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
 from rdlm.evaluate.samples import divergences
 from rdlm.likelihood.estimate import student
 from rdlm.methods import METHODS, build
 from rdlm.methods.base import Method
-from rdlm.methods.bound import Bound, repeated_bound, uniform_note
+from rdlm.methods.bound import REPEATS, Bound, repeated_bound, uniform_note
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
 from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate, update, write_line
 from rdlm.train.parallel import Team, team
-from rdlm.train.record import Record
+from rdlm.train.record import Record, open_trackers
 from rdlm.train.run import Build, Run, load_corpus, open_run
 from rdlm.train.validation import held_out, unit_of
 
@@ -102,6 +102,8 @@ class Contest:
     """Training steps of a trial of a learning rate."""
     seeds: int = 1
     """Training seeds of every method, counted up from the configuration's."""
+    repeats: int = REPEATS[1]
+    """Most estimates of a bound; with fewer, its interval is wider."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -156,7 +158,7 @@ class Session:
         """Yield the run of a configuration in a folder, resumed if it exists."""
         with (
             open_run(config, folder, self.members, self.make, load=lambda _: self.corpus) as run,
-            Record(folder, run.counters.step) as record,
+            Record(folder, run.counters.step, open_trackers((), folder, run.counters.step, {})) as record,
         ):
             yield Entrant(config.method, run, record)
 
@@ -172,7 +174,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Train all runs in turn, measure each in all orders of its method, and return a row per method and order.
 
-    `minutes` is the training time of all runs together. SIGTERM and SIGINT save every run and raise
+    `minutes` is the time of the whole comparison, evaluation included: from the measured seconds per step and per
+    evaluated sequence follows how many steps fit. SIGTERM and SIGINT save every run and raise
     InterruptedRunError.
     """
     corpus = load(contest.config)
@@ -361,7 +364,7 @@ def _step_costs(contest: Contest, session: Session, minutes: float | None) -> di
 
     A budget is converted to steps once: a comparison that is continued keeps them.
     """
-    path = session.folder / "pace.json"
+    path, began = session.folder / "pace.json", time.monotonic()
     before = read_json(path) if path.exists() else {}
     if set(before.get("seconds", {})) >= {*contest.methods} and (minutes is None or "steps" in before):
         return before
@@ -372,8 +375,13 @@ def _step_costs(contest: Contest, session: Session, minutes: float | None) -> di
     configs = [contest.configuration(name, contest.config.training.steps) for name in names]
     found: dict[str, Any] = {**before, "seconds": seconds_per_step(configs, session)}
     if minutes is not None and "steps" not in found:
-        round_of_steps = contest.seeds * sum(found["seconds"][name] for name in contest.methods)
-        found["steps"] = max(1, int(60 * minutes / round_of_steps))
+        seconds = [found["seconds"][name] for name in contest.methods]
+        found["evaluation_seconds"] = evaluation_seconds(contest, session)
+        others = found["evaluation_seconds"] + sum(seconds) * contest.trial * len(contest.lrs)
+        left = 60 * minutes - others - (time.monotonic() - began)
+        found["steps"] = max(1, round(left / (contest.seeds * sum(seconds))))
+        fits = "" if left > 0 else ", more than the budget: give fewer --sequences or --samples"
+        say(f"budget: {found['steps']} steps of each run, about {others:.0f} s of evaluation and trials{fits}")
     write_atomic(path, json.dumps(found, indent=2) + "\n")
     return found
 
@@ -392,6 +400,26 @@ def seconds_per_step(configs: Sequence[RunConfig], session: Session) -> dict[str
                 spent[entrant.name].append((entrant.run.counters.seconds - begin) / PILOT)
             interruption.raise_if_received(0)
         return {name: statistics.median(values[1:]) for name, values in spent.items()}
+
+
+def evaluation_seconds(contest: Contest, session: Session) -> float:
+    """Return the most seconds that the bounds and samples of all runs take, extrapolated from a few sequences."""
+    total = 0.0
+    with tempfile.TemporaryDirectory() as place:
+        for name in contest.methods:
+            with session.entered(contest.configuration(name, 1), Path(place) / name) as entrant, entrant.run.averaged():
+                run, count = entrant.run, min(4, contest.sequences)
+                few = held_out(run.corpus, contest.config.data.length, count, contest.config.training.seed)
+                for ordered in orders_of(run.method, contest.nfe, run.length):
+                    for _ in range(2):  # the first one makes tables
+                        began = time.monotonic()
+                        repeated_bound(ordered.method, few, ordered.nfe, run.config.training.seed, REPEATS[0])
+                        spent = time.monotonic() - began
+                    total += spent / (REPEATS[0] * len(few.ids)) * contest.repeats * contest.sequences * contest.seeds
+                began = time.monotonic()
+                _samples(run, ordered, count)
+                total += (time.monotonic() - began) / count * contest.samples
+    return total
 
 
 def _relative_costs(rows: Sequence[dict[str, Any]], costs: dict[str, Any]) -> list[float | None]:
@@ -453,7 +481,9 @@ def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: In
         if row is None:
             if ordered.method not in known:
                 with run.averaged():
-                    known[ordered.method] = repeated_bound(ordered.method, batch, ordered.nfe, run.config.training.seed)
+                    known[ordered.method] = repeated_bound(
+                        ordered.method, batch, ordered.nfe, run.config.training.seed, contest.repeats
+                    )
             row = {**key, **_measurement(run, ordered, known[ordered.method])}
             _store(folder, row)
         rows.append(row)

@@ -93,8 +93,17 @@ def check_origin(
     digest: str,
     accept_changes: bool,
     accepted: Collection[str] = (),
+    same_tokens: bool = True,
 ) -> None:
-    """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted."""
+    """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted.
+
+    Without the same tokens they cannot be: what the weights mean is lost, or their shapes differ.
+    """
+    if not same_tokens:
+        raise InputError(
+            f"{path} was trained on other tokens than the corpus {config.data.name!r} now has: restore the old data, "
+            f"or choose another --out, where --init {path.parent} starts from the weights that fit"
+        )
     if accept_changes:
         return
     _check_config(path, config_file.from_dict(state.get("config", {})), config, accepted)

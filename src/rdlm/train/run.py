@@ -17,13 +17,14 @@ from rdlm import data
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
-from rdlm.data.tokenizer import to_standard
+from rdlm.data.tokenizer import from_json, to_standard
 from rdlm.display.progress import say
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
+from rdlm.storage.files import read_json
 from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
 from rdlm.train.optimizer import Optimizer
 from rdlm.train.parallel import Team, assign, local_rows, local_shard, unsharded
@@ -136,7 +137,9 @@ class Run:
             return
         path = self.folder / checkpoint.name_of(step)
         state = checkpoint.describe(path)
-        run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes, accepted)
+        tokens = from_json(read_json(path / checkpoint.TOKENIZER)).to_json()
+        same = tokens == self.corpus.tokenizer.to_json()
+        run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes, accepted, same)
         self.counters = read_counters(path, state)
         own = self.network.state_dict()
         for part, tensors in (("network", own), ("ema", self.average.tensors)):
