@@ -325,7 +325,7 @@ def test_a_small_request_takes_as_many_turns_as_alone(
             waiting = asyncio.create_task(ended(large))
         await gate.turn()
         gate.engine.submit([sample(model, small, seed=1)])
-        while not gate.rows.count(2) == 6:
+        while gate.rows.count(2) != 6:
             await gate.turn()
         assert await ended(small) == model.generate(seed=1, steps=6).samples[0].tokens
         assert len(gate.rows) <= 8

@@ -217,6 +217,7 @@ class PendingQuery:
 
     @property
     def rows_left(self) -> int:
+        """The number of rows that are not evaluated yet."""
         return len(self.query.state) - sum(map(len, self.found))
 
     def is_wanted(self) -> bool:
