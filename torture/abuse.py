@@ -79,6 +79,11 @@ def evidence_bomb(rng: random.Random, target: Target) -> list[Answer]:
         (
             f'{{"evidence": {many}}}',
             f'{{"evidence": [{symbols}]}}',
+            '{"evidence": [%s{}]}' % ("{}," * 1_000_000),
+            '{"evidence": [%s{}]}' % ("{}," * rng.randrange(4_000, 200_000)),
+            '{"evidence": [{"%s": 1}]}' % ("a" * 900_000),
+            '{"model": "dna", "text": "%s", "channel": "keyboard"}' % ("ACGT" * 4_000),
+            '{"model": "image", "text": "a?"}',
             f'{{"text": "a", "channel": {{"a": {symbols}}}}}',
             f'{{"text": {letters}, "steps": 1}}',
             '{"text": "%s", "steps": 1}' % ("[" * 30_000),
@@ -273,6 +278,18 @@ def framing(rng: random.Random, target: Target) -> list[Answer]:
             return []
 
 
+def two_lengths(rng: random.Random, target: Target) -> list[Answer]:
+    """A body with both Content-Length and Transfer-Encoding, by which a request can be smuggled: it is rejected."""
+    body = json.dumps(valid(rng, "/v1/score")).encode()
+    lines = ["Transfer-Encoding: chunked", f"Content-Length: {len(body)}"]
+    rng.shuffle(lines)
+    chunk = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n"
+    found = target.ask(target.head("POST", "/v1/score", "Content-Type: application/json", *lines) + chunk, most=2)
+    if [one.status for one in found] != [400]:
+        raise AssertionError(f"two lengths were answered {found}")
+    return found
+
+
 def protocol(rng: random.Random, target: Target) -> list[Answer]:
     """Other versions and protocols, and pipelined requests."""
     good = target.post("/v1/completions", json.dumps(valid(rng, "/v1/completions")).encode())
@@ -315,8 +332,15 @@ def left_open(target: Target, raw: bytes) -> list[Answer]:
 
 def cut(rng: random.Random, target: Target) -> list[Answer]:
     """A truncated request, closed normally or by a reset; or a client that does not read the response."""
-    body = valid(rng, "/v1/completions") | {"steps": 64, "stream": rng.random() < 0.5, "max_tokens": 60}
-    raw = target.post("/v1/completions", json.dumps(body).encode())
+    path, body = rng.choice(
+        (
+            ("/v1/completions", valid(rng, "/v1/completions") | {"steps": 64, "stream": rng.random() < 0.5}),
+            ("/v1/restore", {"text": "a?" * 200, "samples": 4, "passes": 2, "steps": 256, "likelihood": None}),
+            ("/v1/restore", {"text": "a?b" * 4, "steps": 256, "likelihood": "bound"}),
+            ("/v1/completions", {"model": "image", "n": 4, "steps": 64}),
+        )
+    )
+    raw = target.post(path, json.dumps(body).encode())
     with target.line() as line:
         line.sendall(raw if rng.random() < 0.5 else raw[: rng.randrange(len(raw))])
         time.sleep(rng.choice((0, 0, 0.02)))
@@ -416,6 +440,7 @@ ABUSES: dict[str, tuple[int, Abuse]] = {
     "method": (4, method),
     "header": (6, header),
     "framing": (4, framing),
+    "two lengths": (1, two_lengths),
     "protocol": (4, protocol),
     "cut off": (4, cut),
     "dear": (1, dear),

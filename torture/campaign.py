@@ -1,9 +1,10 @@
 """Fault injection: `python torture/campaign.py --kills 100 --mutations 10000`; `make torture` runs it.
 
-Runs are killed, stopped by signals, run out of disk space, and lose one of two processes; each must end with the same
-bytes as an undisturbed run. Meanwhile thousands of corrupted checkpoints and published models are read. Then the
-service receives malformed requests and a load test. The counts and the losses are written to a JSON file and summarised
-on standard output. The exit code is 1 if anything was lost.
+Runs are killed, stopped by signals, run out of disk space, lose one of two processes or wait for it, and are started
+from two hosts; each must end with the same bytes as an undisturbed run. Meanwhile thousands of corrupted checkpoints
+and published models are read. Then the command line meets prepared attacks, and the service malformed requests and a
+load test. All these processes run without the privileges of root. The counts and the losses are written to a JSON file
+and summarised on standard output. The exit code is 1 if anything was lost or let in, or hung.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from typing import Any
 
 import faults
 import torch
+from attacks import Record, attack
 from fuzz import Outcome, fuzz
+from process import become_ordinary
 from siege import Siege, besiege
 from victim import ALONE, PAIR, Victim, different
 
@@ -127,6 +130,25 @@ class Campaign:
         self.counts["kills of one of two"] += faults.kill_companions(victim, self.rng, count)
         self.compare(victim, whole)
 
+    def pauses(self, count: int) -> None:
+        """Stop one of two processes for ten seconds, and continue it."""
+        victim = Victim(self.place / "pair-paused", self.book, self.steps // 4, launcher=PAIR)
+        whole = victim.moved(self.place / "pair-whole-again")
+        whole.finish()
+        self.counts["pauses of one of two"] += faults.pause_companions(victim, count, 10.0)
+        self.compare(victim, whole)
+
+    def hosts(self, count: int) -> None:
+        """Start runs in one folder from several hosts."""
+        victim = Victim(self.place / "hosts", self.book, self.steps)
+        whole = self._whole(victim)
+        for _ in range(count):
+            faults.two_hosts(victim)
+            self.counts["runs of another host refused"] += 2
+            self.say()
+        victim.finish()
+        self.compare(victim, whole)
+
     def _whole(self, victim: Victim) -> Victim:
         whole = victim.moved(self.place / f"{victim.run.name}-whole")
         whole.finish()
@@ -149,13 +171,16 @@ class Campaign:
         return (
             f"runs: {counts['kills']} kills ({self.seen['inside the write']} inside a checkpoint's writing), "
             f"{counts['restarts']} restarts, {counts['full disks']} full disks, {counts['file size limits']} file size "
-            f"limits, {counts['signals']} signals, {counts['kills of one of two']} kills of one of two; "
+            f"limits, {counts['signals']} signals, {counts['kills of one of two']} kills and "
+            f"{counts['pauses of one of two']} pauses of one of two, {counts['runs of another host refused']} runs of "
+            f"another host refused; "
             f"{counts['runs compared']} runs, {counts['bytes equal']:,} bytes equal; lost: {len(self.lost)}"
         )
 
 
 def spoilt(place: Path, count: int, seed: int, answer: Any) -> None:
     """Fuzz in a separate process, which may crash."""
+    become_ordinary()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     with open(os.devnull, "w") as nothing:
@@ -203,6 +228,8 @@ def parsed() -> argparse.Namespace:
         "signals": 10,
         "disks": 15,
         "companions": 3,
+        "pauses": 2,
+        "hosts": 2,
         "mutations": 10_000,
         "requests": 10_000,
         "clients": 200,
@@ -210,6 +237,7 @@ def parsed() -> argparse.Namespace:
     }
     for name, count in counts.items():
         parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--attacks", default="", help="attacks whose name contains this; 'none' for none")
     parser.add_argument("--steps", type=int, default=400, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that read corrupted files")
@@ -222,10 +250,10 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rdlm-torture-") as folder:
         place = Path(folder)
-        os.environ["RDLM_CACHE"] = str(place / "cache")
+        os.environ["RDLM_CACHE"], os.environ["HOME"] = str(place / "cache"), str(place / "home")
         fuzzing = Fuzzing(place / "fuzz", options.mutations, options.seed, options.workers)
         campaign = Campaign(place, options.seed, options.steps)
-        for name in ("kills", "signals", "disks", "companions"):
+        for name in ("kills", "signals", "disks", "companions", "pauses", "hosts"):
             if count := getattr(options, name):
                 try:
                     {"disks": campaign.full_disks}.get(name, getattr(campaign, name, None))(count)
@@ -234,11 +262,13 @@ def main() -> int:
         print(campaign.line(), flush=True)
         outcome = fuzzing.result(600 + options.mutations)
         print(outcome.line(), flush=True)
+        record = Record() if options.attacks == "none" else attack(place / "attacks", tell, options.attacks)
+        print(record.line(), flush=True)
         siege = Siege()
         if options.requests:
             siege = besiege(place / "siege", options.requests, options.clients, options.seconds, options.seed, tell)
             print("\n".join(siege.lines()), flush=True)
-    return report(campaign, outcome, siege, options, time.monotonic() - begin)
+    return report(campaign, outcome, record, siege, options, time.monotonic() - begin)
 
 
 def tell(line: str) -> None:
@@ -254,11 +284,15 @@ def untried(counts: Counter[str], options: argparse.Namespace) -> list[str]:
         "file size limits": options.disks,
         "full disks": 2 * options.disks,
         "kills of one of two": options.companions,
+        "pauses of one of two": options.pauses,
+        "runs of another host refused": 2 * options.hosts,
     }
     return [f"{name}: {counts[name]} of {count}" for name, count in asked.items() if counts[name] < count]
 
 
-def report(campaign: Campaign, outcome: Outcome, siege: Siege, options: argparse.Namespace, seconds: float) -> int:
+def report(
+    campaign: Campaign, outcome: Outcome, record: Record, siege: Siege, options: argparse.Namespace, seconds: float
+) -> int:
     """Write the JSON file, print the last line, and return the exit code."""
     lost, missing, out = campaign.lost + outcome.lost + siege.defects, untried(campaign.counts, options), options.out
     versions = {name: metadata.version(name) for name in ("torch", "safetensors", "uvicorn", "schemathesis")}
@@ -269,7 +303,10 @@ def report(campaign: Campaign, outcome: Outcome, siege: Siege, options: argparse
         "python": platform.python_version(),
         **versions,
         "seconds": round(seconds, 1),
+        "privileges of root": False,
         "lost": lost,
+        "let in": record.let_in,
+        "hung": record.hung,
         "not tried": missing,
         **campaign.counts,
         "where the kills struck": dict(campaign.seen),
@@ -278,13 +315,16 @@ def report(campaign: Campaign, outcome: Outcome, siege: Siege, options: argparse
         "mutations read": dict(outcome.read),
         "slowest reading (s)": round(outcome.slowest, 2),
         "memory grown (MB)": round(outcome.grown, 1),
+        "attacks": record.summary(),
         "service": siege.summary(),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=2) + "\n")
-    print("\n".join(loss[:2000] for loss in lost[:30] + missing), file=sys.stderr)
-    print(f"torture: lost: {len(lost)} ({out}, {seconds:.0f} s)")
-    return 1 if lost else 0
+    failures = lost + record.let_in + record.hung
+    print("\n".join(loss[:2000] for loss in failures[:30] + missing), file=sys.stderr)
+    found_out = f"lost: {len(lost)}, let in: {len(record.let_in)}, hung: {len(record.hung)}"
+    print(f"torture: {found_out} ({out}, {seconds:.0f} s)")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults that a run must survive: kills at any time, full disks, signals, a second run, a killed peer process."""
+"""Faults that a run must survive: kills, full disks, signals, second runs, and a peer that is killed or stopped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -174,7 +175,7 @@ def intrude(victim: Victim) -> str:
     try:
         if not wait_until((victim.run / "lock").exists, process):
             raise Loss(victim.messages[-2000:])
-        wait_until(lambda: (victim.run / "lock").read_text() == f"process {process.pid}\n", process)
+        wait_until(lambda: (victim.run / "lock").read_text().startswith(f"process {process.pid} "), process)
         second = victim.start()
         code, said = second.wait(timeout=300), victim.messages
         if code != 2 or f"is in use by process {process.pid}" not in said or process.poll() is not None:
@@ -182,6 +183,61 @@ def intrude(victim: Victim) -> str:
         return said
     finally:
         end(process)
+
+
+def two_hosts(victim: Victim) -> None:
+    """Train in one folder from two hosts: the second is refused until the first one dies, and then a third is."""
+    first = victim.start(partial(name_host, "alpha"))
+    try:
+        if not wait_until(lambda: list(victim.run.glob("checkpoint-*")), first):
+            raise Loss(victim.messages[-2000:])
+        refused_by(victim, "beta", f"is in use by process {first.pid} on alpha")
+    finally:
+        end(first)  # with SIGKILL: it cannot release anything
+    before = victim.newest
+    second = victim.start(partial(name_host, "beta"))
+    try:
+        if not wait_until(lambda: (victim.run / "lock").read_text().endswith("on beta\n"), second):
+            raise Loss(victim.messages[-2000:])
+        refused_by(victim, "gamma", f"is in use by process {second.pid} on beta")
+    finally:
+        end(second)
+    inspect(victim, before, Counter())
+
+
+def refused_by(victim: Victim, host: str, says: str) -> None:
+    """Start the run on a host, which must refuse it with a message that contains `says`."""
+    code = victim.start(partial(name_host, host)).wait(timeout=300)
+    if code != 2 or says not in victim.messages:
+        raise Loss(f"exit code {code} on {host}: {victim.messages[-2000:]}")
+
+
+def name_host(name: str) -> None:
+    """Give this process the name of a host: what distinguishes two machines on one file system."""
+    socket.gethostname = lambda: name
+
+
+def pause_companions(victim: Victim, pauses: int, seconds: float) -> int:
+    """Train with two processes, stop one of them (SIGSTOP) some times and continue it, and return how often.
+
+    The other one waits for it: the run must neither fail nor change.
+    """
+    process, done = victim.start(), 0
+    try:
+        while done < pauses:
+            known = set(victim.run.glob("checkpoint-*"))
+            if not wait_until(lambda known=known: set(victim.run.glob("checkpoint-*")) - known, process):
+                break
+            workers = children(process.pid)
+            os.kill(workers[done % len(workers)], signal.SIGSTOP)
+            time.sleep(seconds)
+            os.kill(workers[done % len(workers)], signal.SIGCONT)
+            done += 1
+        if process.wait(timeout=300):
+            raise Loss(f"exit code {process.returncode}: {victim.messages[-3000:]}")
+    finally:
+        end(process)
+    return done
 
 
 def children(pid: int) -> list[int]:

@@ -46,7 +46,7 @@ OPTIONS = {
     "training.batch": 2,
     "training.device": "cpu",
     "training.validation-sequences": 2,
-    "training.validation-calls": 2,
+    "training.validation-nfe": 2,
     "training.warmup": 0,
 }
 

@@ -117,13 +117,19 @@ def fields(target: Target, path: str) -> tuple[str, ...]:
 
 def valid(rng: random.Random, path: str) -> dict[str, Any]:
     """Return a valid body with little work."""
-    text = "".join(rng.choices("abcdefgh ", k=rng.randrange(2, 12)))
+    is_dna = rng.random() < 0.2
+    text = "".join(rng.choices("ACGT" if is_dna else "abcdefgh ", k=rng.randrange(2, 12)))
+    model = {"model": "dna"} if is_dna else {}
     if path == "/v1/score":
-        return {"input": text, "steps": rng.randrange(1, 5)}
+        return {"input": text, "steps": rng.randrange(1, 5), **model}
+    if path == "/v1/restore" and is_dna:
+        return {"text": f"{text}?[AC]", "steps": 2, "channel": rng.choice((None, "symmetric")), **model}
     if path == "/v1/restore":
         channel = rng.choice((None, "symmetric", "keyboard", {"a": {"a": 0.5, "b": 0.5}}))
         return {"text": f"{text}?[ab]", "steps": rng.randrange(1, 5), "samples": rng.randrange(3), "channel": channel}
-    body: dict[str, Any] = {"prompt": text, "steps": rng.randrange(1, 5), "seed": rng.randrange(100)}
-    if rng.random() < 0.3:
+    body: dict[str, Any] = {"prompt": text, "steps": rng.randrange(1, 5), "seed": rng.randrange(100), **model}
+    if not is_dna and rng.random() < 0.2:
+        return body | {"model": "image", "prompt": ""}
+    if not is_dna and rng.random() < 0.3:
         body |= {"model": "classed", "label": rng.choice(("cat", "dog", 0, 1)), "guidance": rng.choice((0, 1, 2.5))}
     return body | ({"max_tokens": rng.randrange(1, 8)} if path == "/v1/completions" else {"frames": 3})

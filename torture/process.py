@@ -5,6 +5,7 @@ A forked process spends its time in training instead of seconds on imports.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -46,15 +47,17 @@ class Forked:
 
     def __init__(self, arguments: list[str], folder: Path, messages: Path, prepare: Callable[[], None]) -> None:
         self.returncode: int | None = None
+        self.kilobytes = 0
+        """The largest resident memory of the process, after its end."""
         self.pid = os.fork()
         if self.pid == 0:
             _live(arguments, folder, messages, prepare)
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status, used = os.wait4(self.pid, os.WNOHANG)
             if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+                self.returncode, self.kilobytes = os.waitstatus_to_exitcode(status), used.ru_maxrss
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -80,14 +83,31 @@ def _live(arguments: list[str], folder: Path, messages: Path, prepare: Callable[
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        become_ordinary()
         prepare()
         code = cli.main(arguments)
     except BaseException:
         traceback.print_exc()
-        code = 1
+        code = 70
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def become_ordinary() -> None:
+    """Give up the privileges of root in this process and its children: file permissions then hold for them, too.
+
+    Its capabilities are dropped, and no program that it starts regains them. The user stays the owner of its files, as
+    an ordinary user is; for other users than root nothing changes.
+    """
+    if os.geteuid() != 0 or sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    # PR_SET_SECUREBITS: root has no privileges after an exec either, and the bits are locked.
+    # Version 3 of the capability interface: two 32-bit words each for effective, permitted and inheritable.
+    version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if libc.prctl(28, 0x2F, 0, 0, 0) or libc.capset(version, none):
+        raise OSError(ctypes.get_errno(), "cannot give up the privileges of root")
 
 
 def limit_files(size: int | None) -> None:

@@ -24,8 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 from abuse import abuse
 from crowd import Crowd, crowd
 from description import misuse
+from process import become_ordinary
 from running import Served, save, serving
 from wire import Tally, Target
+
+from rdlm.data.tokenizer import Levels, bases
 
 TOKEN = secrets.token_hex(16)
 """Made anew each time: what stands in a source may be drawn by a fuzzer, and quoted back to it."""
@@ -170,11 +173,15 @@ def besiege(
     home.mkdir(parents=True)
     runs = [str(save(place / "plain")), str(save(place / "baseline", method="mdlm"))]
     runs.append(str(save(place / "classed", corpus={"classes": ["cat", "dog"]})))
+    runs.append(str(save(place / "image", Levels(4), corpus={"kind": "image", "length": 16, "image": [4, 4, 1]})))
+    runs.append(str(save(place / "dna", bases(), corpus={"kind": "dna"})))
     written = stamps(place)
     environment = {"RDLM_TOKEN": TOKEN, "HOME": str(home), "TMPDIR": str(home), "RDLM_CACHE": str(cache)}
     with (
         log.open("w") as messages,
-        serving(*runs, *LIMITS, messages=messages, program=program, cwd=home, **environment) as served,
+        serving(
+            *runs, *LIMITS, messages=messages, program=program, cwd=home, prepare=become_ordinary, **environment
+        ) as served,
     ):
         fortress = Fortress(served, place, seed)
         say("service: warmed up by a tenth of it")

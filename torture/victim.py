@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from process import Forked, Process
+from process import Forked, Process, become_ordinary
 
 from rdlm.errors import DamagedFileError
 from rdlm.storage import checkpoint
@@ -39,7 +39,7 @@ TINY = {
     "training.save-every": 4,
     "training.validate-every": 50,
     "training.validation-sequences": 4,
-    "training.validation-calls": 4,
+    "training.validation-nfe": 4,
 }
 """Dropout, an adaptive proposal and a moving average: all that a run can carry along."""
 
@@ -90,7 +90,7 @@ class Victim:
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=messages,
-                preexec_fn=prepare,
+                preexec_fn=lambda: (become_ordinary(), prepare()),
                 start_new_session=True,
                 cwd=self.book.parent,
             )

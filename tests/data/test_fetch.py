@@ -144,12 +144,19 @@ class Server(BaseHTTPRequestHandler):
             self.answer(200 if allowed else 401, listing, "application/vnd.pypi.simple.v1+json")
         elif self.path in ("/files/thing-1.whl", "/some-thing/-/thing-1.tgz"):
             self.answer(200, CONTENT, "application/octet-stream")
+        elif self.path == "/many":
+            self.answer(200, CONTENT, "application/octet-stream", claimed="many")
+        elif self.path == "/simple/foreign/":
+            foreign = json.dumps({"files": [{"filename": "thing-1.whl", "url": "file:///etc/passwd"}]}).encode()
+            self.answer(200, foreign, "application/vnd.pypi.simple.v1+json")
+        elif self.path == "/simple/no-json/":
+            self.answer(200, b"<html>", "application/vnd.pypi.simple.v1+json")
         elif self.path == "/broken":
             self.answer(200, CONTENT[:5000], "application/octet-stream", claimed=len(CONTENT))
         else:
             self.answer(404, b"", "text/plain")
 
-    def answer(self, code: int, body: bytes, kind: str, claimed: int | None = None) -> None:
+    def answer(self, code: int, body: bytes, kind: str, claimed: int | str | None = None) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(claimed or len(body)))
@@ -176,6 +183,19 @@ def test_truncated_download_is_refused_and_leaves_nothing(tmp_path: Path, server
         with pytest.raises(DamagedFileError, match="ended after 5000 of 22000 bytes"):
             fetch.fetch(archive(sha256, kind="url", package=f"http://{server}/broken"))
         assert nothing_left(tmp_path)
+
+
+def test_servers_that_lie_are_refused(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetch.fetch(archive(None, kind="url", package=f"http://{server}/many")).read_bytes() == CONTENT
+    (tmp_path / "cache" / "archive" / "thing-1.whl").unlink()
+    monkeypatch.setattr(fetch, "LARGEST_ARCHIVE", 100)
+    with pytest.raises(DamagedFileError, match="more than 100 bytes"):
+        fetch.fetch(archive(None, kind="url", package=f"http://{server}/many"))
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{server}/simple")
+    for package, reason in (("foreign", "not http: 'file:///etc/passwd'"), ("no-json", "is not a package index")):
+        with pytest.raises(InputError, match=reason):
+            fetch.fetch(archive(package=package))
+    assert nothing_left(tmp_path)
 
 
 def test_json_index_with_a_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

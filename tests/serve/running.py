@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +98,13 @@ def serving(
     messages: IO[str] | None = None,
     program: Sequence[str] = ("-m", "rdlm"),
     cwd: Path | None = None,
+    prepare: Callable[[], None] | None = None,
     **environment: str,
 ) -> Iterator[Served]:
-    """Start `rdlm serve`, wait until it is ready, and terminate it at the end; its log goes to `messages`."""
+    """Start `rdlm serve`, wait until it is ready, and terminate it at the end; its log goes to `messages`.
+
+    The new process calls `prepare` first.
+    """
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--json"]
     inherited = {name: value for name, value in os.environ.items() if name != "RDLM_TOKEN"}
@@ -111,6 +115,7 @@ def serving(
         stderr=messages,
         text=True,
         cwd=cwd,
+        preexec_fn=prepare,
     )
     try:
         assert process.stdout is not None

@@ -284,10 +284,68 @@ def test_queries_of_other_threads_share_a_turn(model: LanguageModel, gated: Call
         gate.let(20)
         answer = await waiting
         await ended(job)
-        assert 4 in gate.rows and answer.shape == (3, 16, 27)
+        assert gate.rows.count(2) == 3 and answer.shape == (3, 16, 27)  # a row of each request
         other.over = True
         with pytest.raises(Disconnected):
             gate.engine.evaluate(query, other)
+
+    run(scene)
+
+
+def test_a_large_query_is_evaluated_in_parts_with_the_same_bits(
+    model: LanguageModel, gated: Callable[..., Gated]
+) -> None:
+    async def scene() -> None:
+        gate, job = gated(), Job(60)
+        state = model.rdlm.process.bridge.start.point().repeat(20, 16, 1)
+        query = Query(state, torch.linspace(0.001, 0.02, 20)[:, None].expand(20, 16))
+        gate.let(5)
+        answer = await job.run(lambda: gate.engine.evaluate(query, job))
+        assert gate.rows == [4] * 5
+        rows = [part.evaluate(model.rdlm.denoiser, model.rdlm.network) for part in query.split()]
+        assert torch.equal(answer, torch.cat(rows))
+
+    run(scene)
+
+
+@pytest.mark.parametrize("kind", ["query", "samples"])
+def test_a_small_request_takes_as_many_turns_as_alone(
+    kind: str, model: LanguageModel, gated: Callable[..., Gated]
+) -> None:
+    """Beside a query of 100 rows, or 12 samples of one request: no turn has more than one row of the large one."""
+
+    async def scene() -> None:
+        gate, large, small = gated(), Job(60), Job(60)
+        state = model.rdlm.process.bridge.start.point().repeat(100, 16, 1)
+        if kind == "query":
+            query = Query(state, torch.full((100, 16), 0.01))
+            waiting = asyncio.create_task(large.run(lambda: gate.engine.evaluate(query, large)))
+        else:
+            gate.engine.submit([sample(model, large, seed=seed, index=seed) for seed in range(12)])
+            waiting = asyncio.create_task(ended(large))
+        await gate.turn()
+        gate.engine.submit([sample(model, small, seed=1)])
+        while gate.rows.count(2) != 6:
+            await gate.turn()
+        assert await ended(small) == model.generate(seed=1, steps=6).samples[0].tokens
+        assert len(gate.rows) <= 8
+        gate.let(200)
+        await waiting
+
+    run(scene)
+
+
+def test_a_query_of_a_request_that_is_over_ends_at_once(model: LanguageModel, gated: Callable[..., Gated]) -> None:
+    async def scene() -> None:
+        gate, job = gated(), Job(60)
+        query = Query(model.rdlm.process.bridge.start.point().repeat(100, 16, 1), torch.full((100, 16), 0.01))
+        waiting = asyncio.create_task(asyncio.to_thread(gate.engine.evaluate, query, job))
+        await gate.turn()
+        job.over = True
+        gate.let(100)
+        with pytest.raises(Disconnected):
+            await waiting
+        assert len(gate.rows) <= 2
 
     run(scene)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,11 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        refusal = pytest.raises(InputError, match=f"is in use by process {holder.pid}; wait for it")
+        refusal = pytest.raises(
+            InputError, match=f"is in use by process {holder.pid} on {socket.gethostname()}; wait for it"
+        )
         with refusal, run_folder.locked(tmp_path):
             pytest.fail("two runs in one folder")
         holder.kill()
     with run_folder.locked(tmp_path):  # its lock file is still there, its claim is not
-        assert (tmp_path / "lock").read_text() == f"process {os.getpid()}\n"
+        assert (tmp_path / "lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"

@@ -7,12 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy import Toy, blockwise_config, coded_config, toy_config, toy_corpus
+from toy import FEW, Toy, blockwise_config, coded_config, toy_config, toy_corpus
 
 from rdlm.config import TrainingConfig
 from rdlm.errors import DamagedFileError, InputError
@@ -21,7 +22,7 @@ from rdlm.model.network import device_of
 from rdlm.storage import checkpoint, run_folder
 from rdlm.train import record
 from rdlm.train.loop import train
-from rdlm.train.parallel import Team, team
+from rdlm.train.parallel import Team, check_equal_passes, team
 
 HERE = Path(__file__).parent
 
@@ -105,6 +106,21 @@ def test_a_network_with_two_forward_passes_per_step_trains_alike(
     # The bias of keys changes no attention: all its gradient is rounding, which Adam blows up.
     assert runs.distance(pair / f"{parallel}-blockwise", tmp_path / "run", but="attention.qkv.bias") < 1e-5
     assert runs.distance(pair / f"{parallel}-blockwise", tmp_path / "run") < 1e-4
+
+
+def test_processes_may_draw_unequal_numbers_of_forward_passes(pair: Path, tmp_path: Path, runs) -> None:
+    """One process has a blockwise sequence where the other has none; with buffers to broadcast, both waited forever."""
+    train(blockwise_config(FEW, accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    assert runs.distance(pair / "ddp-uneven", tmp_path / "run") < 1e-4
+
+
+def test_sharded_processes_need_equal_numbers_of_forward_passes() -> None:
+    check_equal_passes(blockwise_config(), 2)
+    with pytest.raises(InputError, match=r"use training\.parallel ddp"):
+        check_equal_passes(blockwise_config(FEW), 4)
+    config = blockwise_config(0)
+    with pytest.raises(InputError, match=r"model\.self_condition"):
+        check_equal_passes(replace(config, model=replace(config.model, self_condition=True)), 4)
 
 
 def test_a_crash_of_sharded_training_loses_nothing(pair: Path, runs) -> None:

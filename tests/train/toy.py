@@ -101,12 +101,16 @@ def toy_config(**training: object) -> RunConfig:
     return RunConfig(data=DataConfig("toy"), model=model, training=replace(chosen, **training))
 
 
-def blockwise_config(**training: object) -> RunConfig:
+FEW = 0.1
+"""Blockwise share of a shard of few sequences: none in some steps of a process, one in others."""
+
+
+def blockwise_config(blockwise: float = 0.5, **training: object) -> RunConfig:
     """RDLM on the toy corpus, half of each shard blockwise: two forward passes per step; levels measured at step 25."""
     model = TransformerConfig(width=16, layers=1, heads=2, dropout=0.1)
     process, objective = (
         ProcessConfig(levels=16, pairs=256, block=1),
-        ObjectiveConfig(blockwise=0.5, block_sizes=(1, 4)),
+        ObjectiveConfig(blockwise=blockwise, block_sizes=(1, 4)),
     )
     return replace(toy_config(**{"steps": 28, **training}), model=model, process=process, objective=objective)
 

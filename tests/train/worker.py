@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy, blockwise_config, coded_config, failing, toy_config, toy_corpus
+from toy import FEW, Toy, blockwise_config, coded_config, failing, toy_config, toy_corpus
 
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
@@ -63,6 +63,7 @@ with team("cpu"):  # one meeting for all runs
     run("fsdp-muon", "fsdp", optimizer="muon")
     for parallel in ("ddp", "fsdp"):
         train(blockwise_config(parallel=parallel), PLACE / f"{parallel}-blockwise", Rdlm.build, load=toy_corpus)
+    train(blockwise_config(FEW), PLACE / "ddp-uneven", Rdlm.build, load=toy_corpus)
     train(coded_config(parallel="ddp"), PLACE / "ddp-coded", Rdlm.build, load=toy_corpus)
     with pytest.raises(InputError, match="cannot be sharded"):
         train(coded_config(parallel="fsdp"), PLACE / "fsdp-coded", Rdlm.build, load=toy_corpus)

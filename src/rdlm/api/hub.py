@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rdlm import __version__
 from rdlm.api import publish
 from rdlm.api.publish import Dtype
 from rdlm.data.fetch import hub_errors
-from rdlm.errors import InputError
-from rdlm.storage.files import cache_dir, make_cache_dir
+from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage.files import LARGEST_JSON, cache_dir, make_cache_dir
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
@@ -49,14 +49,38 @@ def download(name: str) -> Path:
     folder = cache_dir("hub", *name.split("/"))
     with hub_errors(f"{name} is not a folder, and was not downloaded from the hub"):
         make_cache_dir("hub")
+        most = LARGEST_JSON
         for files in ([publish.CONFIG], list(publish.FILES)):
             snapshot_download(
-                name, local_dir=folder, allow_patterns=files, library_name="rdlm", library_version=__version__
+                name,
+                local_dir=folder,
+                allow_patterns=files,
+                library_name="rdlm",
+                library_version=__version__,
+                tqdm_class=_limited(name, most),
             )
             if not publish.is_published(folder):
                 raise InputError(f"{name} on the hub is not a model of rdlm: it has no {publish.CONFIG}")
-            publish.describe(folder)
+            stated = publish.describe(folder)["files"].values()
+            most = sum(entry["bytes"] for entry in stated) + len(publish.FILES) * LARGEST_JSON
     return folder
+
+
+def _limited(name: str, most: int) -> type[Any]:
+    """Return a progress bar that ends a download after `most` bytes: a server may send without end."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Limited(tqdm):
+        received = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.received += int(n or 0)
+            if self.received > most:
+                raise DamagedFileError(f"{name} on the hub has more bytes than its {publish.CONFIG} states")
+            found: bool | None = super().update(n)
+            return found
+
+    return Limited
 
 
 def push(

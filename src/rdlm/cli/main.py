@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, cast
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage.files import COMPILED, COMPILED_VARIABLE, FULL, cache_dir, make_cache_dir
+from rdlm.storage.files import COMPILED, COMPILED_VARIABLE, DENIED, FULL, cache_dir, make_cache_dir
 
 
 class Command(Protocol):
@@ -79,9 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno not in FULL:
-            raise
-        return _complain(f"cannot write{f' {error.filename}' if error.filename else ''}: {error.strerror}", 1)
+        named = f" {error.filename}" if error.filename else ""
+        if error.errno in FULL:
+            return _complain(f"cannot write{named}: {error.strerror}", 1)
+        if error.errno in DENIED:
+            return _complain(f"no access to{named or ' a file'}: {error.strerror}", 1)
+        raise
 
 
 def dispatch(arguments: list[str]) -> int:

@@ -39,6 +39,8 @@ from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, most_byte
 
 TIMEOUT = 30.0
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
+LARGEST_PAGE, LARGEST_ARCHIVE = 1 << 26, 1 << 30
+"""Bytes of the largest index page, and archive of unstated size, that are downloaded: a server may send without end."""
 PYPI = "https://pypi.org/simple"
 NPM = "https://registry.npmjs.org"
 
@@ -95,8 +97,8 @@ def _address(archive: Archive) -> tuple[str, Transport]:
 def _download(archive: Archive, address: str, transport: Transport, path: Path) -> None:
     digest, received = hashlib.sha256(), 0
     with transport.open(address) as response:
-        size = response.headers.get("Content-Length")
-        expected = int(size) if size else None
+        size = response.headers.get("Content-Length", "")
+        expected = int(size) if size.isdecimal() else None
         progress = bar(expected, f"downloading {archive.file}", "B")
         with cache_errors(path.parent):
             make_cache_dir("archive")
@@ -105,6 +107,8 @@ def _download(archive: Archive, address: str, transport: Transport, path: Path) 
                 digest.update(block)
                 file.write(block)
                 received += len(block)
+                if received > (expected or LARGEST_ARCHIVE):
+                    raise DamagedFileError(f"{archive.file} has more than {LARGEST_ARCHIVE:,} bytes")
                 progress.update(len(block))
             if expected is not None and received != expected:
                 raise DamagedFileError(f"{archive.file} ended after {received} of {expected} bytes")
@@ -242,14 +246,22 @@ def listing(transport: Transport, page: str) -> Iterator[tuple[str, str]]:
             return
         page = (folder / "index.html").as_uri()
     body, kind, page = transport.page(page)
-    if kind == "application/vnd.pypi.simple.v1+json":
-        yield from ((entry["filename"], urljoin(page, entry["url"])) for entry in json.loads(body)["files"])
-        return
-    links = _Links()
-    links.feed(body.decode(errors="replace"))
-    for href in links.found:
-        address = urljoin(page, href.partition("#")[0])
-        yield unquote(urlsplit(address).path.rpartition("/")[2]), address
+    for name, address in _listed(page, body, kind):
+        if not page.startswith("file:") and urlsplit(address).scheme not in ("http", "https"):
+            raise DamagedFileError(f"{_without_password(page)} lists an address that is not http: {address[:200]!r}")
+        yield name, address
+
+
+def _listed(page: str, body: bytes, kind: str) -> list[tuple[str, str]]:
+    try:
+        if kind == "application/vnd.pypi.simple.v1+json":
+            return [(str(entry["filename"]), urljoin(page, entry["url"])) for entry in json.loads(body)["files"]]
+        links = _Links()
+        links.feed(body.decode(errors="replace"))
+        addresses = [urljoin(page, href.partition("#")[0]) for href in links.found]
+        return [(unquote(urlsplit(address).path.rpartition("/")[2]), address) for address in addresses]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFileError(f"{_without_password(page)} is not a package index: {error!r:.200}") from None
 
 
 class _Links(HTMLParser):
@@ -298,7 +310,10 @@ class Transport:
     def page(self, address: str) -> tuple[bytes, str, str]:
         """Return the content of a page, its media type, and its address after redirects."""
         with self.open(address) as response:
-            return response.read(), response.headers.get_content_type(), response.geturl()
+            body = response.read(LARGEST_PAGE + 1)
+            if len(body) > LARGEST_PAGE:
+                raise DamagedFileError(f"{_without_password(address)} has more than {LARGEST_PAGE:,} bytes")
+            return body, response.headers.get_content_type(), response.geturl()
 
     def _opener(self) -> OpenerDirector:
         try:
@@ -355,6 +370,10 @@ def hub_errors(failure: str) -> Iterator[None]:
         raise InputError(f"{failure}: the hub returned status {code}; {advice}") from error
     except connection as error:
         raise InputError(f"{failure}: {_connection_failure(error)}") from error
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise InputError(f"{failure}: the hub's answer was not understood ({error!r:.200}); try again later") from error
 
 
 def _connection_failure(error: Exception) -> str:

@@ -70,6 +70,10 @@ class Recipe:
     """Whether the user must accept the licence before anything is downloaded."""
 
 
+LARGEST_RATIO = 32
+"""Bytes of a decompressed file for each of its own, beyond 64 MB: text has 3 to 10, a bomb 1,000."""
+
+
 class LimitedReader(io.RawIOBase):
     """A stream that ends with an InputError after `limit` bytes: a small compressed file can have any content."""
 
@@ -86,7 +90,7 @@ class LimitedReader(io.RawIOBase):
         content = self._inner.read(len(buffer))
         self._left -= len(content)
         if self._left < 0:
-            raise too_large(self._path, f"more than {self._limit:,}")
+            raise too_large(self._path, f"unpacked more than {self._limit:,}", LARGEST_RATIO)
         buffer[: len(content)] = content
         return len(content)
 
@@ -109,11 +113,12 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with ExitStack() as stack:
             inner = stack.enter_context(open_regular(path))
+            most = min(most_bytes(), max(1 << 26, LARGEST_RATIO * os.fstat(inner.fileno()).st_size))
             if path.suffix == ".gz":
                 inner = cast(IO[bytes], stack.enter_context(gzip.open(inner)))
             elif path.suffix == ".zip":
                 inner = stack.enter_context(fetch.open_member(path, "*"))
-            yield io.BufferedReader(LimitedReader(inner, path, most_bytes()), 1 << 20)
+            yield io.BufferedReader(LimitedReader(inner, path, most), 1 << 20)
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
 

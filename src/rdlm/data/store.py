@@ -37,6 +37,8 @@ SPLITS = ("train", "validation", "test")
 SUFFIXES = (".bin", ".label.bin", ".signal.bin")
 TOKENIZER = "tokenizer.json"
 FORMAT = 1
+LONGEST, LARGEST_CHECKED = 1 << 20, 1 << 28
+"""The longest sequence that an index may claim, and the bytes of the largest array whose tokens are checked."""
 ROW = 4096
 """Tokens of a row into which `Corpus.rows` divides a stream."""
 
@@ -189,12 +191,24 @@ def _read_meta(folder: Path) -> tuple[dict[str, Any], Manifest]:
         for name, entry in manifest.files.items():
             if name != TOKENIZER:
                 _check_array(name, entry)
-        missing = {"name", "protocol", "kind", "length", "licence", "source", "classes", "image"} - set(meta)
-        if missing:
-            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        _check_about(meta)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise damaged(path, str(error), advice) from None
     return meta, manifest
+
+
+def _check_about(meta: Mapping[str, Any]) -> None:
+    """Raise ValueError for a description with a key that is missing or of another type."""
+    texts = ("name", "protocol", "kind", "licence", "source")
+    if missing := {*texts, "length", "classes", "image"} - set(meta):
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    image = meta["image"]
+    right = {name: isinstance(meta[name], str) for name in texts}
+    right["length"] = type(meta["length"]) is int and 0 < meta["length"] <= LONGEST
+    right["classes"] = isinstance(meta["classes"], list) and all(isinstance(name, str) for name in meta["classes"])
+    right["image"] = image is None or (isinstance(image, list) and [type(size) for size in image] == [int] * 3)
+    if wrong := [name for name, is_right in right.items() if not is_right]:
+        raise ValueError(f"its {wrong[0]} is {meta[wrong[0]]!r:.80}")
 
 
 def _check_array(name: str, entry: Mapping[str, Any]) -> None:
@@ -219,12 +233,16 @@ def read(folder: Path) -> Corpus:
     tokens, labels, signals = (
         {split: arrays[f"{split}{suffix}"] for split in SPLITS if f"{split}{suffix}" in arrays} for suffix in SUFFIXES
     )
+    tokenizer = from_json(read_json(folder / TOKENIZER))
+    for split, ids in tokens.items():
+        if 0 < ids.nbytes <= LARGEST_CHECKED and not 0 <= ids.min() <= ids.max() < tokenizer.size:
+            raise damaged(folder / f"{split}.bin", "it has tokens that its tokenizer has not", f"delete {folder}")
     return Corpus(
         name=meta["name"],
         protocol=meta["protocol"],
         kind=meta["kind"],
         length=meta["length"],
-        tokenizer=from_json(read_json(folder / TOKENIZER)),
+        tokenizer=tokenizer,
         licence=meta["licence"],
         source=meta["source"],
         folder=folder,

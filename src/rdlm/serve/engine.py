@@ -1,9 +1,11 @@
 """The engine: one thread that owns a model's network and advances all samplers, one evaluation at a time.
 
 A `Job` is what a request and the threads that work for it share: deadline, cancellation and events. In every turn the
-engine admits waiting samples, gathers the queries of all running samplers and of other threads (scores), evaluates them
-in as few forward passes as possible, and sends every sampler its log-probabilities. So a request never waits for the
-end of another one, and one whose client has gone costs at most the current evaluation.
+engine admits waiting samples, gathers the queries of running samplers and of other threads (scores), evaluates them in
+as few forward passes as possible, and sends every sampler its log-probabilities. A turn takes the same number of rows
+of each request: as many as the request with the fewest has, and at most `TURN_ROWS`. So a small request takes as many
+turns as alone, and a long one adds as many rows to them as the small one has itself. A request whose client has gone
+costs at most the current evaluation.
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ class Failed:
 
 
 Result = TypeVar("Result")
+
+TURN_ROWS = 4
+"""Rows of one request in a turn for each thread: a new request waits no longer than they take. (A row takes 15% less
+time in a forward pass of eight rows.)"""
 
 
 def contained(error: BaseException) -> Exception:
@@ -201,10 +207,36 @@ class RunningSample:
 
 @dataclass(eq=False)
 class PendingQuery:
-    """A query of another thread, and where its answer goes."""
+    """A query of another thread, of which some rows may be evaluated already, and where its answer goes."""
 
     query: Query
+    job: Job
     answer: Future[Tensor] = field(default_factory=Future)
+    found: list[Tensor] = field(default_factory=list)
+    """Log-probabilities of the first rows."""
+
+    @property
+    def rows_left(self) -> int:
+        """The number of rows that are not evaluated yet."""
+        return len(self.query.state) - sum(map(len, self.found))
+
+    def is_wanted(self) -> bool:
+        """Return whether rows are to be evaluated; a thread whose request is over is told so."""
+        reason = Disconnected() if self.job.over else self.job.late()
+        if reason is not None and not self.answer.done():
+            self.answer.set_exception(reason)
+        return not self.answer.done()
+
+    def next_rows(self, count: int) -> Query:
+        """Return the next `count` rows as a query."""
+        begin = len(self.query.state) - self.rows_left
+        return self.query if count == len(self.query.state) else self.query.rows(slice(begin, begin + count))
+
+    def take(self, log_probs: Tensor) -> None:
+        """Keep the answer to the next rows; after the last ones the thread gets all of them."""
+        self.found.append(log_probs)
+        if self.rows_left == 0:
+            self.answer.set_result(torch.cat(self.found) if len(self.found) > 1 else log_probs)
 
 
 class Engine:
@@ -216,6 +248,7 @@ class Engine:
         self.model, self.metrics, self.batch, self.queue = model, metrics, batch, queue
         method = model.rdlm
         self.batcher = Batcher(method.denoiser, method.network, model.config.model.self_condition, threads)
+        self._most_rows = TURN_ROWS * max(1, threads)
         self._waiting: deque[RunningSample] = deque()
         self._pending: list[PendingQuery] = []
         self._live: list[RunningSample] = []
@@ -267,7 +300,7 @@ class Engine:
         """Return the log-probabilities of another thread's query, evaluated in the next turn."""
         job.check()
         job.begun = True
-        pending = PendingQuery(query)
+        pending = PendingQuery(query, job)
         with self._changed:
             if not self.alive:
                 raise http_errors.closing()
@@ -305,7 +338,8 @@ class Engine:
                 while not (self._waiting or self._live or self._pending or self._closed):
                     self._changed.wait()
                 self._admit()
-                pending, self._pending = self._pending, []
+                self._pending = [one for one in self._pending if one.is_wanted()]
+                pending = list(self._pending)
                 if self._closed and not self._live and not pending:
                     return
             try:
@@ -335,17 +369,30 @@ class Engine:
         return not (job.over or sample.dropped)
 
     def _turn(self, pending: Sequence[PendingQuery]) -> None:
-        """Evaluate the queries of all samplers and threads together, and advance every sampler."""
-        live = list(self._live)
-        queries = [sample.query for sample in live] + [one.query for one in pending]
+        """Evaluate a share of the queries of every request together, and advance the samplers that are answered."""
+        live, rows = self._shares(pending)
+        queries = [sample.query for sample in live]
+        queries += [one.next_rows(min(rows, one.rows_left)) for one in pending]
         if not queries:
             return
         self.metrics.stepped(len(live), sum(len(query.state) for query in queries))
         answers = self.batcher(queries)
         for one, answer in zip(pending, answers[len(live) :], strict=True):
-            one.answer.set_result(answer)
+            one.take(answer)
         finished = {sample for sample, answer in zip(live, answers, strict=False) if self._advance(sample, answer)}
-        self._live = [sample for sample in self._live if sample not in finished]
+        answered = set(live)
+        # Those that have waited longest come first in the next turn.
+        self._live = [one for one in self._live if one not in answered] + [one for one in live if one not in finished]
+
+    def _shares(self, pending: Sequence[PendingQuery]) -> tuple[list[RunningSample], int]:
+        """Return the samples of this turn, and the rows that each query of another thread may have in it."""
+        waiting: dict[Job, list[RunningSample]] = {}
+        for sample in self._live:
+            waiting.setdefault(sample.job, []).append(sample)
+        needs = [len(samples) for samples in waiting.values()] + [one.rows_left for one in pending]
+        rows = min([self._most_rows, *needs])
+        chosen = {sample for samples in waiting.values() for sample in samples[:rows]}
+        return [sample for sample in self._live if sample in chosen], rows
 
     def _advance(self, sample: RunningSample, log_probs: Tensor) -> bool:
         """Advance one sampler; return whether it has ended."""

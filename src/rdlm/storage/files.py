@@ -29,8 +29,11 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 COMPILED, COMPILED_VARIABLE = "inductor", "TORCHINDUCTOR_CACHE_DIR"
 """The cache folder of compiled code, and the variable by which torch finds it."""
 
-UNWRITABLE = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
-"""The same, and those of a folder that cannot be created or written."""
+DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Error numbers of files and folders without permission."""
+
+UNWRITABLE = FULL | DENIED | {errno.ENOTDIR, errno.EEXIST}
+"""All of these, and those of a folder that cannot be created."""
 
 
 def cache_dir(*parts: str) -> Path:
@@ -200,9 +203,11 @@ def most_bytes() -> int:
     return memory_bytes() // 4
 
 
-def too_large(path: Path, size: str) -> InputError:
+def too_large(path: Path, size: str, ratio: int | None = None) -> InputError:
     """Return the error for a file, or the files of a folder, with more bytes than are read."""
-    return InputError(f"{path} has {size} bytes; at most a quarter of this machine's memory is read, {most_bytes():,}")
+    packed = "" if ratio is None else f", and of packed files beyond 64 MB {ratio} times their size (unpack it first)"
+    quarter = f"at most a quarter of this machine's memory is read, {most_bytes():,}{packed}"
+    return InputError(f"{path} has {size} bytes; {quarter}")
 
 
 def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:

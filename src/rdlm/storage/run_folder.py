@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
             holder = lock.read().strip() or "another process"
             raise InputError(f"{folder} is in use by {holder}; wait for it, stop it, or choose another --out") from None
         lock.truncate(0)
-        lock.write(f"process {os.getpid()}\n")
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         yield
 

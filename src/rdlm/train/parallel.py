@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rdlm.config import TrainingConfig
+from rdlm.config import RunConfig, TrainingConfig
 from rdlm.errors import DivergedError, InputError
 from rdlm.model.network import device_of
 from rdlm.process.tokens import Codes
@@ -119,7 +119,24 @@ class Team:
             shard(network, self)
             return call
         indices = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(call, indices)
+        # Buffers are constant tables. Broadcast in each forward pass, they would make the processes wait for each other
+        # without end as soon as one of them draws a step with one forward pass and another a step with two.
+        return DistributedDataParallel(call, indices, broadcast_buffers=False)
+
+
+def check_equal_passes(config: RunConfig, rows: int) -> None:
+    """Raise InputError where sharded processes, with `rows` sequences each, would draw unequal numbers of passes.
+
+    With FSDP every forward pass communicates, so that all processes need the same number of them in a step.
+    """
+    blockwise = config.objective.blockwise * rows if config.method == "rdlm" else 0.0
+    if config.model.self_condition:
+        raise InputError("model.self_condition runs a second forward pass at random: use training.parallel ddp")
+    if 0 < blockwise < 1 or rows - 1 < blockwise < rows:
+        raise InputError(
+            f"objective.blockwise {config.objective.blockwise} of {rows} sequences per process is at times none or all "
+            "of them: increase training.batch, or use training.parallel ddp"
+        )
 
 
 class MixedPrecision(nn.Module):

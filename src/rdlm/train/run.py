@@ -27,7 +27,7 @@ from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.files import read_json
 from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
 from rdlm.train.optimizer import Optimizer
-from rdlm.train.parallel import Team, assign, local_rows, local_shard, unsharded
+from rdlm.train.parallel import Team, assign, check_equal_passes, local_rows, local_shard, unsharded
 from rdlm.train.record import Counters, read_counters
 from rdlm.train.validation import held_out
 
@@ -193,6 +193,8 @@ def training_batches(config: RunConfig, corpus: Corpus, world: int) -> Batches:
             f"training.batch {training.batch} is not divisible by {world} processes with "
             f"training.accumulate {training.accumulate}"
         )
+    if world > 1 and training.parallel == "fsdp":
+        check_equal_passes(config, training.batch // (world * training.accumulate))
     length = config.data.length
     held_out(corpus, length, training.validation_sequences, training.seed)
     batches = Batches(corpus, "train", batch_size=training.batch, length=length, seed=training.seed)

@@ -1,0 +1,181 @@
+"""Coverage-guided fuzzing of every reader of foreign files, with atheris (which is not a dependency of this package).
+
+    python -m venv FOLDER && FOLDER/bin/pip install atheris     # and rdlm with its dependencies
+    FOLDER/bin/python torture/coverage_fuzz.py --minutes 10 --corpus build/fuzz
+
+Each reader gets bytes in a process of its own. It must return, or raise InputError or DamagedFileError with a short
+message, within seconds and a gigabyte; anything else ends the process, and the input is kept in the corpus as crash-*.
+`--target NAME` fuzzes one reader and passes the other options on to libFuzzer. The exit code is 1 if one was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "data"), str(Path(__file__).parent)]
+
+LONGEST, SECONDS, MEGABYTES = 4096, 20, 2048
+"""Bytes of an input, and the time and memory of one reading (with those of torch)."""
+
+Reader = Callable[[bytes], object]
+
+
+def readers() -> dict[str, tuple[Reader, list[bytes]]]:
+    """Return name -> reader and some valid contents."""
+    import test_foreign
+    import test_own
+    import torch
+    from safetensors.torch import save
+
+    from rdlm.data import own, store
+    from rdlm.data.tokenizer import from_json, train_bpe
+    from rdlm.storage import config_file, files, manifest, tables
+
+    foreign = {
+        name.replace(" ", "-"): (
+            lambda data, name=name: (
+                test_foreign.check(name, data[1:], test_foreign.ALPHABETS[data[0] % 5]) if data else 0
+            ),
+            [bytes([number]) + sample for number in range(5) for sample in samples if len(sample) < LONGEST],
+        )
+        for name, (_, samples) in test_foreign.READERS.items()
+    }
+    place = Path(tempfile.mkdtemp(prefix="rdlm-fuzz-"))
+
+    def written(name: str, read: Callable[[Path], object]) -> Reader:
+        """Return a reader of a file with this name."""
+
+        def reader(data: bytes) -> object:
+            (place / name).write_bytes(data)
+            return read(place / name)
+
+        return reader
+
+    def tokenizer(data: bytes) -> None:
+        (place / "tokenizer.json").write_bytes(data)
+        found = from_json(files.read_json(place / "tokenizer.json"))
+        found.decode(found.encode("a b"))
+
+    def index(data: bytes) -> object:
+        (place / "meta.json").write_bytes(data)
+        return store.describe(place)
+
+    def own_data(path: Path) -> object:
+        from rdlm.data.recipe import CorpusRequest
+
+        return list(own.own(CorpusRequest("own", path)).tokens)
+
+    table = {"table": "x"}
+    meta = {name: "x" for name in ("name", "protocol", "kind", "licence", "source")}
+    meta |= {"format": 1, "length": 4, "classes": [], "image": None, "files": {}}
+    subwords = json.dumps(train_bpe(["some text of mine"], 260).to_json()).encode()
+    metadata = {"parameters": tables._canonical(table), "checksum": tables._checksum({"a": torch.zeros(2)})}
+    return foreign | {
+        "JSON": (written("a.json", files.read_json), [b'{"a": [1, 2.5, null, "x"]}', b'{"a": NaN}']),
+        "YAML": (
+            written("config.yaml", config_file.read),
+            [b"method: mdlm\ntraining:\n  steps: 7\n  betas: [0.9, 0.95]\n"],
+        ),
+        "manifest": (
+            written(
+                "state.json",
+                lambda path: manifest.Manifest.parse(path, files.read_json(path).get("files"), required=[]),
+            ),
+            [b'{"files": {"a": {"bytes": 1, "sha256": "' + b"0" * 64 + b'"}}}'],
+        ),
+        "index-of-a-corpus": (index, [json.dumps(meta).encode()]),
+        "tokenizer": (tokenizer, [b'{"kind": "characters", "alphabet": "ab "}', b'{"kind": "bytes"}', subwords]),
+        "safetensors": (
+            written("table.safetensors", lambda path: tables.read(path, table)),
+            [save({"a": torch.zeros(2)}, metadata), save({"b": torch.ones(1, dtype=torch.int32)})],
+        ),
+        "own-data": (
+            written("data", own_data),
+            [text.encode() for text in (test_own.FASTA, test_own.FASTQ, test_own.CSV, test_own.TSV, test_own.JSONL)],
+        ),
+    }
+
+
+def fuzz_one(name: str, arguments: list[str]) -> None:
+    """Fuzz one reader in this process; atheris ends it."""
+    import atheris
+
+    with atheris.instrument_imports(include=["rdlm.data", "rdlm.storage", "json", "csv", "yaml", "numpy.lib"]):
+        import rdlm.data.corpus
+        import rdlm.data.evidence
+        import rdlm.data.hocr
+        import rdlm.storage.tables  # noqa: F401
+    from rdlm.errors import DamagedFileError, InputError
+
+    logging.disable(logging.CRITICAL)
+    read = readers()[name][0]
+
+    def one(data: bytes) -> None:
+        try:
+            read(data)
+        except (InputError, DamagedFileError) as error:
+            if len(str(error)) > 4000:
+                raise AssertionError("a message of kilobytes") from error
+
+    atheris.Setup([sys.argv[0], *arguments], one)
+    atheris.Fuzz()
+
+
+def campaign(minutes: float, corpus: Path, names: list[str]) -> dict[str, dict[str, object]]:
+    """Fuzz each reader in a process of its own, and return what was found."""
+    found: dict[str, dict[str, object]] = {}
+    for name, (_, samples) in readers().items():
+        if names and name not in names:
+            continue
+        folder = corpus / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, sample in enumerate(samples):
+            (folder / f"sample-{number}").write_bytes(sample[:LONGEST])
+        limits = [f"-max_total_time={int(60 * minutes)}", f"-max_len={LONGEST}", f"-timeout={SECONDS}"]
+        limits += [f"-rss_limit_mb={MEGABYTES}", f"-artifact_prefix={folder}/", "-print_final_stats=1", str(folder)]
+        command = [sys.executable, __file__, "--target", name, *limits]
+        said = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False).stderr
+        executed = re.search(r"number_of_executed_units: (\d+)", said)
+        covered = re.findall(r"cov: (\d+)", said)
+        crashes = sorted(path.name for kind in ("crash", "timeout", "oom") for path in folder.glob(f"{kind}-*"))
+        found[name] = {
+            "inputs": int(executed[1]) if executed else 0,
+            "edges": int(covered[-1]) if covered else 0,
+            "found": crashes,
+        }
+        print(f"{name}: {found[name]}", flush=True)
+        if crashes or not executed:
+            print(said[-3000:], file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="for each reader")
+    parser.add_argument("--corpus", type=Path, default=Path("build/fuzz"))
+    parser.add_argument("--only", nargs="*", default=[], help="names of readers")
+    parser.add_argument("--target", help="fuzz one reader in this process")
+    options, rest = parser.parse_known_args()
+    os.environ.setdefault("RDLM_CACHE", tempfile.mkdtemp(prefix="rdlm-fuzz-cache-"))
+    if options.target:
+        fuzz_one(options.target, rest)
+        return 0
+    found = campaign(options.minutes, options.corpus, options.only)
+    (options.corpus / "found.json").write_text(
+        json.dumps({"minutes": options.minutes, "readers": found}, indent=1) + "\n"
+    )
+    return 1 if any(one["found"] or not one["inputs"] for one in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
