@@ -31,6 +31,7 @@ PAGES |= {f"examples/{path.name}": f"notebooks/{path.stem}.md" for path in sorte
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 REPOSITORY = re.compile(r"^https://[^)\s]*/(?:blob|raw|tree)/[^/]+/")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+FUNCTION = re.compile(r"(<mi>(?:log|exp|sin|cos|cot|tan|arcsin|arccos)</mi>)(?=<m(?:i|n|sub|sup|frac|sqrt|over)\b)")
 TAG = re.compile(r"\\tag\{(\d+)\}")
 CITATION = re.compile(r"(Eqs?\. )((?:\(\d+\)(?:, | and | or | to |-)?)+)")
 
@@ -90,6 +91,7 @@ def mathml(latex: str, block: bool) -> str:
 
     number = TAG.search(latex)
     formula = convert(TAG.sub("", latex).strip(), display="block" if block else "inline")
+    formula = FUNCTION.sub(r'\1<mspace width="thinmathspace" />', formula)
     formula = formula.replace('width="thinmathspace"', 'width="0.167em"')
     if not block:
         return formula

