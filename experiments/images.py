@@ -60,13 +60,13 @@ ERASURE: dict[str, Any] = {"asynchronous": 1.0, "mixed": 0.0}
 ROWS: dict[str, tuple[MethodName, Change]] = {
     "ours": ("rdlm", {}),
     "ours, erasure only": ("rdlm", {"objective": ERASURE}),
-    "masked": ("mdlm", {"discrete": {"order": "strided"}}),
+    "masked": ("mdlm", {}),
     "autoregressive": ("autoregressive", {"model": {"width": 64, "layers": 6}}),
     "D3PM Gauss": ("d3pm", {"d3pm": {"matrix": "gauss"}}),
 }
 """Method and changes of the preset, by row."""
 
-ORDERS = (("strided", 64), ("strided", 256), ("strided", 1024), ("synchronous", 64), ("synchronous", 1024))
+ORDERS = (("random", 16), ("random", 64), ("random", 256), ("synchronous", 64), ("synchronous", 256))
 """Orders and network calls in which our model is measured."""
 
 CALLS = {"masked": 256, "D3PM Gauss": 1000, "autoregressive": 0}
@@ -205,7 +205,7 @@ def pictures(model: LanguageModel, corpus: Corpus, folder: Path, steps: int = 25
     folder.mkdir(parents=True, exist_ok=True)
     shape, name = corpus.image, corpus.name
     assert shape is not None
-    drawn = generate(model, SamplingOptions(num=16, steps=steps, order="strided"))
+    drawn = generate(model, SamplingOptions(num=16, steps=steps, order="random"))
     samples = [np.array(one.tokens, np.uint8).reshape(shape) for one in drawn.samples]
     write_atomic(folder / f"{name}-samples.png", encode_png(grid(samples)))
     batch = compared_images(corpus, count=4)
@@ -228,7 +228,7 @@ def restored(
         evidence = from_levels(ids.double(), size, 1e-2)
         evidence[lower] = 0.0
         given = torch.where(lower, (size - 1) / 2, ids.double())
-    posterior, drawn = sequence_posterior(model, evidence, samples=1, steps=steps, order="strided")
+    posterior, drawn = sequence_posterior(model, evidence, samples=1, steps=steps, order="random")
     mean = posterior.double() @ torch.arange(size, dtype=torch.float64)
     levels = (ids.double(), given.double(), mean, drawn[0].double())
     return [x.round().clamp(0, size - 1).numpy().astype(np.uint8).reshape(shape) for x in levels]

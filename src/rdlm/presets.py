@@ -320,8 +320,9 @@ def cifar10_paper() -> RunConfig:
     )
 
 
-LEVELS = ProcessConfig(bridge="gaussian", order="synchronous", codes="arc", dimension=3)
-"""Ordered levels as points of a half circle: a state is a noisy level, and evidence narrows it down."""
+LEVELS = ProcessConfig(bridge="gaussian", schedule="cosine", order="synchronous", codes="arc", dimension=3)
+"""Ordered levels as points of a half circle: a state is a noisy level, and evidence narrows it down. Near levels are
+told apart at the end, where the cosine schedule has many steps."""
 
 ERASED = ObjectiveConfig(mixed=0.1, asynchronous=0.6, narrow=1.0, order="random")
 """For images on 2 cores: 60% of the images with random levels erased, 10% with mixed noise and 30% synchronous."""

@@ -55,6 +55,7 @@ def measure_orders(
             nats, _ = bound_of(model, batch, setting, plan, generator_of("orders", plan.seed), named)
             known[schedule, nfe] = curve_row(setting, nats, size, model.kind)
         row = {key: known[schedule, nfe][key] for key in ("value", "stderr", "low", "high")}
+        row["low"] = max(0.0, row["low"])  # a wide interval may extend below 0, where no bound can be
         found.append({"order": order, "block": schedule.block, "calls": nfe, **row})
     return {
         "weights": fingerprint(model.method.network),
