@@ -47,7 +47,7 @@ from rdlm.methods.bound import REPEATS, Bound, repeated_bound, uniform_note
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
 from rdlm.train.interruption import Interruption
-from rdlm.train.loop import accumulate, update, write_line
+from rdlm.train.loop import accumulate, seconds_of, update, write_line
 from rdlm.train.parallel import Team, team
 from rdlm.train.record import Record, open_trackers
 from rdlm.train.run import Build, Run, load_corpus, open_run
@@ -174,9 +174,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Train all runs in turn, measure each in all orders of its method, and return a row per method and order.
 
-    `minutes` is the time of the whole comparison, evaluation included: from the measured seconds per step and per
-    evaluated sequence follows how many steps fit. SIGTERM and SIGINT save every run and raise
-    InterruptedRunError.
+    `minutes` is the time of all, evaluation included. SIGTERM and SIGINT save every run and raise InterruptedRunError.
     """
     corpus = load(contest.config)
     with ExitStack() as stack:
@@ -375,13 +373,12 @@ def _step_costs(contest: Contest, session: Session, minutes: float | None) -> di
     configs = [contest.configuration(name, contest.config.training.steps) for name in names]
     found: dict[str, Any] = {**before, "seconds": seconds_per_step(configs, session)}
     if minutes is not None and "steps" not in found:
-        seconds = [found["seconds"][name] for name in contest.methods]
-        found["evaluation_seconds"] = evaluation_seconds(contest, session)
-        others = found["evaluation_seconds"] + sum(seconds) * contest.trial * len(contest.lrs)
+        seconds = sum(found["seconds"][name] for name in contest.methods)
+        others = evaluation_seconds(contest, session) + seconds * contest.trial * len(contest.lrs)
         left = 60 * minutes - others - (time.monotonic() - began)
-        found["steps"] = max(1, round(left / (contest.seeds * sum(seconds))))
-        fits = "" if left > 0 else ", more than the budget: give fewer --sequences or --samples"
-        say(f"budget: {found['steps']} steps of each run, about {others:.0f} s of evaluation and trials{fits}")
+        found["steps"] = max(1, round(left / (contest.seeds * seconds)))
+        note = "" if left > 0 else ", more than the budget: give fewer --sequences or --samples"
+        say(f"budget: {found['steps']} steps of each run, about {others:.0f} s of evaluation and trials{note}")
     write_atomic(path, json.dumps(found, indent=2) + "\n")
     return found
 
@@ -404,21 +401,17 @@ def seconds_per_step(configs: Sequence[RunConfig], session: Session) -> dict[str
 
 def evaluation_seconds(contest: Contest, session: Session) -> float:
     """Return the most seconds that the bounds and samples of all runs take, extrapolated from a few sequences."""
-    total = 0.0
+    total, count = 0.0, min(4, contest.sequences)
+    few = held_out(session.corpus, contest.config.data.length, count, contest.config.training.seed)
     with tempfile.TemporaryDirectory() as place:
         for name in contest.methods:
             with session.entered(contest.configuration(name, 1), Path(place) / name) as entrant, entrant.run.averaged():
-                run, count = entrant.run, min(4, contest.sequences)
-                few = held_out(run.corpus, contest.config.data.length, count, contest.config.training.seed)
-                for ordered in orders_of(run.method, contest.nfe, run.length):
-                    for _ in range(2):  # the first one makes tables
-                        began = time.monotonic()
-                        repeated_bound(ordered.method, few, ordered.nfe, run.config.training.seed, REPEATS[0])
-                        spent = time.monotonic() - began
-                    total += spent / (REPEATS[0] * len(few.ids)) * contest.repeats * contest.sequences * contest.seeds
-                began = time.monotonic()
-                _samples(run, ordered, count)
-                total += (time.monotonic() - began) / count * contest.samples
+                for ordered in orders_of(entrant.run.method, contest.nfe, entrant.run.length):
+                    bound = partial(repeated_bound, ordered.method, few, ordered.nfe, 0, REPEATS[0])
+                    bound()  # makes tables
+                    each = seconds_of(bound) / REPEATS[0] / len(few.ids)
+                    total += each * contest.repeats * contest.sequences * contest.seeds
+                total += seconds_of(partial(_samples, entrant.run, ordered, count)) / count * contest.samples
     return total
 
 
@@ -481,9 +474,8 @@ def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: In
         if row is None:
             if ordered.method not in known:
                 with run.averaged():
-                    known[ordered.method] = repeated_bound(
-                        ordered.method, batch, ordered.nfe, run.config.training.seed, contest.repeats
-                    )
+                    seed = run.config.training.seed
+                    known[ordered.method] = repeated_bound(ordered.method, batch, ordered.nfe, seed, contest.repeats)
             row = {**key, **_measurement(run, ordered, known[ordered.method])}
             _store(folder, row)
         rows.append(row)

@@ -337,16 +337,17 @@ def measured_pace(config: RunConfig, corpus: Corpus, build: Build, members: Team
         with torch.no_grad():
             run.method.generate(SAMPLES, run.length, calls, generator)
 
-    first = _seconds(step)  # makes tables
-    pace = Pace(_seconds(step) if first > 5 else (_seconds(step) + _seconds(step) + _seconds(step)) / 3)
+    first = seconds_of(step)  # makes tables
+    pace = Pace(seconds_of(step) if first > 5 else (seconds_of(step) + seconds_of(step) + seconds_of(step)) / 3)
     if not whole:
         return pace
     validate_once = partial(validation_bound, run.method, rows, nfe, seed, members)
     validate_once()  # makes the table of the chain
-    return Pace(pace.step, _seconds(validate_once) / len(rows.ids), _seconds(partial(sample, 4)) / 4)
+    return Pace(pace.step, seconds_of(validate_once) / len(rows.ids), seconds_of(partial(sample, 4)) / 4)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long a function takes."""
     began = time.monotonic()
     work()
     return max(time.monotonic() - began, 1e-6)
