@@ -398,8 +398,8 @@ def promoter_chr22() -> RunConfig:
 def chr22() -> RunConfig:
     """Promoters and other windows of human chromosome 22, by label: 5 convolutions over 1,024 bases, 0.21M parameters.
 
-    `rdlm train chr22`, a quarter of an hour on one core. Not measured here: the figures of the packaged model `dna`,
-    which this preset is, are in its README.
+    `rdlm train chr22`, a quarter of an hour on one core: the packaged model `dna`. Measured: 1.812 [1.804, 1.820] bits
+    per base of the test split, given the label, synchronously at 64 calls.
     """
     return RunConfig(
         data=DataConfig("chr22"),

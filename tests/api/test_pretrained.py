@@ -53,3 +53,14 @@ def test_generate_and_score_need_no_argument(
     assert cli.main(["score", "lines.txt", "--json"]) == 0
     own, other = json.loads(capsys.readouterr().out)["rows"]
     assert own["high"] < other["low"]
+
+
+def test_dna_is_generated_by_label(capsys: pytest.CaptureFixture[str]) -> None:
+    """Promoters have more of the pair CG than other windows: so do samples with that label."""
+    pairs = {}
+    for label in ("promoter", "background"):
+        assert cli.main(["generate", "dna", "--label", label, "--guidance", "2", "--num", "4", "--steps", "8"]) == 0
+        lines = capsys.readouterr().out.split()
+        assert len(lines) == 4 and all(re.fullmatch("[ACGT]{1024}", line) for line in lines)
+        pairs[label] = sum(line.count("CG") for line in lines)
+    assert pairs["promoter"] > 1.5 * pairs["background"]
