@@ -315,8 +315,8 @@ def test_seeds_have_runs_of_their_own_and_a_mean(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(race, "repeated_bound", lambda m, *rest: measured.append(rest) or bound(m, *rest))
     rows = compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus)
     assert set(trained) == {f"{name}-seed{seed}" for name in contest.methods for seed in (1, 2)}
-    assert len(measured) == 2 * 3 and len({batch.ids.sum().item() for batch, _, _ in measured}) == 1
-    assert {seed for _, _, seed in measured} == {1, 2}
+    assert len(measured) == 2 * 3 and len({batch.ids.sum().item() for batch, *_ in measured}) == 1
+    assert {seed for _, _, seed, _ in measured} == {1, 2}
     for one, row in zip(alone, rows, strict=True):
         assert row["bounds"][0] == one["bound"] and len(set(row["bounds"])) == row["seeds"] == 3
         assert row["bound"] == pytest.approx(statistics.fmean(row["bounds"]))
