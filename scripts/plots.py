@@ -138,16 +138,21 @@ def pretrained() -> Figure:
 
 
 def reliability() -> Figure:
-    """How often the restored symbols of each certainty are right, by kind of noise; bars are two standard errors."""
+    """How often the restored symbols of each certainty are right, by kind of noise; bars are two standard errors.
+
+    Bins with fewer than 20 predictions are left out.
+    """
     kinds: dict[str, list[Row]] = {}
     for row in read("reliability"):
-        kinds.setdefault(row["noise"], []).append(row)
+        if int(row["count"]) >= 20:
+            kinds.setdefault(row["noise"], []).append(row)
     figure, grid = plt.subplots(3, 4, figsize=(10.5, 8), sharex=True, sharey=True)
     for axes, (noise, rows) in zip(grid.flat, kinds.items(), strict=False):
         x, y, count = ([float(row[name]) for row in rows] for name in ("certainty", "right", "count"))
         bars = [2 * (p * (1 - p) / n) ** 0.5 for p, n in zip(x, count, strict=True)]
         axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
         axes.errorbar(x, y, bars, color=COLORS[0], marker="o", ms=3.5, lw=1.2, capsize=2)
+        axes.set_ylim(-0.03, 1.05)
         plain(axes, "", "")
         axes.set_title(f"{noise}: {float(rows[0]['error']):.3f} (floor {float(rows[0]['floor']):.3f})", fontsize=9)
     for axes in grid.flat[len(kinds) :]:
