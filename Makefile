@@ -5,7 +5,7 @@ help:
 	@echo "make setup   install into .venv (reused when nothing has changed)"
 	@echo "make test    lint, format, types and tests"
 	@echo "make lint    lint, format and types"
-	@echo "make torture fault injection: kills, full disks, damaged files, load on the service; 10 minutes"
+	@echo "make torture fault injection: kills, full disks, damaged files, attacks, load on the service; 15 minutes"
 	@echo "make audit   licences of the pinned packages, and known vulnerabilities with pip-audit"
 	@echo "make demo    rdlm demo"
 	@echo "make docs    the documentation site, in build/site; its own environment is build/docs-venv"

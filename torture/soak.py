@@ -184,7 +184,7 @@ def draw(path: Path, found: dict[str, Any]) -> None:
             values = [times[f"{kind}, {state}"]["p99"] for kind in kinds]
             latency.bar([index + shift for index in range(len(kinds))], values, 0.4, label=state)
         latency.set_xticks(range(len(kinds)), kinds)
-        latency.set(ylabel="p99 of small requests (ms)")
+        latency.set(ylabel="p99 of small requests (ms)", yscale="log")
         latency.legend()
 
 

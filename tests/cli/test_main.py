@@ -116,6 +116,7 @@ class Act:
             "damage": DamagedFileError("model.safetensors: checksum differs"),
             "interrupt": KeyboardInterrupt(),
             "full": OSError(errno.ENOSPC, "No space left on device", "table"),
+            "denied": PermissionError(errno.EACCES, "Permission denied", "table"),
             "defect": ZeroDivisionError("defect"),
         }
         if self.ending in endings:
@@ -138,6 +139,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> None:
         ("damage", 3, "rdlm: error: model.safetensors: checksum differs\n"),
         ("interrupt", 130, "rdlm: interrupted\n"),
         ("full", 1, "rdlm: error: cannot write table: No space left on device\n"),
+        ("denied", 1, "rdlm: error: no access to table: Permission denied\n"),
     ],
 )
 def test_exit_codes(ending: str, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

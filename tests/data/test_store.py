@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,24 @@ def test_damage_is_found(tmp_path: Path) -> None:
         (folder / "meta.json").write_text(bad)
         with pytest.raises(DamagedFileError, match=r"meta\.json"):
             store.describe(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("classes", 7), ("classes", [1]), ("length", "9"), ("length", 1 << 40), ("image", [1]), ("name", 1)],
+)
+def test_a_crafted_index_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    store.write(tmp_path / "toy", draft(), ABOUT)
+    path = tmp_path / "toy" / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(DamagedFileError, match=f"its {key} is"):
+        store.read(tmp_path / "toy")
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    store.write(tmp_path / "toy", draft(train=[np.array([[0, 1, 300]], np.uint16)]), ABOUT)
+    with pytest.raises(DamagedFileError, match="tokens that its tokenizer has not"):
+        store.read(tmp_path / "toy")
 
 
 def test_requests_are_checked_before_any_work(cache: Path) -> None:

@@ -342,6 +342,13 @@ def test_a_compressed_file_is_unpacked_up_to_the_limit(
         load({"npz": "promoter", "tar.gz": "cifar10"}.get(form, "textfile"), file=path)
 
 
+def test_a_bomb_is_unpacked_up_to_a_multiple_of_its_size(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "book.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 24)) * 5)  # 80 MB in 80 kB
+    with pytest.raises(InputError, match=r"has unpacked more than 67,108,864 bytes.*32 times their size"):
+        load("textfile", file=path)
+
+
 def test_lines_are_limited_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "memory_bytes", lambda: 1 << 16)
     (tmp_path / "line.gz").write_bytes(gzip.compress(b"a" * (1 << 20)))
