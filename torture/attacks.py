@@ -210,7 +210,8 @@ def overflow(scene: Scene) -> None:
     """Weights that are finite, but overflow in the network: no sample comes of them."""
     respoil(scene.published, PUBLISHED, lambda found: {k: v * (1e30 if "blocks" in k else 1) for k, v in found.items()})
     scene.refused("not finite", "generate", scene.published, *GENERATE)
-    scene.refused("not finite", "score", scene.published, scene.book, "--json")
+    (scene.place / "text.txt").write_text("some text")
+    scene.refused("not finite", "score", scene.published, scene.place / "text.txt", "--json")
 
 
 def regex(scene: Scene, pattern: str) -> None:
