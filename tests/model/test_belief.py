@@ -160,6 +160,14 @@ def test_a_symbol_that_was_never_seen_is_possible() -> None:
     assert (belief.predicted(torch.tensor([[3, 3, 1]])).exp() > 0).all()
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.uint16])
+def test_rows_are_counted_as_corpora_store_them(kind: torch.dtype) -> None:
+    """Corpora of more than 256 tokens are stored with 16 bits, for which torch has few operations."""
+    rows = torch.randint(0, 5, (20, 12), generator=torch.Generator().manual_seed(0))
+    found, wanted = (count_contexts(given, 5, 3, 20) for given in (rows.to(kind), rows))
+    assert torch.equal(found.weight, wanted.weight) and torch.equal(found.suffix, wanted.suffix)
+
+
 def test_rows_are_not_joined() -> None:
     """The last symbols of a row are no context of the next row's first."""
     rows = torch.tensor([[0, 0, 0, 1]] * 50)  # 1 is never followed by anything

@@ -160,7 +160,7 @@ def _counted(ids: list[Tensor], parts: tuple[Tensor, ...], contexts: int, vocabu
     total = torch.zeros(contexts * vocabulary, dtype=torch.long)
     for own, part in zip(ids, parts, strict=True):
         inside = own >= 0
-        total += torch.bincount((own.long() * vocabulary + part)[inside], minlength=len(total))
+        total += torch.bincount((own.long() * vocabulary + part.long())[inside], minlength=len(total))
     return total.view(contexts, vocabulary).double()
 
 
