@@ -288,7 +288,7 @@ def test_a_convolution_has_no_reference(toy, tmp_path):
     contest = Contest(config, ("mdlm",), nfe=2, sequences=4, samples=2)
     rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
     assert [row["relative_step_cost"] for row in rows] == [None, None]
-    with pytest.raises(InputError, match="needs a transformer"):
+    with pytest.raises(InputError, match="needs a causal network"):
         compare(replace(contest, methods=("autoregressive",)), tmp_path, steps=1, load=toy.corpus)
 
 
