@@ -13,13 +13,14 @@ from rdlm import pretrained
 from rdlm.api.generate import grid_of
 from rdlm.cli import main as cli
 
-LIMITS = {"text8": 15_000_000, "digits": 2_000_000, "dna": 1_000_000}
+LIMITS = {"text8": 15_000_000, "digits": 2_000_000, "dna": 1_000_000, "cifar10": 3_000_000}
 """Bytes of each model's weights."""
 
 
 def test_there_are_models_of_text_images_and_dna() -> None:
     assert set(pretrained.names()) == set(LIMITS)
-    assert {name: rdlm.load(name).kind for name in LIMITS} == {"text8": "text", "digits": "image", "dna": "dna"}
+    kinds = {"text8": "text", "digits": "image", "dna": "dna", "cifar10": "image"}
+    assert {name: rdlm.load(name).kind for name in LIMITS} == kinds
 
 
 @pytest.mark.parametrize("name", LIMITS)
