@@ -406,3 +406,10 @@ def test_relabelled_sources_have_the_same_entropy() -> None:
     other = source.relabelled(torch.tensor([2, 0, 3, 1]))
     assert other.entropy == pytest.approx(source.entropy)
     assert other.log_joint[2, 0] == source.log_joint[0, 1]
+
+
+def test_a_certificate_that_cannot_tell_names_the_samples_that_would() -> None:
+    unsure = rdlm.certify(masked_continuous, sources=[MARKOV], samples=400, resolution=0.001, laws=[])
+    needed = max(finding.needed or 0 for finding in unsure.findings)
+    assert unsure.outcome == "cannot tell" and needed > 400
+    assert str(unsure).endswith(f"cannot tell; repeat with {needed:,} samples")

@@ -69,7 +69,9 @@ class Certificate:
 
     def __str__(self) -> str:
         rows = [finding.row() | {"slack": f"{100 * finding.slack:+.2f}%"} for finding in self.findings]
-        return f"{table(rows, COLUMNS)}\n\n{self.estimator}: {self.verdict}"
+        needed = max((finding.needed or 0 for finding in self.findings), default=0)
+        advice = f"; repeat with {needed:,} samples" if self.outcome == "cannot tell" and needed else ""
+        return f"{table(rows, COLUMNS)}\n\n{self.estimator}: {self.verdict}{advice}"
 
     def html(self) -> str:
         """Return the report: one page without external files."""
