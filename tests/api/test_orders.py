@@ -164,6 +164,15 @@ def test_calls_that_an_order_cannot_use_are_named(given: dict[str, Any], steps: 
     assert not any("asked" in warning for warning in prepare(tiny(), SamplingOptions(**without)).order.warnings)
 
 
+def test_left_to_right_has_one_call_per_token_unless_something_else_is_given() -> None:
+    model = tiny(objective=ObjectiveConfig(asynchronous=0.5, blockwise=0.3))
+    longer = model.nfe + 36
+    assert choose_order(model, "left-to-right", None, longer).nfe == longer
+    assert choose_order(model, "left-to-right", model.nfe, longer).nfe < longer
+    assert choose_order(model, "left-to-right", None, longer, block=4).nfe < longer
+    assert choose_order(model, "random", None, longer).nfe == model.nfe
+
+
 @pytest.mark.parametrize(
     ("objective", "trained"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import skewed, uniform
 from rdlm.likelihood import Problem, continuous, path_terms, step_terms
+from rdlm.likelihood.estimators import PROBABILITIES
 from rdlm.likelihood.terms import drift_error, mixture_excess
 from rdlm.methods.mdlm import MDLM
 from rdlm.process.exact import fresh_law
@@ -247,3 +249,20 @@ def test_a_gaussian_chain_of_one_token_is_exact() -> None:
 
     found = path_terms(exact, chain, token, torch.Generator().manual_seed(19), torch.float64).sum((0, 2))
     torch.testing.assert_close(found, torch.full((200,), math.log(3), dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_sequences_of_a_large_vocabulary_are_evaluated_a_few_at_a_time() -> None:
+    """Sequences whose log-probabilities take gigabytes together are not in memory together."""
+    path = masked_path(30_522, S, "gaussian", Codes(30_522, 16, torch.Generator().manual_seed(1)))
+    many = Problem(
+        torch.zeros(400, 64, dtype=torch.long), (Chain(path, uniform_in_time(Geometric(), 64)),), (1.0,), _no
+    )
+    assert 1 <= many.rows_at_once(16) * 64 * 30_522 <= PROBABILITIES
+    longer = replace(many, token=torch.zeros(4, 512, dtype=torch.long))
+    assert longer.rows_at_once(16) == 1
+    few = replace(many, chains=(Chain(masked_path(27, S, "gaussian"), uniform_in_time(Geometric(), 64)),))
+    assert few.rows_at_once(16) >= 16
+
+
+def _no(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
+    raise AssertionError("no network is needed")

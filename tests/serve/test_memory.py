@@ -21,10 +21,10 @@ import pytest
 from running import save
 
 import rdlm
-from rdlm.serve import memory
 from rdlm.serve.app import create
 from rdlm.serve.middleware import Metrics
 from rdlm.serve.service import Limits, Service
+from rdlm.storage import memory
 
 REQUESTS: list[tuple[str, bytes]] = [
     ("/v1/completions", b'{"prompt": "a", "steps": 2, "seed": 1}'),
@@ -110,7 +110,7 @@ def test_a_leak_of_one_object_per_request_is_detected(service: Service, monkeypa
 
 THREADS = """
 import ctypes, os, threading
-from rdlm.serve import memory
+from rdlm.storage import memory
 
 libc = ctypes.CDLL(None)
 libc.fdopen.restype = ctypes.c_void_p
@@ -153,7 +153,7 @@ def test_threads_share_one_arena_unless_the_user_set_the_number() -> None:
 
 HOLES = """
 import ctypes
-from rdlm.serve import memory
+
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -199,3 +199,29 @@ def test_memory_is_released_once_after_requests_and_never_during_them(monkeypatc
             assert released == expected
     finally:
         thread.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
+def test_freed_tensors_are_reused_in_training() -> None:
+    """A freed tensor of 64 MB costs no page faults when it is allocated again, which it does by default."""
+    code = """
+import resource, torch
+from rdlm.storage.memory import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        torch.ones(1 << 24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+default = faults()
+assert keep_freed_memory()
+faults()
+print(default, faults())
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    run = [sys.executable, "-c", code]
+    found = subprocess.run(run, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    default, kept = (int(number) for number in found.stdout.split())
+    assert kept < default / 10
+    set_by_user = environment | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+    refused = [sys.executable, "-c", "from rdlm.storage.memory import keep_freed_memory; print(keep_freed_memory())"]
+    assert "False" in subprocess.run(refused, env=set_by_user, capture_output=True, text=True, timeout=120).stdout

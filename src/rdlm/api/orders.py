@@ -90,12 +90,15 @@ def choose_order(
 ) -> ChosenOrder:
     """Return the order of a request for sequences of `length`; None for calls, block and window: not given.
 
+    Left to right has one call per token if nothing else is given, so that its likelihoods are exact.
     With `ahead`, known tokens follow open ones: blocks, which do not attend to what comes after them, are not chosen.
     """
     if block is not None and block > length:
         raise InputError(f"a block of {block} tokens is longer than the sequence of {length} tokens")
     model.rdlm.check_blocks(block or 0)
     calls = model.nfe if nfe is None else nfe
+    if order == "left-to-right" and not ahead and nfe is None and block is None and window is None:
+        calls = length
     if order != "auto":
         return _named(model, order, calls, nfe is not None, length, 0 if block is None and ahead else block, window)
     if block is not None or window is not None:

@@ -31,6 +31,7 @@ class Generate(ModelOptions, SamplingOptions):
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; the packaged text model if not
     given."""
+    num: Annotated[int, tyro.conf.arg(aliases=["-n", "--samples"], help=HELP["num"])] = 1
     steps: Annotated[int | None, tyro.conf.arg(aliases=["--nfe"], help=HELP["steps"])] = None
     normalise: bool = False
     """Bring prompt, suffix and infill into the model's alphabet first, and report what was changed."""

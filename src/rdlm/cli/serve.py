@@ -64,9 +64,9 @@ class Serve(ModelOptions):
         import torch
 
         from rdlm.serve.app import create
-        from rdlm.serve.memory import freeze_objects, use_one_arena
         from rdlm.serve.server import Server
         from rdlm.serve.service import Service
+        from rdlm.storage.memory import freeze_objects, use_one_arena
 
         logging.basicConfig(level=logging.WARNING, format="rdlm: %(levelname)s: %(message)s", stream=sys.stderr)
         torch.set_num_threads(1)

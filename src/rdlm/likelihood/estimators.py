@@ -112,6 +112,9 @@ BATCH = 16
 MANY, NUMBERS = 256, 1 << 19
 """Largest number of sequences whose states are drawn at once, and of values in them (they should fit into cache)."""
 
+PROBABILITIES = 1 << 23
+"""Largest number of log-probabilities of sequences that are evaluated at once, unless one sequence has more."""
+
 Advance = Callable[[int], object]
 """Called with the number of sequences that have been evaluated, for a progress bar."""
 
@@ -142,8 +145,10 @@ class Problem:
         """Return the number of sequences whose states are in memory together."""
         chain = self.chains[0]
         digits = 1 if chain.joint is None else chain.joint.digits
-        width = max(digits * chain.path.bridge.dimension, 0 if chain.joint is None else chain.joint.vocabulary)
-        return max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width)))
+        vocabulary = chain.path.bridge.vocabulary if chain.joint is None else chain.joint.vocabulary
+        width = max(digits * chain.path.bridge.dimension, 0 if chain.joint is None else vocabulary)
+        few = max(1, PROBABILITIES // (self.token.shape[1] * vocabulary))
+        return min(few, max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width))))
 
     def log_probs(
         self, row: Int[Tensor, " rows"], batch: int, advance: Advance, state: Tensor, remaining: Tensor

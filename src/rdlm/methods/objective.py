@@ -25,6 +25,7 @@ from torch.nn import functional
 from rdlm.config import ObjectiveConfig
 from rdlm.data.batch import Batch
 from rdlm.likelihood.continuous import LAST
+from rdlm.likelihood.estimators import PROBABILITIES
 from rdlm.likelihood.terms import drift_error, position_terms
 from rdlm.model.denoiser import BlockMask, Denoiser
 from rdlm.model.layers import drop_condition
@@ -52,7 +53,7 @@ PER_BIN = 3
 """Evaluations of single sequences per bin in one measurement of the information."""
 
 ROWS = 32
-"""Sequences evaluated at once in that measurement."""
+"""Sequences evaluated at once in that measurement, unless they have too many probabilities."""
 
 DECAY = 0.99
 """Decay per step of the adaptive proposal's moving averages."""
@@ -373,9 +374,10 @@ def measured_information(method: Rdlm, batch: Batch, generator: torch.Generator)
     rows = torch.randperm(len(batch.ids), generator=generator).repeat(-(-len(index) // len(batch.ids)))[: len(index)]
     device_generator = on_device(generator, batch.ids.device)
     method.network.eval()
+    at_once = min(ROWS, max(1, PROBABILITIES // (batch.ids.shape[1] * method.layout.vocabulary)))
     terms = [
         _information_terms(method, batch[chosen.to(batch.ids.device)], levels, device_generator)
-        for chosen, levels in zip(rows.split(ROWS), strength.split(ROWS), strict=True)
+        for chosen, levels in zip(rows.split(at_once), strength.split(at_once), strict=True)
     ]
     method.network.train(training)
     rate, decode = torch.cat(terms, 1).double().cpu()

@@ -23,8 +23,8 @@ from rdlm.errors import InputError, unknown
 from rdlm.methods.bound import check_weights
 from rdlm.serve.engine import Engine, Job, until_left
 from rdlm.serve.http_errors import Disconnected, HttpError, closing, queue_full
-from rdlm.serve.memory import IdleRelease
 from rdlm.serve.middleware import Metrics
+from rdlm.storage.memory import IdleRelease
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

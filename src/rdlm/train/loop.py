@@ -24,6 +24,7 @@ from rdlm.model.network import parameter_count
 from rdlm.random import Draw, generator_of
 from rdlm.storage import config_file, run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
+from rdlm.storage.memory import keep_freed_memory
 from rdlm.train import optimizer
 from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
@@ -95,6 +96,7 @@ def train(
     DivergedError if the run diverges. The numbers of the record also go to the trackers `track`.
     """
     check_trackers(track)
+    keep_freed_memory()
     with ExitStack() as stack:
         advice = "free some disk space, and the same command continues from the last checkpoint"
         stack.enter_context(explained_write_errors(folder, advice))
