@@ -70,7 +70,7 @@ def test_the_command_inherits_the_sampling_options() -> None:
     """Redeclared ones, which gives them aliases, keep their types and defaults."""
     assert issubclass(Generate, SamplingOptions)
     assert set(VALUES) == set(OPTIONS)
-    assert set(OPTIONS) & set(Generate.__annotations__) == {"steps"}
+    assert set(OPTIONS) & set(Generate.__annotations__) == {"num", "steps"}
     own, shared = get_type_hints(Generate), get_type_hints(SamplingOptions)
     assert {name: own[name] for name in OPTIONS} == shared
     assert all(getattr(Generate(), name) == default_of(name) for name in OPTIONS)
