@@ -411,7 +411,10 @@ class Ngram(Belief):
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """Weighted sums of rows: a sparse matrix, whose product with [rows, batch] is one `embedding_bag`."""
+    """Weighted sums of rows: a sparse matrix, whose product with [rows, batch] is one `embedding_bag`.
+
+    Most of the time goes into reading the entries: indices have 32 bits.
+    """
 
     index: Int[Tensor, " entries"]
     offsets: Int[Tensor, " sums+1"]
@@ -422,7 +425,7 @@ class _Sums:
         """Return the sums of `weight * row[source]` for each target in 0 .. sums - 1."""
         order = target.argsort(stable=True)
         offsets = functional.pad(torch.bincount(target, minlength=sums).cumsum(0), (1, 0))
-        return _Sums(source[order], offsets, weight[order])
+        return _Sums(source[order].int(), offsets.int(), weight[order])
 
     def to(self, device: torch.device) -> _Sums:
         """Return the sums on a device."""
@@ -475,7 +478,7 @@ class _Arcs:
             backoff,
             following,
             contexts.probability.log(),
-            symbol,
+            symbol.int(),
             tuple(levels),
             _Sums.of(target, source, value, states),
             _Sums.of(source, target, value, states),
