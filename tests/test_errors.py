@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from rdlm.errors import DamagedFileError, InputError, unknown
 
 
@@ -20,3 +22,10 @@ def test_a_far_name_lists_all_choices_in_order() -> None:
 def test_the_two_errors_are_told_apart() -> None:
     assert not issubclass(InputError, DamagedFileError)
     assert not issubclass(DamagedFileError, InputError)
+
+
+@pytest.mark.parametrize("kind", [InputError, DamagedFileError])
+def test_a_message_that_quotes_megabytes_is_shortened(kind: type[Exception]) -> None:
+    text = str(kind(f"the alphabet {'x' * 5_000_000} is too long"))
+    assert text.startswith("the alphabet xxx") and text.endswith("xxx is too long") and len(text) < 4000
+    assert str(kind("short")) == "short"

@@ -6,13 +6,28 @@ import difflib
 import importlib.util
 from collections.abc import Iterable
 
+LONGEST_MESSAGE = 4000
+"""Characters of a message: it may quote a foreign file of megabytes."""
+
+
+def _shortened(message: object) -> object:
+    if not isinstance(message, str) or len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[: LONGEST_MESSAGE // 2]} [...] {message[-LONGEST_MESSAGE // 4 :]}"
+
 
 class InputError(ValueError):
     """A value given by the user is wrong; the command line prints it and exits with code 2."""
 
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*map(_shortened, parts))
+
 
 class DamagedFileError(RuntimeError):
     """A file's content does not match its checksum, its format or its name."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*map(_shortened, parts))
 
 
 class DivergedError(RuntimeError):

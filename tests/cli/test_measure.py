@@ -17,6 +17,7 @@ from rdlm.api.score import Effort, order_for
 from rdlm.cli import main as cli
 from rdlm.cli.evaluate import parse_nfe
 from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.data.corpus import prepared
 from rdlm.errors import InputError
 from rdlm.methods import build
 from rdlm.train.loop import train
@@ -240,6 +241,33 @@ def test_a_checkpoint_makes_evaluate_open_no_device(
     rewrite_state(checkpoint, lambda state: state["config"]["data"].update(file="/dev/zero"))
     assert cli.main(["evaluate", str(checkpoint)]) == 2
     assert "cannot read /dev/zero: it is not a regular file" in capsys.readouterr().err
+
+
+def test_a_checkpoint_makes_evaluate_read_no_file_that_was_not_prepared_here(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the quick brown fox jumps over the lazy dog " * 400)
+    shutil.copytree(run, tmp_path / "foreign")
+    (checkpoint,) = (tmp_path / "foreign").glob("checkpoint-*")
+    rewrite_state(checkpoint, lambda state: state["config"]["data"].update(file=str(secret)))
+    before = set(prepared())
+    assert cli.main(["evaluate", str(checkpoint)]) == 2
+    assert f"was not prepared on this machine: if it is yours, name it (--file {secret})" in capsys.readouterr().err
+    assert set(prepared()) == before
+    options = [
+        "evaluate",
+        str(checkpoint),
+        "--nfe",
+        "2",
+        "--evaluations",
+        "8",
+        "--samples",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
+    assert answer(capsys, *options, "--file", str(secret))["claims_bound"]
 
 
 def test_the_file_of_a_published_model_is_given_by_the_user(

@@ -154,6 +154,64 @@ def test_a_cache_that_is_a_link_is_refused(cache: Path, tmp_path: Path, part: st
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+def test_a_cache_that_others_can_replace_is_refused(cache: Path, mode: int) -> None:
+    make_cache_dir("tables")
+    cache.parent.chmod(mode)
+    for use in (cache_dir, make_cache_dir):
+        with pytest.raises(InputError, match=r"other users can replace the cache folder .*above it; set RDLM_CACHE"):
+            use("tables")
+    cache.parent.chmod(0o1777)  # in a folder with this bit, as /tmp has, only the owner can rename it
+    assert cache_dir("tables") == cache / "tables"
+
+
+def test_the_folders_above_a_new_cache_are_private(cache: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        make_cache_dir()
+    finally:
+        os.umask(before)
+    assert cache.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_link_of_another_user_on_the_way_to_the_cache_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.lchown(tmp_path / "link", 65534, 65534)
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "link" / "cache"))
+    with pytest.raises(InputError, match="other users can replace the cache folder"):
+        cache_dir()
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_compiled_code_of_another_user_is_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    if what == "file" and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    folder = compiled(cache, monkeypatch)
+    (folder / ".user-1").unlink()
+    planted = folder / "ab" / "half.so"
+    if what == "file":
+        os.chown(planted, 65534, 65534)
+    else:
+        planted.unlink()
+        planted.symlink_to("/etc/passwd")
+    use_compile_cache()
+    assert os.environ[COMPILED_VARIABLE] == str(folder) and not (folder / "ab").exists()
+
+
+def test_without_a_cache_compiled_code_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(COMPILED_VARIABLE, "")
+    monkeypatch.delenv(COMPILED_VARIABLE)
+    use_compile_cache()  # torch would use /tmp/torchinductor_USER, which anybody can make
+    folder = Path(os.environ[COMPILED_VARIABLE])
+    assert folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == os.geteuid()
+
+
 def test_tables_are_built_without_an_unsafe_cache(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_cache_dir("tables").chmod(0o777)
     tables = tables_of_cache.cached({"a": 1}, lambda: {"x": torch.zeros(1)})

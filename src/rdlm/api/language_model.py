@@ -14,7 +14,7 @@ from torch import Tensor
 from rdlm import pretrained
 from rdlm.api import hub, publish
 from rdlm.api.publish import Dtype
-from rdlm.config import GridName, OrderChoice, OrderName, RunConfig, SamplingOptions, SolverName
+from rdlm.config import DataConfig, GridName, OrderChoice, OrderName, RunConfig, SamplingOptions, SolverName
 from rdlm.data import tokenizer as tokenizers
 from rdlm.data.store import Kind
 from rdlm.data.tokenizer import Tokenizer, Unknown
@@ -341,8 +341,14 @@ def _load_published(path: Path) -> LanguageModel:
     widened = 4 // publish.TYPES[state["weights"]["dtype"]].itemsize
     config, about, method = _build(path / publish.CONFIG, state, tokenizer.size, widened * _bytes(state))
     _copy_weights(method, publish.read_weights(path, state, method.network.state_dict()), path)
-    config = replace(config, data=replace(config.data, file=None))  # its author's file; here, it would be another one
+    config = replace(config, data=_without_paths(config.data, path))
     return LanguageModel(state["name"], method, tokenizer, config, about, path)
+
+
+def _without_paths(options: DataConfig, path: Path) -> DataConfig:
+    """Return the options without the files of the model's author, which would be others here."""
+    name = str(path / "tokenizer.json") if str(options.tokenizer).endswith(".json") else options.tokenizer
+    return replace(options, file=None, tokenizer=name)
 
 
 def _copy_weights(method: Method, weights: dict[str, Tensor], path: Path) -> None:

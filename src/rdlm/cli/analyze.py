@@ -146,7 +146,7 @@ class Analyze:
         from experiments import frontier
         from rdlm.display.progress import bar
         from rdlm.evaluate.samples import scorer_of
-        from rdlm.train.run import load_corpus
+        from rdlm.train.run import load_corpus_of_model
         from rdlm.train.validation import held_out
 
         steps = self.sampler_steps or ",".join(map(str, frontier.PAPER_STEPS if self.paper_scale else frontier.STEPS))
@@ -160,7 +160,7 @@ class Analyze:
         )
         assert self.model is not None and self.scorer is not None  # checked by `_check`
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer)
-        data = held_out(load_corpus(model.config), model.length, self.samples, self.seed).ids
+        data = held_out(load_corpus_of_model(model.config), model.length, self.samples, self.seed).ids
         with bar(wanted.cost, "frontier", "step") as progress:
             rows = list(frontier.measure(model, data, scorer, wanted, progress.update))
         frontier.plot(rows, scorer.name, out / "frontier.png")
@@ -173,7 +173,7 @@ class Analyze:
         from experiments.row_cache import RowCache
         from rdlm.display.progress import bar
         from rdlm.evaluate.samples import scorer_of
-        from rdlm.train.run import load_corpus
+        from rdlm.train.run import load_corpus_of_model
         from rdlm.train.validation import held_out
 
         assert self.model is not None  # checked by `_check`
@@ -195,7 +195,7 @@ class Analyze:
             wanted = replace(wanted, widths=tuple(_numbers("widths", self.widths)))
         if self.temperatures:
             wanted = replace(wanted, temperatures=tuple(_numbers("temperatures", self.temperatures)))
-        data = held_out(load_corpus(model.config), model.length, max(512, 2 * self.samples), self.seed)
+        data = held_out(load_corpus_of_model(model.config), model.length, max(512, 2 * self.samples), self.seed)
         with bar(wanted.cost, "steps", "call") as progress:
             rows = list(steps.measure(model, data, scorer, wanted, progress.update, RowCache(out / "rows.jsonl")))
         steps.plot(rows, out / "steps.png")

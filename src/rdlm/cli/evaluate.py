@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,7 +19,6 @@ from rdlm.errors import InputError
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
-    from rdlm.config import RunConfig
     from rdlm.evaluate.evaluate import Evaluation, EvaluationPlan
     from rdlm.process.order import TokenSchedule
 
@@ -95,12 +94,12 @@ class Evaluate(ModelOptions):
         from rdlm.evaluate.evaluate import evaluate, to_json
         from rdlm.evaluate.samples import scorer_of
         from rdlm.storage.measurements import fingerprint
-        from rdlm.train.run import load_corpus
+        from rdlm.train.run import load_corpus_of_model
 
         model = self.load(self.model)
         plan = self._plan(*self._order(model))
         scorer = None if self.scorer is None else scorer_of(self.scorer)
-        corpus = load_corpus(self._config(model))
+        corpus = load_corpus_of_model(model.config, self.file)
         with torch.no_grad(), _Bars() as bars:
             found = evaluate(model, corpus, plan, scorer, bars.begin)
         weights = fingerprint(model.method.network)
@@ -111,11 +110,6 @@ class Evaluate(ModelOptions):
         else:
             _show(found)
         return 0
-
-    def _config(self, model: LanguageModel) -> RunConfig:
-        """Return the configuration of the model, with the file of the corpus if one is given."""
-        config = model.config
-        return config if self.file is None else replace(config, data=replace(config.data, file=self.file))
 
     def _order(self, model: LanguageModel) -> tuple[TokenSchedule, int]:
         """Return the token schedule and the network calls of the options, and print what the user should know."""
@@ -165,7 +159,7 @@ class Evaluate(ModelOptions):
         import torch
 
         from rdlm.evaluate.order_bounds import CALLS, measure_orders
-        from rdlm.train.run import load_corpus
+        from rdlm.train.run import load_corpus_of_model
 
         if self.order is not None or self.block is not None or self.window is not None or self.nfe is not None:
             raise InputError("--orders measures every order: leave out --order, --block, --window and --nfe")
@@ -174,7 +168,7 @@ class Evaluate(ModelOptions):
         if None in calls:
             raise InputError("--orders measures finite numbers of network calls: leave out inf in --curve-nfe")
         plan = self._plan(model.rdlm.token_schedule, 1)
-        corpus = load_corpus(self._config(model))
+        corpus = load_corpus_of_model(model.config, self.file)
         with torch.no_grad(), _Bars() as bars:
             found = measure_orders(model, corpus, plan, [one for one in calls if one is not None], bars.begin)
         self._write_orders(model, found)

@@ -35,9 +35,11 @@ def load(
     unknown: Unknown = "error",
     vocabulary: int = 8192,
     accept_licence: bool = False,
+    prepare: bool = True,
 ) -> Corpus:
-    """Return a corpus from the cache; it is downloaded or read from `file` first if it is not there.
+    """Return a corpus from the cache; if it is not there, it is first downloaded or read from `file`.
 
+    Without `prepare`, one that is not in the cache is an error, and nothing is read.
     If the default protocol is unavailable, it may have another one (`text8-74m`), which `Corpus.protocol` tells.
     """
     path = Path(file).expanduser().resolve() if file is not None else None
@@ -47,7 +49,7 @@ def load(
     request = CorpusRequest("", path, hub, limit, *text_options, accept_licence)
     recipe = recipe_of(name)
     _check(recipe, request, protocol)
-    if name == "textfile" and path is not None:
+    if name == "textfile" and path is not None and prepare:
         own.check_plain(path)
     wanted = [
         dataclasses.replace(request, protocol=p)
@@ -56,6 +58,11 @@ def load(
     for one in wanted:
         if (folder := folder_of(recipe, one)).exists():
             return store.read(folder)
+    if not prepare:
+        named = path or tokenizer
+        raise InputError(
+            f"the model names {named}, which was not prepared on this machine: if it is yours, name it (--file {named})"
+        )
     return store.read(_prepare(recipe, wanted))
 
 

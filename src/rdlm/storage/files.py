@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import errno
 import fcntl
+import grp
 import hashlib
 import json
 import math
 import os
+import pwd
 import secrets
 import shutil
 import stat
@@ -29,6 +31,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 COMPILED, COMPILED_VARIABLE = "inductor", "TORCHINDUCTOR_CACHE_DIR"
 """The cache folder of compiled code, and the variable by which torch finds it."""
 
+ADVICE = "set RDLM_CACHE to a folder of your own"
+
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 """Error numbers of files and folders without permission."""
 
@@ -39,10 +43,12 @@ UNWRITABLE = FULL | DENIED | {errno.ENOTDIR, errno.EEXIST}
 def cache_dir(*parts: str) -> Path:
     """Return the cache folder, or a folder within it; it need not exist, and InputError is raised if it is not private.
 
-    The contents of the cache are used without asking, compiled code among them, so that nobody else may write there.
+    The contents of the cache are used without asking, compiled code among them, so that nobody else may write there,
+    or put another folder in its place.
     """
     folder = _cache_root()
     _check_private(folder)
+    _check_above(folder)
     for part in parts:
         folder /= part
         _check_private(folder)
@@ -52,12 +58,14 @@ def cache_dir(*parts: str) -> Path:
 def make_cache_dir(*parts: str) -> Path:
     """Return a folder of the cache, made where it does not exist, for its owner alone; OSError if that fails."""
     folder = _cache_root()
-    if not folder.parent.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    for above in reversed(folder.parents):
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
     for part in ("", *parts):
         folder /= part
         folder.mkdir(mode=0o700, exist_ok=True)
         _check_private(folder)
+    _check_above(_cache_root())
     return folder
 
 
@@ -67,13 +75,42 @@ def _check_private(folder: Path) -> None:
         found = folder.lstat()
     except OSError:  # it does not exist, or will fail when it is used
         return
-    advice = "set RDLM_CACHE to a folder of your own"
     if stat.S_ISLNK(found.st_mode):
-        raise InputError(f"the cache folder {folder} is a symbolic link; {advice}")
+        raise InputError(f"the cache folder {folder} is a symbolic link; {ADVICE}")
     if stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid():
-        raise InputError(f"the cache folder {folder} belongs to another user; {advice}")
+        raise InputError(f"the cache folder {folder} belongs to another user; {ADVICE}")
     if stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InputError(f"other users can write to the cache folder {folder}: run chmod go-w {folder}, or {advice}")
+        remedy = f"run chmod go-w {folder} and delete what others wrote there"
+        raise InputError(f"other users can write to the cache folder {folder}: {remedy}, or {ADVICE}")
+
+
+def _check_above(folder: Path) -> None:
+    """Raise InputError if other users can rename the cache folder: they could replace it between check and use.
+
+    That is so if a folder above it, or a link on the way, is another user's, or is open to others without a sticky bit.
+    """
+    trusted = {os.geteuid(), 0, Path("/").stat().st_uid}  # in a sandbox, another number stands for root
+    for above in {*folder.absolute().parents, *folder.resolve().parents}:
+        try:
+            found = above.lstat()
+        except OSError:
+            continue
+        others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid))
+        is_open = stat.S_ISDIR(found.st_mode) and others and not found.st_mode & stat.S_ISVTX
+        if is_open or found.st_uid not in trusted:
+            raise InputError(
+                f"other users can replace the cache folder {folder}, because of {above} above it; {ADVICE}"
+            )
+
+
+def _is_own_group(number: int) -> bool:
+    """Return whether a group has only this user, or only root, as many systems make one for each user."""
+    try:
+        group = grp.getgrgid(number)
+        names = {"root", pwd.getpwuid(os.geteuid()).pw_name} if number else {"root"}
+    except KeyError:  # a user or group without a name, as in some containers
+        return False
+    return {group.gr_name, *group.gr_mem} <= names
 
 
 def _cache_root() -> Path:
@@ -88,11 +125,14 @@ def use_compile_cache() -> None:
     """Let torch keep compiled code in our cache, unless the user has set a folder, and not what a killed process left.
 
     torch writes shared libraries in place, and loads half of one. So each process holds a lock in the folder until it
-    ends; the folder of one that has not removed its own is emptied. If others use it, this process has one of its own.
+    ends; the folder of one that has not removed its own is emptied, and so is one with files of another user. If
+    others use it, this process has one of its own, and also if there is no cache: torch would take one in /tmp.
     """
     try:
         folder = make_cache_dir(COMPILED)
-    except OSError:  # torch reports it when it writes
+    except OSError:
+        if COMPILED_VARIABLE not in os.environ:
+            os.environ[COMPILED_VARIABLE] = str(_temporary(None))
         return
     if os.environ.get(COMPILED_VARIABLE, str(folder)) != str(folder):
         return
@@ -100,9 +140,8 @@ def use_compile_cache() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         users = {path: _is_locked(path) for path in folder.glob(".user-*")}
         if not all(users.values()) and any(users.values()):
-            folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{COMPILED}-"))
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        elif users and not any(users.values()):
+            folder = _temporary(folder.parent)
+        elif (users and not any(users.values())) or not all(map(_is_own, folder.rglob("*"))):
             for path in set(folder.iterdir()) - {folder / ".lock"}:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         os.environ[COMPILED_VARIABLE] = str(folder)
@@ -110,6 +149,18 @@ def use_compile_cache() -> None:
         fcntl.flock(user, fcntl.LOCK_SH)
         atexit.register(user.close)  # in the reverse order
         atexit.register(Path(user.name).unlink, missing_ok=True)
+
+
+def _temporary(parent: Path | None) -> Path:
+    """Return a new folder for compiled code that this process removes."""
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{COMPILED}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _is_own(path: Path) -> bool:
+    found = path.lstat()
+    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
 
 
 def _is_locked(path: Path) -> bool:
@@ -123,7 +174,7 @@ def _is_locked(path: Path) -> bool:
 
 def damaged(path: Path, reason: str, advice: str = "") -> DamagedFileError:
     """Return the error for a damaged file or folder; `reason` is a clause about it, `advice` an instruction."""
-    return DamagedFileError(f"{path} is damaged: {reason}{f'; {advice}' if advice else ''}")
+    return DamagedFileError(f"{path} is damaged: {reason}{f'; {ADVICE}' if advice else ''}")
 
 
 @contextmanager
@@ -171,7 +222,7 @@ def explained_write_errors(folder: Path, advice: str, numbers: Collection[int] =
     except OSError as error:
         if error.errno not in numbers:
             raise
-        raise InputError(f"cannot write to {folder}: {error.strerror}; {advice}") from error
+        raise InputError(f"cannot write to {folder}: {error.strerror}; {ADVICE}") from error
 
 
 def sync(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,20 @@ def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
     return [name for name in own if name not in fitting]
 
 
-def load_corpus(config: RunConfig) -> Corpus:
-    """Return the corpus of a configuration."""
+def load_corpus_of_model(config: RunConfig, file: Path | None = None) -> Corpus:
+    """Return the corpus of a model, read from `file` if one is given.
+
+    A model may come from others, and then name any file of this machine: without `file`, the one that it names is used
+    only if it was prepared here.
+    """
+    named = config.data.file is not None or str(config.data.tokenizer).endswith(".json")
+    if file is not None:
+        return load_corpus(replace(config, data=replace(config.data, file=file)))
+    return load_corpus(config, prepare=not named)
+
+
+def load_corpus(config: RunConfig, *, prepare: bool = True) -> Corpus:
+    """Return the corpus of a configuration; unless `prepare`, only one that is in the cache."""
     options = config.data
     return data.load(
         options.name,
@@ -182,6 +194,7 @@ def load_corpus(config: RunConfig) -> Corpus:
         unknown="error" if options.alphabet is None else "replace" if " " in options.alphabet else "skip",
         vocabulary=options.vocabulary,
         accept_licence=options.accept_licence,
+        prepare=prepare,
     )
 
 
