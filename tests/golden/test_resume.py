@@ -57,7 +57,7 @@ def test_an_old_run_continues_as_it_did(old_run: Path) -> None:
 
 @pytest.mark.skipif(RECORD["about"] != golden.about(), reason="samples of another torch or processor may differ")
 def test_an_old_run_is_evaluated_as_it_was(old_run: Path) -> None:
-    options = ("--calls", "6", "--sequences", "6", "--evaluations", "24", "--samples", "2")
+    options = ("--calls", "6", "--sequences", "6", "--evaluations", "24", "--samples", "2", "--file", "corpus.txt")
     metrics = json.loads(command("evaluate", str(old_run), *options, "--json"))["metrics"]
     found = {name: metric["value"] for name, metric in metrics.items()}
     assert found == pytest.approx(EXPECTED[old_run.name]["evaluation"], rel=1e-5)
