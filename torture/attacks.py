@@ -161,6 +161,18 @@ def foreign(cache: Path) -> None:
     os.chown(cache, 65534, 65534)
 
 
+def replaceable(scene: Scene, spoil: Callable[[Path], object]) -> None:
+    """A private cache in a folder where others can rename it: it could be replaced, and so is not used."""
+    above = scene.place / "shared"
+    above.mkdir()
+    scene.cache = scene.cache.rename(above / "cache")
+    before = {path: path.stat().st_mtime_ns for path in scene.cache.rglob("*")}
+    spoil(above)
+    code = scene.rdlm(*scene.train(scene.place / "new"))
+    assert "can replace the cache folder" in scene.said and code in (0, 2), f"code {code}: {scene.said}"
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "the cache was written to"
+
+
 def umask(scene: Scene, mask: int) -> None:
     """A process that would let anybody write to its new folders: those of the cache are private all the same."""
     shutil.rmtree(scene.cache)
@@ -190,6 +202,19 @@ def named_file(scene: Scene, path: str) -> None:
     edit(scene.published / "config.json", lambda found: found["config"]["data"].update(file=path.format(scene.place)))
     before = stored(scene)
     scene.refused("needs a file", "evaluate", scene.published, "--sequences", 2, "--samples", 0, "--json")
+    assert stored(scene) == before, "the file was tokenised into the cache"
+
+
+def named_by_run(scene: Scene, path: str) -> None:
+    """A checkpoint that names a file or a folder of this machine as its corpus: it is not read."""
+    secret = scene.place / "secret.txt"
+    secret.write_text("the quick brown fox jumps over the lazy dog " * 400)
+    named = path.format(scene.place)
+    edit(CHECKPOINT.at(scene.run) / CHECKPOINT.state, lambda found: found["config"]["data"].update(file=named))
+    before = stored(scene)
+    checkpoint = CHECKPOINT.at(scene.run)
+    scene.refused("not prepared on this machine", "evaluate", checkpoint, "--samples", 0, "--json")
+    scene.refused("not prepared on this machine", "analyze", "steps", checkpoint, "--out", scene.place / "steps")
     assert stored(scene) == before, "the file was tokenised into the cache"
 
 
@@ -469,6 +494,7 @@ ATTACKS: dict[str, Attack] = {
         cache_of_others, spoil=lambda c: (c / "tables").chmod(0o777), says="other users can write"
     ),
     "1: a cache that is a link": partial(cache_of_others, spoil=linked, says="symbolic link"),
+    "1: a cache in a folder with mode 0777": partial(replaceable, spoil=lambda above: above.chmod(0o777)),
     "1: umask 000": partial(umask, mask=0o000),
     "1: umask 002": partial(umask, mask=0o002),
     "2: 21 doublings": partial(tokenizer_bomb, step="normalizer", value=DOUBLED),
@@ -477,6 +503,9 @@ ATTACKS: dict[str, Attack] = {
     "4: a model that names /dev/zero": partial(named_file, path="/dev/zero"),
     "4: a model that names /etc/passwd": partial(named_file, path="/etc/passwd"),
     "4: a model that names a pipe": partial(named_file, path="{}/pipe"),
+    "4: a checkpoint that names /etc/passwd": partial(named_by_run, path="/etc/passwd"),
+    "4: a checkpoint that names a text": partial(named_by_run, path="{}/secret.txt"),
+    "4: a checkpoint that names /": partial(named_by_run, path="/"),
     "4: a corpus that is /dev/zero": partial(special_file, path="/dev/zero"),
     "4: a corpus that is a pipe": partial(special_file, path="{}/pipe"),
     "5: weights that overflow": overflow,
@@ -536,6 +565,7 @@ ATTACKS: dict[str, Attack] = {
 
 if os.geteuid() == 0:  # only root can give a folder to somebody else
     ATTACKS["1: a cache of another user"] = partial(cache_of_others, spoil=foreign, says="belongs to another user")
+    ATTACKS["1: a cache in a folder of another user"] = partial(replaceable, spoil=foreign)
 
 
 def prepare(place: Path) -> Path:

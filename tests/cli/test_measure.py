@@ -17,6 +17,7 @@ from rdlm.api.score import Effort, order_for
 from rdlm.cli import main as cli
 from rdlm.cli.evaluate import parse_nfe
 from rdlm.config import DataConfig, MethodName, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
+from rdlm.data import corpus
 from rdlm.data.corpus import prepared
 from rdlm.errors import InputError
 from rdlm.methods import build
@@ -241,6 +242,17 @@ def test_a_checkpoint_makes_evaluate_open_no_device(
     rewrite_state(checkpoint, lambda state: state["config"]["data"].update(file="/dev/zero"))
     assert cli.main(["evaluate", str(checkpoint)]) == 2
     assert "cannot read /dev/zero: it is not a regular file" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_names_a_whole_disk_is_refused_at_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "_identity", lambda path: pytest.fail(f"{path} was listed"))
+    shutil.copytree(run, tmp_path / "foreign")
+    (checkpoint,) = (tmp_path / "foreign").glob("checkpoint-*")
+    rewrite_state(checkpoint, lambda state: state["config"]["data"].update(file="/"))
+    assert cli.main(["evaluate", str(checkpoint)]) == 2
+    assert "the model names /, which was not prepared on this machine" in capsys.readouterr().err
 
 
 def test_a_checkpoint_makes_evaluate_read_no_file_that_was_not_prepared_here(

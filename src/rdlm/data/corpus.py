@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe for recipe in (*text.RECIPES, *image.RECIPES, *dna.RECIPES, *own.RECIPES)
 }
 """Name -> recipe of every corpus."""
+
+MANY_FILES = 10_000
 
 
 def load(
@@ -51,6 +54,8 @@ def load(
     _check(recipe, request, protocol)
     if name == "textfile" and path is not None and prepare:
         own.check_plain(path)
+    if path is not None and not prepare and _has_many_files(path):
+        raise _not_prepared(path)
     wanted = [
         dataclasses.replace(request, protocol=p)
         for p in ((protocol,) if protocol else (recipe.protocols[0], *recipe.fallback))
@@ -59,10 +64,7 @@ def load(
         if (folder := folder_of(recipe, one)).exists():
             return store.read(folder)
     if not prepare:
-        named = path or tokenizer
-        raise InputError(
-            f"the model names {named}, which was not prepared on this machine: if it is yours, name it (--file {named})"
-        )
+        raise _not_prepared(path or tokenizer)
     return store.read(_prepare(recipe, wanted))
 
 
@@ -125,6 +127,20 @@ def _check(recipe: Recipe, request: CorpusRequest, protocol: str | None) -> None
             raise InputError(f"no such file or folder: {path}")
     if request.file and not request.file.is_dir():
         open_regular(request.file).close()
+
+
+def _not_prepared(named: object) -> InputError:
+    return InputError(
+        f"the model names {named}, which was not prepared on this machine: if it is yours, name it (--file {named})"
+    )
+
+
+def _has_many_files(path: Path) -> bool:
+    """Return whether a folder has more files than are listed because a model names it: it may name a whole disk."""
+    try:
+        return next(islice(path.rglob("*"), MANY_FILES, None), None) is not None
+    except OSError:
+        return True
 
 
 def _identity(path: Path) -> list[Any]:
