@@ -128,7 +128,7 @@ def text8() -> RunConfig:
 
 
 def text8_paper() -> RunConfig:
-    """Return the paper's text8: 92.5M parameters, 12 layers, a million steps of 512 sequences of 256 characters.
+    """The paper's text8: 92.5M parameters, 12 layers, a million steps of 512 sequences of 256 characters.
 
     `torchrun --nproc-per-node 8 -m rdlm train text8-paper`. Not measured here; the paper reports 1.32 bits per
     character, with an estimator that is not a bound.
@@ -211,7 +211,7 @@ def lm1b_packed() -> RunConfig:
 
 
 def lm1b_paper() -> RunConfig:
-    """Return the paper's LM1B: 107.8M parameters, 128 word pieces as ten base-3 digits in serial layout.
+    """The paper's LM1B: 107.8M parameters, 128 word pieces as ten base-3 digits in serial layout.
 
     `torchrun --nproc-per-node 8 -m rdlm train lm1b-paper --data.file FOLDER`. Not measured here. The paper's text has
     12 layers, but its count of 110M parameters needs 14.
@@ -307,7 +307,7 @@ def cifar10() -> RunConfig:
 
 
 def cifar10_paper() -> RunConfig:
-    """Return the paper's CIFAR-10: 28.0M parameters, 3,072 pixel tokens of 256 levels, batches of 128.
+    """The paper's CIFAR-10: 28.0M parameters, 3,072 pixel tokens of 256 levels, batches of 128.
 
     `torchrun --nproc-per-node 8 -m rdlm train cifar10-paper`. Not measured here.
     """
@@ -367,7 +367,7 @@ def promoter() -> RunConfig:
 
 
 def promoter_paper() -> RunConfig:
-    """Return the paper's promoter design: 13.3M parameters, 20 convolutions, 1,024 bases with one signal per base.
+    """The paper's promoter design: 13.3M parameters, 20 convolutions, 1,024 bases with one signal per base.
 
     `rdlm train promoter-paper --data.file FILE.npz`. Not measured here.
     """

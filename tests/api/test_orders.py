@@ -303,6 +303,18 @@ def test_a_score_is_that_of_the_chosen_order(tmp_path: Path) -> None:
     assert score(model, [text])[0].nats.value != score(tiny(std=0.5), [text])[0].nats.value
 
 
+@pytest.mark.parametrize(("value", "order"), [(2.94, "left-to-right"), (2.96, "strided")])
+def test_a_score_prefers_an_exact_order_that_is_as_good(tmp_path: Path, value: float, order: str) -> None:
+    """The best bound, 2.9, has a standard error of 0.051; samples take the fewest calls all the same."""
+    model = measured(tmp_path, content([*ROWS[:-1], ("left-to-right", 1, 16, value)]))
+    chosen = order_for(model)
+    assert chosen is not None and chosen.name == order
+    assert (score(model, ["the quick brown "])[0].nats.stderr == 0) == (order == "left-to-right")
+    assert choose_order(model, "auto", None, LENGTH).name == "strided"
+    asked = order_for(model, nfe=64)
+    assert asked is not None and asked.name == "strided"
+
+
 def test_a_baseline_has_no_order() -> None:
     model = tiny()
     baseline = replace(model, method=type("M", (), {"token_schedule": None})(), config=RunConfig(method="mdlm"))

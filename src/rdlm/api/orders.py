@@ -43,6 +43,11 @@ class OrderBound:
     high: float
     unit: str
 
+    @property
+    def stderr(self) -> float:
+        """The standard error of the measurement."""
+        return (self.high - self.low) / (2 * 1.96)
+
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}] {self.unit}"
 
@@ -87,11 +92,13 @@ def choose_order(
     block: int | None = None,
     window: float | None = None,
     ahead: bool = False,
+    exact: bool = False,
 ) -> ChosenOrder:
     """Return the order of a request for sequences of `length`; None for calls, block and window: not given.
 
     Left to right has one call per token if nothing else is given, so that its likelihoods are exact.
     With `ahead`, known tokens follow open ones: blocks, which do not attend to what comes after them, are not chosen.
+    With `exact`, `auto` prefers an order whose likelihoods are exact, whatever its calls, to others that are as good.
     """
     if block is not None and block > length:
         raise InputError(f"a block of {block} tokens is longer than the sequence of {length} tokens")
@@ -108,7 +115,7 @@ def choose_order(
         rows = [row for row in rows if not row.block]
     if not rows:
         return _fallback(model, calls, length, ahead, trouble, nfe is not None)
-    return _measured(rows, calls, length)
+    return (_exact(rows, length) if exact else None) or _measured(rows, calls, length)
 
 
 def _named(
@@ -160,6 +167,17 @@ def _fallback(
     return replace(own, choice=choice)
 
 
+def _exact(rows: list[OrderBound], length: int) -> ChosenOrder | None:
+    """Return left to right, token by token, if its bound is within one standard error of the best, else None."""
+    first = min(rows, key=lambda row: row.value)
+    for row in rows:
+        if row.block == 1 and row.calls >= length and row.value <= first.value + first.stderr:
+            schedule, nfe = named_schedule(row.order, length, length, 1)
+            choice = f"order auto: {row.order} (exact, and as good as the best order), {row}"
+            return ChosenOrder(row.order, 1, None, schedule, nfe, choice)
+    return None
+
+
 def _measured(rows: list[OrderBound], calls: int, length: int) -> ChosenOrder:
     """Return the order with the best bound within the calls; with fewer calls than measured, the best at the fewest.
 
@@ -170,7 +188,7 @@ def _measured(rows: list[OrderBound], calls: int, length: int) -> ChosenOrder:
     fewest = min(row.calls for row in rows)
     candidates = within or [row for row in rows if row.calls == fewest]
     first = min(candidates, key=lambda row: row.value)
-    close = [row for row in candidates if row.value <= first.value + (first.high - first.low) / (2 * 1.96)]
+    close = [row for row in candidates if row.value <= first.value + first.stderr]
     best = min(close, key=lambda row: (row.calls, row.value))
     block = min(best.block, length) if within else None
     schedule, nfe = named_schedule(best.order, min(best.calls, calls), length, block)

@@ -175,13 +175,16 @@ def chosen_effort(
 def order_for(
     model: LanguageModel, order: OrderChoice = "auto", nfe: int | None = None, block: int | None = None
 ) -> ChosenOrder | None:
-    """Return the order in which a score assumes texts to be generated; None for baselines, which have no choice."""
+    """Return the order in which a score assumes texts to be generated; None for baselines, which have no choice.
+
+    If nothing is asked for, it is one with exact likelihoods where that is as good as the best: it takes one call.
+    """
     own = model.method.token_schedule
     if own is None:
         if order != "auto" or block is not None:
             raise InputError(f"the method {model.config.method!r} has one order: leave out order and block")
         return None
-    chosen = choose_order(model, order, nfe, model.length, block)
+    chosen = choose_order(model, order, nfe, model.length, block, exact=nfe is None)
     # With the model's own schedule, shorter windows may use more of the calls.
     return replace(chosen, nfe=nfe or model.nfe) if chosen.schedule == own else chosen
 

@@ -114,8 +114,8 @@ class Characters:
         at = first + int(np.argmax(ids < 0))
         raise InputError(
             f"character {text[at]!r} at position {at} is outside the alphabet {self.alphabet!r}; "
-            "normalise changes case and spells digits, unknown='skip' drops such characters, "
-            "unknown='replace' replaces them by spaces"
+            "normalise (--normalise) changes case and spells digits, unknown='skip' (--unknown skip) drops such "
+            "characters, unknown='replace' replaces them by spaces"
         )
 
     def decode(self, ids: Iterable[int]) -> str:
