@@ -344,3 +344,23 @@ def test_a_score_takes_a_prompt(served: Served, runs: Path) -> None:
     assert bound["exact"] is False and bound["claims_bound"] is True and bound["low"] < bound["nats"] < bound["high"]
     refused = served.post("/v1/score", {"model": "together", "input": "ab", "prompt": "A"})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+
+
+def test_texts_are_normalised_if_asked(client: openai.OpenAI) -> None:
+    def post(path: str, **body: Any) -> Any:
+        return client.post(path, cast_to=object, body={"model": "together", "steps": 4, "seed": 3} | body)
+
+    def scored(**body: Any) -> Any:
+        return client.post("/score", cast_to=object, body={"model": "together", "steps": 4} | body)
+
+    found, plain = scored(input=["The Cat 1", "a b"], normalise=True), scored(input=["the cat one ", "a b"])
+    assert found["normalised"] == "1 case changed, 1 digits spelled" and plain["normalised"] is None
+    assert [row["nats"] for row in found["data"]] == [row["nats"] for row in plain["data"]]
+    made = post("/completions", prompt=["The ", "An "], suffix=" Of", max_tokens=8, normalise=True)
+    same = post("/completions", prompt=["the ", "an "], suffix=" of", max_tokens=8)
+    assert [one["text"] for one in made["choices"]] == [one["text"] for one in same["choices"]]
+    assert made["rdlm"]["normalised"] == "3 case changed"
+    filled = post("/completions", infill="The ____ Cat", normalise=True)["choices"][0]["text"]
+    assert re.fullmatch("the [a-z ]{4} cat", filled)
+    with pytest.raises(openai.BadRequestError, match=r"position 0 is outside .*; normalise \("):
+        scored(input="The")

@@ -82,6 +82,15 @@ def test_a_text_is_scored(show: Callable[[str], Page]) -> None:
     expect(page.locator("#score-legend")).to_have_attribute("aria-label", re.compile("from 0 bits to"))
 
 
+def test_unknown_characters_are_normalised_if_asked(show: Callable[[str], Page]) -> None:
+    page = show("score?steps=4")
+    page.get_by_label("Text to score").fill("The History of")
+    page.locator("#score-form").get_by_label("Unknown characters").select_option("are normalised")
+    page.locator("#score-form").get_by_role("button", name="Score").click()
+    result = page.locator("#score-result-text")
+    expect(result).to_contain_text("Normalised: 2 case changed")
+
+
 def test_a_baseline_scores_a_text_as_a_whole(show: Callable[[str], Page]) -> None:
     page = show("score?model=baseline&text=the+history+of&steps=4&ran=1")
     finished(page)

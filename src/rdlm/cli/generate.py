@@ -79,15 +79,12 @@ class Generate(ModelOptions, SamplingOptions):
         if not (rule := normalisation_rule(model.tokenizer)):
             raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
 
-        def pieces(text: str) -> str:
-            return options.gap.join(normalised(model.tokenizer, piece)[0] for piece in text.split(options.gap))
-
-        given = "".join([options.prompt, options.suffix, options.infill or ""])
-        changed = normalised(model.tokenizer, given.replace(options.gap, "") if options.infill else given)[1]
+        gap = "" if options.infill is None else options.gap
+        given = (options.prompt, options.suffix, options.infill or "")
+        changed = normalised(model.tokenizer, "".join(given), gap)[1]
         say(f"normalised ({rule}): {changed or 'nothing to change'}")
-        infill = None if options.infill is None else pieces(options.infill)
-        prompt, suffix = (normalised(model.tokenizer, text)[0] for text in (options.prompt, options.suffix))
-        return replace(options, prompt=prompt, suffix=suffix, infill=infill)
+        prompt, suffix, infill = (normalised(model.tokenizer, text, gap)[0] for text in given)
+        return replace(options, prompt=prompt, suffix=suffix, infill=None if options.infill is None else infill)
 
     def _write(self, model: LanguageModel, generation: Generation) -> None:
         from rdlm.api.output import write_samples

@@ -521,8 +521,8 @@ def normalisation_rule(tokenizer: Tokenizer) -> str:
     return ", ".join(parts)
 
 
-def normalised(tokenizer: Tokenizer, text: str) -> tuple[str, str]:
-    """Return a text in the characters of a tokenizer, and what was changed; "" if nothing was.
+def normalised(tokenizer: Tokenizer, text: str, keep: str = "") -> tuple[str, str]:
+    """Return a text in the characters of a tokenizer, and what was changed; "" if nothing was. `keep` is left as it is.
 
     A character outside the alphabet becomes the same letter in the other case, the word of a digit, or a space; where
     the alphabet has none of them, it stays. With the alphabet of text8, this is its rule: runs of spaces become one.
@@ -530,7 +530,7 @@ def normalised(tokenizer: Tokenizer, text: str) -> tuple[str, str]:
     if not isinstance(tokenizer, Characters):
         return text, ""
     known, done = set(tokenizer.alphabet), Counter[str]()
-    table = {character: _normalised(character, known) for character in set(text) - known}
+    table = {character: _normalised(character, known) for character in set(text) - known - set(keep)}
     for character, count in Counter(text).items():
         if character in table:
             done[table[character][1]] += count

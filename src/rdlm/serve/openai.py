@@ -285,6 +285,7 @@ class Completion:
 
     def __init__(self, service: Service, served: ServedModel, body: CompletionBody) -> None:
         refuse_unsupported(body)
+        self.changed = served.normalise(body)
         self.service, self.served, self.body, self.count = service, served, body, body.n or 1
         if served.engine is None or body.max_tokens == 0:
             service.check_worker()
@@ -470,4 +471,5 @@ class Completion:
             "grid": options.grid,
             "network_calls": nfe,
             "claims_bound": bound,
+            "normalised": self.changed,
         }

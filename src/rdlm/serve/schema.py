@@ -41,6 +41,16 @@ class Body(BaseModel):
     model: str | None = Field(None, max_length=256, description="Name of a served model; the first one if not given.")
 
 
+class TextBody(Body):
+    """A body with texts in the model's alphabet."""
+
+    normalise: bool = Field(
+        False,
+        description="Change characters outside of the model's alphabet by its rule, `rdlm.normalisation` of the model; "
+        "the answer states what was changed. Without it, they are an error.",
+    )
+
+
 Form = TypeVar("Form", bound=Body)
 
 LIMITS: dict[str, dict[str, Any]] = {
@@ -106,7 +116,7 @@ class StreamOptions(BaseModel):
 
 
 @with_sampling
-class CompletionBody(Body):
+class CompletionBody(TextBody):
     """OpenAI's legacy completion, with `suffix` for text on both sides, and this service's own fields."""
 
     prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
@@ -135,7 +145,7 @@ class CompletionBody(Body):
     user: str | None = Field(None, max_length=256, description="Accepted, without effect.")
 
 
-class ScoreBody(Body):
+class ScoreBody(TextBody):
     """Texts whose likelihood is bounded."""
 
     input: Text | Texts = Field(description="A text, or several of them.")
@@ -191,7 +201,7 @@ class RestoreBody(Body):
 
 
 @with_sampling
-class TrajectoryBody(Body):
+class TrajectoryBody(TextBody):
     """A sample whose steps are streamed."""
 
     prompt: Text | None = Field(None, description="Text that the sample begins with.")

@@ -111,6 +111,7 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
     """Return the bound of each text, equal to that of `rdlm score` for the text alone."""
     service.check_worker()
     job = Job(service.limits.deadline)
+    changed = served.normalise(body)
     texts = [body.input] if isinstance(body.input, str) else body.input
     order = order_for(served.model, body.order or "auto", body.steps or served.steps, body.block)
     nfe = order.nfe if order is not None else body.steps or served.steps
@@ -130,4 +131,5 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
 
     service.work(job, bounds)
     found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))
-    return answer({"object": "score", "model": served.name, "steps": nfe, **order_fields(order), **found})
+    about = {"object": "score", "model": served.name, "steps": nfe, "normalised": changed}
+    return answer({**about, **order_fields(order), **found})

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import get_ident
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from starlette.requests import Request
@@ -18,12 +18,13 @@ from starlette.requests import Request
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
 from rdlm.api.restore import cannot_restore
-from rdlm.data.tokenizer import Characters
+from rdlm.data.tokenizer import Characters, normalisation_rule, normalised
 from rdlm.errors import InputError, unknown
 from rdlm.methods.bound import check_weights
 from rdlm.serve.engine import Engine, Job, until_left
 from rdlm.serve.http_errors import Disconnected, HttpError, closing, queue_full
 from rdlm.serve.middleware import Metrics
+from rdlm.serve.schema import TextBody
 from rdlm.storage.memory import IdleRelease
 
 log = logging.getLogger(__name__)
@@ -111,9 +112,30 @@ class ServedModel:
             **self._sampler_defaults,
             "image": model.about["image"],
             "classes": model.about["classes"],
+            "normalisation": normalisation_rule(model.tokenizer) or None,
             "restore": {"available": self.cannot_restore is None, "reason": self.cannot_restore},
         }
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
+
+    def normalise(self, body: TextBody) -> str | None:
+        """Change the texts of a body to the model's alphabet if it asks for that; return what was changed."""
+        if not body.normalise:
+            return None
+        if not normalisation_rule(self.model.tokenizer):
+            raise HttpError(400, "normalise: this model has no rule: its tokenizer has no small alphabet", "normalise")
+        seen: list[str] = []
+
+        def changed(value: Any, keep: str) -> Any:
+            if isinstance(value, str):
+                seen.append(value)
+                return normalised(self.model.tokenizer, value, keep)[0]
+            return [changed(one, keep) for one in value] if isinstance(value, list) else value
+
+        keep = self.gap if getattr(body, "infill", None) is not None else ""
+        for name in ("input", "prompt", "suffix", "infill"):
+            if getattr(body, name, None):
+                setattr(body, name, changed(getattr(body, name), keep))
+        return normalised(self.model.tokenizer, "".join(seen), keep)[1]
 
     @property
     def _sampler_defaults(self) -> dict[str, object]:

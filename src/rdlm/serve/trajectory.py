@@ -192,6 +192,7 @@ async def follow(service: Service, served: ServedModel, body: TrajectoryBody, re
     """Return the stream of a trajectory; it begins with its first frame, so that errors are plain answers."""
     engine = served.rdlm_engine
     engine.check_room(1)
+    changed = served.normalise(body)
     job = Job(service.limits.deadline)
 
     def begin() -> tuple[FrameRecorder, RunningSample]:
@@ -203,16 +204,16 @@ async def follow(service: Service, served: ServedModel, body: TrajectoryBody, re
     engine.submit([sample])
     events = job.events()
     first = await while_connected(request, job, anext(events))
-    stream = _stream(served, recorder, first, events)
+    stream = _stream(served, recorder, first, events, changed)
     return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
 
 
 async def _stream(
-    served: ServedModel, recorder: FrameRecorder, first: object, events: AsyncIterator[object]
+    served: ServedModel, recorder: FrameRecorder, first: object, events: AsyncIterator[object], changed: str | None
 ) -> AsyncIterator[bytes]:
     prepared, model = recorder.prepared, recorder.prepared.model
     try:
-        yield data(await _start(served, recorder), "start")
+        yield data({**await _start(served, recorder), "normalised": changed}, "start")
         event: object = first
         while isinstance(event, TrajectoryFrame):
             yield data(await recorder.job.run(partial(recorder.written, event)), "frame")

@@ -31,7 +31,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 COMPILED, COMPILED_VARIABLE = "inductor", "TORCHINDUCTOR_CACHE_DIR"
 """The cache folder of compiled code, and the variable by which torch finds it."""
 
-ADVICE = "set RDLM_CACHE to a folder of your own"
+OWN_CACHE = "set RDLM_CACHE to a folder of your own"
 
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 """Error numbers of files and folders without permission."""
@@ -76,12 +76,12 @@ def _check_private(folder: Path) -> None:
     except OSError:  # it does not exist, or will fail when it is used
         return
     if stat.S_ISLNK(found.st_mode):
-        raise InputError(f"the cache folder {folder} is a symbolic link; {ADVICE}")
+        raise InputError(f"the cache folder {folder} is a symbolic link; {OWN_CACHE}")
     if stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid():
-        raise InputError(f"the cache folder {folder} belongs to another user; {ADVICE}")
+        raise InputError(f"the cache folder {folder} belongs to another user; {OWN_CACHE}")
     if stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         remedy = f"run chmod go-w {folder} and delete what others wrote there"
-        raise InputError(f"other users can write to the cache folder {folder}: {remedy}, or {ADVICE}")
+        raise InputError(f"other users can write to the cache folder {folder}: {remedy}, or {OWN_CACHE}")
 
 
 def _check_above(folder: Path) -> None:
@@ -99,7 +99,7 @@ def _check_above(folder: Path) -> None:
         is_open = stat.S_ISDIR(found.st_mode) and others and not found.st_mode & stat.S_ISVTX
         if is_open or found.st_uid not in trusted:
             raise InputError(
-                f"other users can replace the cache folder {folder}, because of {above} above it; {ADVICE}"
+                f"other users can replace the cache folder {folder}, because of {above} above it; {OWN_CACHE}"
             )
 
 
@@ -174,7 +174,7 @@ def _is_locked(path: Path) -> bool:
 
 def damaged(path: Path, reason: str, advice: str = "") -> DamagedFileError:
     """Return the error for a damaged file or folder; `reason` is a clause about it, `advice` an instruction."""
-    return DamagedFileError(f"{path} is damaged: {reason}{f'; {ADVICE}' if advice else ''}")
+    return DamagedFileError(f"{path} is damaged: {reason}{f'; {advice}' if advice else ''}")
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def explained_write_errors(folder: Path, advice: str, numbers: Collection[int] =
     except OSError as error:
         if error.errno not in numbers:
             raise
-        raise InputError(f"cannot write to {folder}: {error.strerror}; {ADVICE}") from error
+        raise InputError(f"cannot write to {folder}: {error.strerror}; {advice}") from error
 
 
 def sync(path: Path) -> None:

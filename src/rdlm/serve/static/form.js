@@ -47,6 +47,9 @@ export function number(text) {
   return Number.isFinite(value) ? value : text;
 }
 
+// The field `normalise` of a request; not sent to models that have no rule of normalisation.
+export const canNormalise = (model, chosen) => (chosen && model.rdlm.normalisation ? true : undefined);
+
 // Enter submits; with `control`, only Ctrl+Enter does, and Enter starts a new line.
 export function onEnter(field, submit, { control = false } = {}) {
   field.addEventListener("keydown", (event) => {

@@ -112,9 +112,10 @@ export class Generate extends EventTarget {
 
   #report() {
     const { done, frames, start, warnings } = this.trajectory;
+    const normalised = start.normalised ? `Normalised: ${start.normalised}. ` : "";
     const nfe = `NFE ${done.network_calls}, order ${start.order}`;
     const text = this.model.rdlm.kind === "image" ? "Image complete." : `Complete: ${done.text}`;
-    return `${text} (${nfe}, seed ${done.seed}, ${frames.at(-1).information.toFixed(0)} bits of information) ${warnings}`;
+    return `${text} (${nfe}, seed ${done.seed}, ${frames.at(-1).information.toFixed(0)} bits of information) ${normalised}${warnings}`;
   }
 
   draw() {

@@ -66,7 +66,7 @@ class App {
   about() {
     const model = this.models.find(({ id }) => id === byId("model").value);
     if (!model) return;
-    const { kind, length, parameters, steps, gap, method, window, block, classes } = model.rdlm;
+    const { kind, length, parameters, steps, gap, method, window, block, classes, normalisation } = model.rdlm;
     const size = parameters >= 1e6 ? `${formatNumber(parameters / 1e6)}M` : `${Math.round(parameters / 1e3)}k`;
     byId("about").textContent = `Method ${method}, data ${kind}, length ${length} tokens, ${size} parameters`;
     document.querySelectorAll("kbd.gap").forEach((mark) => { mark.textContent = gap; });
@@ -75,6 +75,10 @@ class App {
       for (const field of document.querySelectorAll(`input[name$=${name}]`)) field.placeholder = `default ${value}`;
     }
     for (const field of document.querySelectorAll(".classes")) field.hidden = !classes.length;
+    for (const field of document.querySelectorAll(".normalise")) {
+      field.hidden = !normalisation;
+      field.title = `Characters that the model does not know. The rule of normalisation: ${normalisation}.`;
+    }
     setOptions(byId("generate-form").elements.label, ["", ...classes], "");
     const example = kind === "dna" ? `ACGT${gap.repeat(8)}TATA` : `the ${gap.repeat(8)} of the`;
     byId("generate-form").elements.text.placeholder =

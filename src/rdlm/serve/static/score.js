@@ -5,7 +5,7 @@ import { bitColours, css } from "./colour.js";
 import { addExportButtons } from "./export.js";
 import { byId, formatNumber, make, tokenGlyph, tokenName } from "./dom.js";
 import { LatestRequest } from "./latest_request.js";
-import { changed, fill, number, onEnter, values } from "./form.js";
+import { canNormalise, changed, fill, number, onEnter, values } from "./form.js";
 import { drawTokens, newCanvas } from "./draw_frame.js";
 import { contextOf, drawPlot, showPlot } from "./line_plot.js";
 import { TokenList } from "./token_list.js";
@@ -68,8 +68,8 @@ export class Score {
     this.requested = JSON.stringify(changed(this.form));
     await this.request.run(this.form, async (signal) => {
       const model = await this.app.model();
-      const { text, steps } = values(this.form);
-      const body = { model: model.id, input: text, steps: number(steps) };
+      const { text, steps, normalise } = values(this.form);
+      const body = { model: model.id, input: text, steps: number(steps), normalise: canNormalise(model, normalise) };
       this.answer = await fetchJson("v1/score", { body, signal });
       byId("score-result").hidden = false;
       this.draw();
@@ -86,7 +86,8 @@ export class Score {
     const kind = bound ? `an upper bound for the sampler with ${this.answer.steps} steps` : "an estimate, not a bound";
     const value = `${bound ? "At most" : "About"} ${bits.toFixed(2)} bits per character`;
     const whole = this.row.positions.length ? "" : " This method does not give values per position.";
-    return `${value}, ${interval}; ${kind}, over ${chars} characters.${whole}`;
+    const normalised = this.answer.normalised ? ` Normalised: ${this.answer.normalised}.` : "";
+    return `${value}, ${interval}; ${kind}, over ${chars} characters.${whole}${normalised}`;
   }
 
   #cell(i) {

@@ -1,7 +1,7 @@
 // Trajectory of a sample: frames streamed by the server, and the request that produced them.
 
 import { events } from "./api.js";
-import { number } from "./form.js";
+import { canNormalise, number } from "./form.js";
 
 const FRAMES = 96;
 
@@ -16,7 +16,7 @@ export function requestBody(values, model) {
     model: model.id, seed: number(values.seed), steps: number(values.steps), frames: FRAMES,
     solver: values.solver || undefined, grid: values.grid || undefined, window: number(values.window),
     order: values.order && values.order !== "auto" ? values.order : undefined,
-    block: number(values.block),
+    block: number(values.block), normalise: canNormalise(model, values.normalise),
     temperature: number(values.temperature), top_p: number(values.top_p),
   };
   if (body.top_p === 1) delete body.top_p;
