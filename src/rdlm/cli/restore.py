@@ -45,9 +45,9 @@ class Restore(ModelOptions):
 
     In a text, ? or _ is an unreadable character, [ae] is one of several, and a backslash quotes the next character.
     With --channel every character may be wrong. Upper case, digits and punctuation that the model lacks are kept. Other
-    inputs: a page read by Tesseract (hOCR), JSON lines with one {character: probability} per position, a NumPy array
-    [positions, V] of log-likelihoods, FASTQ with qualities for DNA models, and a PNG or NumPy array of grey levels with
-    --noise for image models. One network call per window of the model's length.
+    inputs: a page read by Tesseract (hOCR), JSON lines with one {character: probability} per position, an array of
+    log-likelihoods [positions, V] as .npy, FASTQ with qualities for DNA models, and a PNG or .npy of grey levels with
+    the option --noise for image models. One network call per window of the model's length.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
