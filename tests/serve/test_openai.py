@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from running import LENGTH, Served
+from running import LENGTH, Served, serving
 
 import rdlm
 from rdlm.api.score import Effort, order_for, score
@@ -364,3 +364,12 @@ def test_texts_are_normalised_if_asked(client: openai.OpenAI) -> None:
     assert re.fullmatch("the [a-z ]{4} cat", filled)
     with pytest.raises(openai.BadRequestError, match=r"position 0 is outside .*; with normalise, "):
         scored(input="The")
+
+
+def test_a_score_of_the_packaged_model_is_that_of_the_command() -> None:
+    """Without a number of steps both take the order with exact likelihoods, which is as good as any."""
+    with serving() as packaged:
+        found = packaged.post("/v1/score", {"input": "the history of the"}).json()
+    (own,) = rdlm.load().score(["the history of the"])
+    assert (found["order"], found["steps"]) == ("left-to-right", 128)
+    assert found["data"][0]["nats"] == pytest.approx(own.nats.value, abs=1e-4)
