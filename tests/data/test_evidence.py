@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdlm.data import evidence
+from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 
 TEXT8 = " abcdefghijklmnopqrstuvwxyz"
@@ -230,3 +231,12 @@ def test_kept_characters_are_certain_spaces_and_counted() -> None:
 def test_literal_text_has_no_gaps() -> None:
     reading = evidence.from_text("a? [b]", TEXT8, literal=True)
     assert reading.symbols == "a b" and restored(reading.read, reading.seen, "a b") == "a? [b]"
+
+
+def test_a_reading_is_normalised_between_its_marks() -> None:
+    text8 = Characters(TEXT8)
+    found, changed = evidence.normalised_reading(text8, r"The [Aa]pp?e, 19_5 \? Yes?")
+    assert found == r"the [Aa]pp?e one nine _ five \? yes?"
+    assert changed == "2 case changed, 3 digits spelled, 1 to spaces"
+    assert evidence.normalised_reading(text8, "Why_[x]?", literal=True) == ("why x ", "1 case changed, 4 to spaces")
+    assert evidence.normalised_reading(text8, "a[b")[0] == "a[b"  # which `from_text` refuses

@@ -16,6 +16,8 @@ from rdlm.presets import PRESETS, preset
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, default_total, largest_total, masked_start
 from rdlm.train.fit import (
     CAUTION,
+    FEWEST_CALLS,
+    FEWEST_SEQUENCES,
     FEWEST_STEPS,
     FIXED_SECONDS,
     MOST_ONE_HOT,
@@ -136,7 +138,9 @@ def test_steps_validation_and_samples_fit_into_the_time(step: float, sequence: f
     config, pace = preset("textfile"), Pace(step, sequence, call)
     fitted = fit_training(config, (), pace, left).training
     spent = fitted.steps * step + pace.reserve(fitted)
-    least = step + CAUTION * (16 * sequence + 8 * call) + FIXED_SECONDS  # of one step and the smallest validation
+    least = (
+        step + CAUTION * (FEWEST_SEQUENCES * sequence + FEWEST_CALLS * call) + FIXED_SECONDS
+    )  # of one step and the smallest validation
     assert spent <= max(left, least) * (1 + 1e-9)
     assert fitted.warmup <= fitted.steps / 10 and fitted.steps <= config.training.steps
     assert fitted.validate_every <= fitted.steps

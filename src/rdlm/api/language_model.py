@@ -23,7 +23,7 @@ from rdlm.methods import METHODS
 from rdlm.methods.base import BoundEstimator, Method
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork
-from rdlm.model.network import Precision, device_of, use_precision
+from rdlm.model.network import Precision, compile_network, device_of, use_precision
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.allocation_limit import AllocationLimit
 from rdlm.storage.files import damaged, read_json
@@ -119,15 +119,24 @@ class LanguageModel:
         """Return the device of the network."""
         return next(self.method.network.parameters()).device
 
-    def to(self, device: str | torch.device | None = None, *, precision: Precision | None = None) -> LanguageModel:
+    def to(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        precision: Precision | None = None,
+        compile: bool = False,
+    ) -> LanguageModel:
         """Move the network to a device (auto, cpu, cuda, cuda:1, mps), set its precision, and return this model.
 
-        With bfloat16 the network runs under autocast; states, evidence and probabilities stay in float32.
+        With bfloat16 the network runs under autocast; states, evidence and probabilities stay in float32. With
+        `compile`, torch's compiler translates the network, which takes up to a minute at the first call of each shape.
         """
         if device is not None:
             self.method.network.to(device_of(str(device)))
         if precision is not None:
             use_precision(self.method.network, precision)
+        if compile:
+            compile_network(self.method.network, self.device)
         return self
 
     def generate(
@@ -302,18 +311,20 @@ def load(
     averaged: bool = True,
     device: str | torch.device = "cpu",
     precision: Precision = "float32",
+    compile: bool = False,
     trust: Sequence[str | type] = (),
 ) -> LanguageModel:
     """Return the model that `find` locates, with the moving average of its weights unless `averaged` is False.
 
-    `device` and `precision` are those of `LanguageModel.to`. Nothing in the files is executed; names, shapes and
-    checksums are compared before a number is used. A model with a network, schedule or bridge of somebody's own is
-    built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
+    `device`, `precision` and `compile` are those of `LanguageModel.to`. Nothing in the files is executed; names,
+    shapes and checksums are compared before a number is used. A model with a network, schedule or bridge of somebody's
+    own is built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
     """
     place = device_of(str(device))
     with trusting(trust):
         found = _load(find(run), averaged)
-    return found if place.type == "cpu" and precision == "float32" else found.to(place, precision=precision)
+    changed = place.type != "cpu" or precision != "float32" or compile
+    return found.to(place, precision=precision, compile=compile) if changed else found
 
 
 def _load(path: Path, averaged: bool) -> LanguageModel:

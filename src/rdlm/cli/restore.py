@@ -14,6 +14,7 @@ import tyro
 from rdlm.cli.model_options import ModelOptions
 from rdlm.cli.score import LARGEST_TEXT, read_text
 from rdlm.config import OrderName
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage.files import check_output, write_atomic
@@ -63,6 +64,9 @@ class Restore(ModelOptions):
     """Share of misread characters, for symmetric and keyboard, 0.1 if not given; auto: estimated from the text."""
     literal: bool = False
     """Take ? _ [ ] and backslashes in a text as ordinary characters."""
+    normalise: bool = False
+    """Restore the text in the model's own characters (lower case, spelled digits and spaces for text8) and report what
+    was changed. Without it, the model sees letters in its own case and the rest as spaces, and all is put back."""
     noise: float | None = None
     """Standard deviation of the noise of an image; 1 is the whole range from black to white."""
     whole: bool = False
@@ -131,11 +135,11 @@ class Restore(ModelOptions):
         if kind == "png":
             advice = "read it by Tesseract, and give the .hocr file (docs/guides/restore.md)"
             raise InputError(f"{file} is an image, {model.name} a model of {model.kind}: {advice}")
-        if kind != "text" and (self.channel is not None or self.error is not None or self.literal):
-            raise InputError(f"--channel, --error and --literal are for text; {file} is {kind}")
+        if kind != "text" and (self.channel is not None or self.error is not None or self.literal or self.normalise):
+            raise InputError(f"--channel, --error, --literal and --normalise are for text; {file} is {kind}")
         if kind == "npy":
             return [evidence.from_array(_array(file), alphabet)], None
-        text = read_text(file, "restore")
+        text = self._normalised(model, read_text(file, "restore"))
         if kind == "jsonl":
             return [evidence.from_json_lines(text, alphabet)], None
         if kind == "fastq":
@@ -148,6 +152,18 @@ class Restore(ModelOptions):
         if gaps and channel is not None:
             print(f"rdlm: {gaps} characters ? _ [] are read as gaps; --literal reads them as they are", file=sys.stderr)
         return [reading], error
+
+    def _normalised(self, model: LanguageModel, text: str) -> str:
+        """Return a text by the model's rule if that was requested, and print what was changed."""
+        if not self.normalise:
+            return text
+        from rdlm.data.evidence import normalised_reading
+        from rdlm.data.tokenizer import check_rule
+
+        rule = check_rule(model.tokenizer)
+        found, changed = normalised_reading(model.tokenizer, text, self.literal)
+        say(f"normalised ({rule}): {changed or 'nothing to change'}")
+        return found
 
     def _channel(self, alphabet: str) -> str | Tensor | None:
         """Return the name of a channel, or the confusion matrix in a file."""

@@ -130,10 +130,9 @@ class ScoreText(ModelOptions):
         """Return the texts in the model's alphabet where that is requested, and what was changed."""
         if not self.normalise:
             return lines, None
-        from rdlm.data.tokenizer import normalisation_rule, normalised
+        from rdlm.data.tokenizer import check_rule, normalised
 
-        if not (rule := normalisation_rule(model.tokenizer)):
-            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+        rule = check_rule(model.tokenizer)
         _, changed = normalised(model.tokenizer, "".join(lines.values()).replace("\n", ""))
         say(f"normalised ({rule}): {changed or 'nothing to change'}")
         return {number: normalised(model.tokenizer, line)[0] for number, line in lines.items()}, changed

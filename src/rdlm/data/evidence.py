@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm.data.tokenizer import Tokenizer, normalised
 from rdlm.errors import InputError
 from rdlm.storage.files import parse_json
 
@@ -337,6 +339,20 @@ def _places(text: str) -> Iterator[tuple[Read, str]]:
         else:
             yield text[at], ""
         at += 1
+
+
+_MARKED: Final = re.compile(r"(\\[\s\S]|\[[^\]]*\]|[?_])")
+"""A quoted character, alternatives, or a gap in a text."""
+
+
+def normalised_reading(tokenizer: Tokenizer, text: str, literal: bool = False) -> tuple[str, str]:
+    """Return a text of `from_text` in the characters of a tokenizer but for its marks, and what was changed.
+
+    Without this, what the model lacks is seen by `to_symbols` and put back, and digits are not spelled.
+    """
+    parts, keep = ([text], "") if literal else (_MARKED.split(text), "[\\")  # every second part is a mark
+    found = "".join(part if at % 2 else normalised(tokenizer, part, keep)[0] for at, part in enumerate(parts))
+    return found, normalised(tokenizer, "".join(parts[::2]), keep)[1]
 
 
 def symbol_evidence(

@@ -117,6 +117,9 @@ VALIDATION_SHARE, SAMPLES_SHARE, SLACK = 0.05, 0.1, 0.1
 FIXED_SECONDS = 2.0
 """Seconds for the last checkpoint and the report."""
 
+FEWEST_SEQUENCES, FEWEST_CALLS = 4, 4
+"""Sequences of the smallest validation, and network calls of the shortest samples."""
+
 CAUTION = 1.5
 """Factor for validation and samples that are slower than measured."""
 
@@ -194,8 +197,8 @@ def largest_affordable(
 def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: float, done: int = 0) -> RunConfig:
     """Return the configuration with as many more steps as there is time for, and warm-up and validation to match."""
     own = config.training
-    sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), 16, own.validation_sequences)
-    nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), 8, own.validation_nfe)
+    sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), FEWEST_SEQUENCES, own.validation_sequences)
+    nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), FEWEST_CALLS, own.validation_nfe)
     training = replace(own, validation_sequences=sequences, validation_nfe=nfe)
     training = _kept(training, own, given)
     renewal = pace.sequence * PER_BIN * BINS if config.objective.proposal == "information" else 0.0
