@@ -310,6 +310,7 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
     log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
+    _check_readable(read, seen, alphabet, log_channel)
     evidence = symbol_evidence(read, seen, alphabet, log_channel)
     row = 0
     for at, (_, alternatives) in enumerate(places):
@@ -463,7 +464,7 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
             # A quality of 0 or 1 says less than nothing about the base: then all are equally likely.
             error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
             rows[at] = math.log(error / (len(alphabet) - 1))
-            rows[at, _place(alphabet, bases, at)] = math.log1p(-error)
+            rows[at, _place(alphabet, bases, at, f"read {name[1:]!r}: ")] = math.log1p(-error)
     return Reading(rows, bases.replace("N", "?"), name[1:])
 
 
@@ -497,6 +498,17 @@ def check_size(positions: int, alphabet: str, what: str) -> None:
         raise InputError(f"{what} has {positions:,} positions: {advice}")
 
 
+def _check_readable(
+    read: Sequence[Read], seen: Sequence[Seen], alphabet: str, log_channel: Float[Tensor, "v v"]
+) -> None:
+    """Raise InputError for a character as which the channel reads no symbol."""
+    excluded = (log_channel == -math.inf).all(0).tolist()
+    never = {symbol for symbol, none in zip(alphabet, excluded, strict=True) if none}
+    for at, (char, view) in enumerate(zip(read, seen, strict=True)):
+        if view in never and not is_kept(char, view):
+            raise InputError(f"character {char!r} at position {at}: the channel reads no symbol as {view!r}")
+
+
 def _check_error(error: float) -> None:
     if not 0 < error < 1:
         raise InputError(f"an error rate must lie between 0 and 1, got {error:g}")
@@ -518,12 +530,15 @@ def _number(value: Any, what: str) -> float:
 
 
 def _index(alphabet: str, symbol: str, where: str) -> int:
+    if len(symbol) > 1:
+        reason = "a channel is about one character per position, and m read as rn cannot be given"
+        raise InputError(f"{where}: {symbol[:80]!r} is not one character; {reason}")
     if len(symbol) != 1 or symbol not in alphabet:
         raise InputError(f"{where}: {symbol[:80]!r} is not a symbol of the model, whose alphabet is {alphabet!r}")
     return alphabet.index(symbol)
 
 
-def _place(alphabet: str, text: str, at: int) -> int:
+def _place(alphabet: str, text: str, at: int, where: str) -> int:
     if text[at] not in alphabet:
-        raise InputError(f"character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
+        raise InputError(f"{where}character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
     return alphabet.index(text[at])
