@@ -15,7 +15,7 @@ calibrated restorer with as many positions, network calls per window, seconds of
 | frequencies | evidence with the frequencies of symbols | 0 |
 | n-gram | forward-backward with an n-gram model counted on the training data | 0 |
 | layer alone | the same with the chain below the networks of the runs | 0 |
-| rdlm | one call; or refined by passes of the sampler | 1; passes x steps |
+| rdlm | one call; or, with --passes, refined by a pass of the sampler | 1; passes x steps |
 | rdlm, whole | those of one call; symbols and words of the likeliest whole text that is found | 8 |
 | masked | Gibbs sampling: random positions are masked and drawn anew with the evidence; mean of their laws | 1 to 512 |
 | autoregressive | beam search with the evidence; weights of the last hypotheses, smoothed by frequencies | length |
@@ -201,7 +201,7 @@ def restorers(options: argparse.Namespace, train: Tensor) -> Iterator[Restorer]:
     for name, (order, states) in NGRAMS.items():
         yield Restorer(name, 0, ngram(order, states, train))
     for folder in options.rdlm:
-        yield from of_rdlm(rdlm.load(folder))
+        yield from of_rdlm(rdlm.load(folder), options.passes)
     for folder in options.masked:
         yield from of_masked(rdlm.load(folder), frequency, options.gibbs)
     for folder in options.autoregressive:
@@ -215,18 +215,18 @@ def layer_of(model: LanguageModel) -> str:
     return f", {layer.order}-gram of {layer.states:,}" if isinstance(layer, Ngram) else ""
 
 
-def of_rdlm(model: LanguageModel) -> Iterator[Restorer]:
-    """Yield what an RDLM can do, and its inference layer alone."""
+def of_rdlm(model: LanguageModel, passes: bool) -> Iterator[Restorer]:
+    """Yield what an RDLM can do, with passes if they are wanted, and its inference layer alone, which has no seed."""
     seed, method, about = model.config.training.seed, model.rdlm, layer_of(model)
     posterior: Marginals = partial(posterior_of, method)
     if isinstance(method.network, BeliefNetwork):
         layer = method.network.belief
-        yield Restorer(
-            f"layer alone{about}", 0, lambda evidence: (layer(evidence) + evidence).log_softmax(-1), seed=seed
-        )
+        yield Restorer(f"layer alone{about}", 0, lambda evidence: (layer(evidence) + evidence).log_softmax(-1))
     yield Restorer(f"rdlm{about}", 1, posterior, seed=seed)
     whole = partial(most_certain_first, method, calls=WHOLE_CALLS)
     yield Restorer(f"rdlm{about}, whole", WHOLE_CALLS, posterior, whole, seed=seed)
+    if not passes:
+        return
 
     def refined(evidence: Tensor) -> Tensor:
         return refined_posterior(method, evidence, 1, 8, "synchronous", torch.Generator().manual_seed(0)).log()
@@ -420,6 +420,7 @@ def measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
             row = dict(zip(KEYS, key, strict=True))
             row |= measure(restorer, reading, validation[noise], chosen_before(rows, row))
             rows.append(row | {"commit": options.commit})
+            there.add(key)
             print(" | ".join(row.values()), flush=True)
             if options.csv:
                 write_rows(options.csv, rows)
@@ -451,6 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--validation", type=int, default=8, help="sequences on which parameters are chosen")
     parser.add_argument("--gibbs", type=int, nargs="*", default=[1, 8, 64, 512])
     parser.add_argument("--beams", type=int, nargs="*", default=[8, 64])
+    parser.add_argument("--passes", action="store_true", help="also refine by a pass of the sampler")
     parser.add_argument("--noise", nargs="*", default=[], help="names begin so; default: all")
     parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so; default: all")
     parser.add_argument("--csv", type=Path, help="table to which rows are added")
