@@ -31,6 +31,7 @@ import argparse
 import csv
 import io
 import math
+import re
 import statistics
 import subprocess
 import time
@@ -415,7 +416,7 @@ def measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
     for restorer in restorers(options, train):
         for noise, reading in test.items():
             key = (options.corpus, noise, restorer.name, str(restorer.calls), str(restorer.seed))
-            if key in there or not restorer.name.startswith(tuple(options.only)):
+            if key in there or not any(re.match(one, restorer.name) for one in options.only):
                 continue
             row = dict(zip(KEYS, key, strict=True))
             row |= measure(restorer, reading, validation[noise], chosen_before(rows, row))
@@ -454,7 +455,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--beams", type=int, nargs="*", default=[8, 64])
     parser.add_argument("--passes", action="store_true", help="also refine by a pass of the sampler")
     parser.add_argument("--noise", nargs="*", default=[], help="names begin so; default: all")
-    parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so; default: all")
+    parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so (regex); default: all")
     parser.add_argument("--csv", type=Path, help="table to which rows are added")
     parser.add_argument("--commit", default=commit(), help="stored with every row; default: that of the directory")
     parser.add_argument("--table", action="store_true", help="print the means over seeds only")
