@@ -211,6 +211,10 @@ def test_what_a_model_of_27_characters_sees(text: str, seen: str) -> None:
         ("U?A, I?", "usa it", "USA, It"),
         ("of 17?? and", "of and", "of 17?? and"),
         ("Dont stop", "done stop", "Done stop"),
+        ("?he End. ?t was", "the end it was", "The End. It was"),
+        ("?he end. ?t was", "the end it was", "the end. it was"),  # a text without capitals
+        ("The e.?. and\n?t", "the e g and it", "The e.g. and\nit"),
+        ("“?o!” ?aid Tom. “?t", "no said tom it", "“No!” said Tom. “It"),
     ],
 )
 def test_restored_symbols_take_the_case_of_the_reading(text: str, new: str, expected: str) -> None:

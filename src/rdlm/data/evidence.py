@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,12 @@ from rdlm.storage.files import parse_json
 
 GAPS: Final = "?_"
 """Characters that mark an unreadable position."""
+
+CAPITAL: Final = "A"
+"""A letter with the case of those that begin sentences."""
+
+NEAR: Final = 20
+"""Characters between a letter and the end of the sentence before it, at most."""
 
 KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard; each is shifted to the right by about a third of a key."""
@@ -180,14 +187,17 @@ def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str])
     """Return a text with one entry per character of a reading, from one restored symbol for each that the model sees.
 
     A character stays as it is if the model did not restore it, or restored what it has seen. A new symbol has the case
-    of the character that it replaces, and in a gap that of the letters around it.
+    of the character that it replaces; in a gap that of the letters around it, or a capital that begins a sentence.
     """
     rest = iter(symbols)
+    capitals = any(char and view and char != view and char.isupper() for char, view in zip(read, seen, strict=True))
     text = []
     for at, (char, view) in enumerate(zip(read, seen, strict=True)):
         new = "" if view == "" else next(rest)
         if new == view or is_kept(char, view):
             text.append(char or "?")
+        elif char is None and capitals and _begins_sentence(read, at):
+            text.append(_in_case(new, CAPITAL))
         else:
             text.append(_in_case(new, _pattern(read, seen, at)))
     return text
@@ -261,6 +271,13 @@ def _pattern(read: Sequence[Read], seen: Sequence[Seen], at: int) -> str:
     letters = "".join(str(read[place]) for place in near)
     alike = len(near) > 1 and (letters.isupper() or letters.islower())
     return letters[0] if alike and all(read[place] != seen[place] for place in near) else ""
+
+
+def _begins_sentence(read: Sequence[Read], at: int) -> bool:
+    """Return whether a place is the first letter of the text, or of what follows a full stop and a blank."""
+    before = "".join(char or "x" for char in read[max(0, at - NEAR) : at])
+    first = at <= NEAR and not any(map(str.isalnum, before))
+    return first or re.search(r"[.!?]\s+[^\w\s]*$", before) is not None
 
 
 def _word_part(read: Sequence[Read], places: range) -> Iterator[int]:
