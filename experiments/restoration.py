@@ -72,7 +72,7 @@ SHARES = tuple((share, burn) for share in (0.05, 0.2, 0.6) for burn in (0.25, 0.
 """Least shares of positions that a call of Gibbs sampling draws anew, and shares of its calls that are burn-in."""
 TUNING_CALLS = 32
 """Calls of Gibbs sampling in that choice, at most."""
-WEIGHTS = ((0.01,), (0.05,), (0.2,), (0.5,))
+WEIGHTS = ((0.01,), (0.05,), (0.2,), (0.5,), (0.8,), (0.95,))
 """Weights of the frequencies beside the hypotheses of a beam."""
 NGRAMS = {"5-gram": (5, 1 << 17), "8-gram": (8, 1 << 17)}
 """Order and number of contexts."""
