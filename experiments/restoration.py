@@ -56,7 +56,7 @@ from rdlm.evaluate.evaluate import held_out_sequences
 from rdlm.evaluate.metrics import calibration
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.mdlm import MDLM
-from rdlm.model.belief import BeliefNetwork, Ngram
+from rdlm.model.belief import Belief, BeliefNetwork, Ngram
 from rdlm.model.transformer import Cache
 from rdlm.storage.files import write_atomic
 from rdlm.train.run import load_corpus
@@ -187,10 +187,15 @@ def beam_search(method: Autoregressive, frequency: Tensor, beam: int, smoothing:
     return run
 
 
-def ngram(order: int, states: int, train: Tensor) -> Marginals:
-    """Return forward-backward with an n-gram model of the training data."""
+def ngram(order: int, states: int, train: Tensor) -> Ngram:
+    """Return an n-gram model of the training data."""
     chain = Ngram(len(TEXT8_ALPHABET), order, states)
     chain.fit(lambda: train, f"restoration {len(train)}")
+    return chain
+
+
+def posterior_under(chain: Belief) -> Marginals:
+    """Return forward-backward with a chain."""
     return lambda evidence: (chain(evidence) + evidence).log_softmax(-1)
 
 
@@ -199,14 +204,23 @@ def restorers(options: argparse.Namespace, train: Tensor) -> Iterator[Restorer]:
     counts = torch.bincount(train[:256].flatten().long(), minlength=len(TEXT8_ALPHABET)) + 1.0
     frequency = counts / counts.sum()
     yield Restorer("frequencies", 0, lambda evidence: (frequency.log() + evidence).log_softmax(-1))
-    for name, (order, states) in NGRAMS.items():
-        yield Restorer(name, 0, ngram(order, states, train))
+    chains = {name: ngram(order, states, train) for name, (order, states) in NGRAMS.items()}
+    for name, chain in chains.items():
+        yield Restorer(name, 0, posterior_under(chain))
     for folder in options.rdlm:
-        yield from of_rdlm(rdlm.load(folder), options.passes)
+        yield from of_rdlm(with_layer(rdlm.load(folder), chains.get(options.layer)), options.passes)
     for folder in options.masked:
-        yield from of_masked(rdlm.load(folder), frequency, options.gibbs)
+        yield from of_masked(with_layer(rdlm.load(folder), chains.get(options.layer)), frequency, options.gibbs)
     for folder in options.autoregressive:
         yield from of_autoregressive(rdlm.load(folder), frequency, options.beams, options.length)
+
+
+def with_layer(model: LanguageModel, chain: Ngram | None) -> LanguageModel:
+    """Return a model with another chain below its network, if one is given; it is not trained for it."""
+    network = model.method.network
+    if chain is not None and isinstance(network, BeliefNetwork):
+        network.belief = chain
+    return model
 
 
 def layer_of(model: LanguageModel) -> str:
@@ -221,8 +235,7 @@ def of_rdlm(model: LanguageModel, passes: bool) -> Iterator[Restorer]:
     seed, method, about = model.config.training.seed, model.rdlm, layer_of(model)
     posterior: Marginals = partial(posterior_of, method)
     if isinstance(method.network, BeliefNetwork):
-        layer = method.network.belief
-        yield Restorer(f"layer alone{about}", 0, lambda evidence: (layer(evidence) + evidence).log_softmax(-1))
+        yield Restorer(f"layer alone{about}", 0, posterior_under(method.network.belief))
     yield Restorer(f"rdlm{about}", 1, posterior, seed=seed)
     whole = partial(most_certain_first, method, calls=WHOLE_CALLS)
     yield Restorer(f"rdlm{about}, whole", WHOLE_CALLS, posterior, whole, seed=seed)
@@ -453,6 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--validation", type=int, default=8, help="sequences on which parameters are chosen")
     parser.add_argument("--gibbs", type=int, nargs="*", default=[1, 8, 64, 512])
     parser.add_argument("--beams", type=int, nargs="*", default=[8, 64])
+    parser.add_argument("--layer", choices=sorted(NGRAMS), help="put this n-gram model below rdlm and masked networks")
     parser.add_argument("--passes", action="store_true", help="also refine by a pass of the sampler")
     parser.add_argument("--noise", nargs="*", default=[], help="names begin so; default: all")
     parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so (regex); default: all")
