@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -55,6 +56,12 @@ WHOLE_CALLS: Final = 8
 
 ITERATIONS: Final = 30
 """Most iterations of the estimate of an error rate."""
+
+LEAST_ERROR: Final = 1e-4
+"""Smallest estimate of an error rate."""
+
+SPREAD, FEW = 32, 4
+"""Windows of a long text in which an error rate is estimated; one of so many of them is read for a first estimate."""
 
 CHANNELS: Final = {"symmetric": symmetric, "keyboard": keyboard}
 """Channels with an error rate, by name."""
@@ -510,17 +517,56 @@ def estimate_error(
 ) -> float:
     """Return the error rate of a channel by expectation maximisation: the expected share of wrong symbols.
 
-    `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was.
+    `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was. Of a long
+    text `SPREAD` windows are read, and a few of them until the rate is known roughly.
     """
-    known = read >= 0
-    if not bool(known.any()):
+    if not bool((read >= 0).any()):
         raise InputError("an error rate cannot be estimated from a text without readable symbols")
-    rate = first
+    spans, rate = _spread_windows(read, model.length), first
+    for part, near in ((spans[::FEW], FEW * tolerance), (spans, tolerance)):
+        rate = _fixed_point(partial(_expected_errors, model, reading, read, part), rate, near)
+    return rate
+
+
+def _spread_windows(read: Int[Tensor, " positions"], window: int) -> list[tuple[int, int]]:
+    """Return spans of at most `window` positions with readable symbols, evenly spread, that cover a short text."""
+    size = min(window, len(read))
+    count = min(SPREAD, math.ceil(len(read) / size))
+    begins = [round(number * (len(read) - size) / max(count - 1, 1)) for number in range(count)]
+    spans = [(begin, begin + size) for begin in begins]
+    readable = [(begin, end) for begin, end in spans if bool((read[begin:end] >= 0).any())]
+    return readable or overlapping_windows(len(read), size)
+
+
+def _expected_errors(
+    model: LanguageModel,
+    reading: Callable[[float], Evidence],
+    read: Int[Tensor, " positions"],
+    spans: Sequence[tuple[int, int]],
+    rate: float,
+) -> float:
+    """Return the expected share of wrong symbols among those that were read in some windows, given an error rate."""
+    evidence = reading(rate)
+    given = torch.stack([check_evidence(model, evidence[begin:end]) for begin, end in spans])  # [windows, L, V]
+    posterior = torch.cat([_marginals(model, part) for part in given.split(rows_of_call(given.shape[1]))])
+    symbol = torch.stack([read[begin:end] for begin, end in spans])
+    counted = symbol >= 0
+    for row, ((_, end), (begin, _)) in enumerate(pairwise(spans), 1):
+        counted[row, : max(0, end - begin)] = False  # a position in two windows is counted once
+    right = posterior.gather(-1, symbol.clamp_min(0)[..., None])[..., 0]
+    return float(1 - right[counted].mean())
+
+
+def _fixed_point(function: Callable[[float], float], rate: float, tolerance: float) -> float:
+    """Return a rate that a function maps to itself, by iterations that are extrapolated: those of EM are slow."""
+    before: tuple[float, float] | None = None
     for _ in range(ITERATIONS):
-        posterior = restore(model, reading(rate)).posterior
-        right = posterior[known].gather(-1, read[known, None])[:, 0]
-        new = min(max(float((1 - right).mean()), 1e-4), 0.99)
-        if abs(new - rate) <= tolerance * rate:
-            return new
-        rate = new
+        new, slope = function(rate), 0.0
+        if before is not None and rate != before[0]:
+            slope = min(max((new - before[1]) / (rate - before[0]), 0.0), 0.95)
+        before, step = (rate, new), (new - rate) / (1 - slope)
+        found = min(max(rate + step, rate / 4, LEAST_ERROR), 0.99)
+        if abs(found - rate) <= tolerance * rate:
+            return found
+        rate = found
     return rate

@@ -116,9 +116,14 @@ class Restore(ModelOptions):
 
     def _places(self) -> tuple[str | None, str]:
         """Return the model and the file; a single argument that is a file, or -, is the input."""
-        if self.file is None and self.model is not None and (self.model == "-" or Path(self.model).is_file()):
+        if self.file is not None or self.model is None:
+            return self.model, self.file or "-"
+        path = Path(self.model)
+        if self.model == "-" or path.is_file():
             return None, self.model
-        return self.model, self.file or "-"
+        if path.suffix.lower() in (".txt", *SUFFIXES) and not path.exists():
+            raise InputError(f"{path}: there is no such file")
+        return self.model, "-"
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("passes", "samples", "steps", "order", "seed")}

@@ -40,6 +40,12 @@ from rdlm.storage.files import parse_json
 GAPS: Final = "?_"
 """Characters that mark an unreadable position."""
 
+CAPITAL: Final = "A"
+"""A letter with the case of those that begin sentences."""
+
+NEAR: Final = 20
+"""Characters between a letter and the end of the sentence before it, at most."""
+
 KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard; each is shifted to the right by about a third of a key."""
 
@@ -182,14 +188,17 @@ def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str])
     """Return a text with one entry per character of a reading, from one restored symbol for each that the model sees.
 
     A character stays as it is if the model did not restore it, or restored what it has seen. A new symbol has the case
-    of the character that it replaces, and in a gap that of the letters around it.
+    of the character that it replaces; in a gap that of the letters around it, or a capital that begins a sentence.
     """
     rest = iter(symbols)
+    capitals = any(char and view and char != view and char.isupper() for char, view in zip(read, seen, strict=True))
     text = []
     for at, (char, view) in enumerate(zip(read, seen, strict=True)):
         new = "" if view == "" else next(rest)
         if new == view or is_kept(char, view):
             text.append(char or "?")
+        elif char is None and capitals and _begins_sentence(read, at):
+            text.append(_in_case(new, CAPITAL))
         else:
             text.append(_in_case(new, _pattern(read, seen, at)))
     return text
@@ -265,6 +274,13 @@ def _pattern(read: Sequence[Read], seen: Sequence[Seen], at: int) -> str:
     return letters[0] if alike and all(read[place] != seen[place] for place in near) else ""
 
 
+def _begins_sentence(read: Sequence[Read], at: int) -> bool:
+    """Return whether a place is the first letter of the text, or of what follows a full stop and a blank."""
+    before = "".join(char or "x" for char in read[max(0, at - NEAR) : at])
+    first = at <= NEAR and not any(map(str.isalnum, before))
+    return first or re.search(r"[.!?]\s+[^\w\s]*$", before) is not None
+
+
 def _word_part(read: Sequence[Read], places: range) -> Iterator[int]:
     """Yield places up to the first without a letter."""
     for at in places:
@@ -312,6 +328,7 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
     log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
+    _check_readable(read, seen, alphabet, log_channel)
     evidence = symbol_evidence(read, seen, alphabet, log_channel)
     row = 0
     for at, (_, alternatives) in enumerate(places):
@@ -479,7 +496,7 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
             # A quality of 0 or 1 says less than nothing about the base: then all are equally likely.
             error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
             rows[at] = math.log(error / (len(alphabet) - 1))
-            rows[at, _place(alphabet, bases, at)] = math.log1p(-error)
+            rows[at, _place(alphabet, bases, at, f"read {name[1:]!r}: ")] = math.log1p(-error)
     return Reading(rows, bases.replace("N", "?"), name[1:])
 
 
@@ -513,6 +530,17 @@ def check_size(positions: int, alphabet: str, what: str) -> None:
         raise InputError(f"{what} has {positions:,} positions: {advice}")
 
 
+def _check_readable(
+    read: Sequence[Read], seen: Sequence[Seen], alphabet: str, log_channel: Float[Tensor, "v v"]
+) -> None:
+    """Raise InputError for a character as which the channel reads no symbol."""
+    excluded = (log_channel == -math.inf).all(0).tolist()
+    never = {symbol for symbol, none in zip(alphabet, excluded, strict=True) if none}
+    for at, (char, view) in enumerate(zip(read, seen, strict=True)):
+        if view in never and not is_kept(char, view):
+            raise InputError(f"character {char!r} at position {at}: the channel reads no symbol as {view!r}")
+
+
 def _check_error(error: float) -> None:
     if not 0 < error < 1:
         raise InputError(f"an error rate must lie between 0 and 1, got {error:g}")
@@ -534,12 +562,15 @@ def _number(value: Any, what: str) -> float:
 
 
 def _index(alphabet: str, symbol: str, where: str) -> int:
+    if len(symbol) > 1:
+        reason = "a channel is about one character per position, and m read as rn cannot be given"
+        raise InputError(f"{where}: {symbol[:80]!r} is not one character; {reason}")
     if len(symbol) != 1 or symbol not in alphabet:
         raise InputError(f"{where}: {symbol[:80]!r} is not a symbol of the model, whose alphabet is {alphabet!r}")
     return alphabet.index(symbol)
 
 
-def _place(alphabet: str, text: str, at: int) -> int:
+def _place(alphabet: str, text: str, at: int, where: str) -> int:
     if text[at] not in alphabet:
-        raise InputError(f"character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
+        raise InputError(f"{where}character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
     return alphabet.index(text[at])
