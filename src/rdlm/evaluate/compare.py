@@ -186,17 +186,27 @@ def compare(
         budget = costs.get("steps") if steps is None else steps
         total = contest.config.training.steps if budget is None else budget
         interruption = stack.enter_context(Interruption())
-        trials = _search_lrs(contest, session, interruption) if contest.lrs else {}
-        entrants = [
-            stack.enter_context(session.entered(config, place))
-            for config, place in _runs(contest, folder, total, trials)
-        ]
-        race(entrants, total, interruption)
+        entrants, trials = stack.enter_context(trained_runs(contest, session, total, interruption))
         rows = []
         for name in contest.methods:
             own = [entrant for entrant in entrants if entrant.name == name]
             rows += _rows(contest, own, folder, interruption)
         return _finish(contest, folder, rows, costs, trials)
+
+
+@contextmanager
+def trained_runs(
+    contest: Contest, session: Session, total: int, interruption: Interruption
+) -> Iterator[tuple[list[Entrant], Trials]]:
+    """Yield the runs of all methods and seeds, trained for `total` steps, and the trials of learning rates."""
+    trials = _search_lrs(contest, session, interruption) if contest.lrs else {}
+    with ExitStack() as stack:
+        entrants = [
+            stack.enter_context(session.entered(config, place))
+            for config, place in _runs(contest, session.folder, total, trials)
+        ]
+        race(entrants, total, interruption)
+        yield entrants, trials
 
 
 def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterator[tuple[RunConfig, Path]]:
@@ -323,7 +333,7 @@ def _trial_bound(contest: Contest, entrant: Entrant) -> float:
     run, seed = entrant.run, contest.config.training.seed
     batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, TRIAL_SEQUENCES), seed)
     with run.averaged():
-        return repeated_bound(run.method, batch, contest.nfe, seed).bits
+        return repeated_bound(run.method, batch, contest.nfe, seed, contest.repeats).bits
 
 
 def _finite(bound: float | None) -> float:
