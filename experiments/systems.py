@@ -13,7 +13,7 @@ measured in each of its orders. An interrupted table continues with the runs and
 | best | whether the order is the method's best one with so many calls; samples are drawn in it |
 | stderr | standard error over sequences and noise; the sequences are the same for all rows of a kind |
 | perplexity, entropy | of samples under the scorer, and nats per token within a sample, at temperature 1 |
-| matched | perplexity at the entropy of data, on a line through all temperatures |
+| matched | perplexity at the entropy of data, interpolated between temperatures; empty if none comes near it |
 | cost | processor time of a training step, relative to autoregression or, without it, to the first method |
 
 Temperatures divide the network's logits, for all methods; evidence that a method adds to them is not divided. The
@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,14 +40,15 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from experiments.row_cache import Row, RowCache
-from experiments.steps import matched
 from experiments.trial import commit, write_csv
 from rdlm.api import language_model
 from rdlm.config import MethodName, NetworkConfig, RunConfig, TransformerConfig
+from rdlm.data.batch import Batch
 from rdlm.display.text_table import table
-from rdlm.evaluate.compare import REFERENCE, Contest, Entrant, Session, over_seeds, trained_runs
+from rdlm.evaluate.compare import FEW_SEEDS, REFERENCE, Contest, Entrant, Session, trained_runs
 from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
 from rdlm.evaluate.samples import sample_entropy
+from rdlm.likelihood.estimate import student
 from rdlm.methods import METHODS, build
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.bound import repeated_bound
@@ -59,11 +61,14 @@ from rdlm.train.run import load_corpus
 from rdlm.train.validation import held_out, unit_of
 
 CALLS = (8, 64)
-TEMPERATURES = (0.8, 1.0, 1.25)
+TEMPERATURES = (0.7, 1.0, 1.4)
 ROUNDS = 5
 """Turns in which the cost of a step is measured, a step each after one of warm-up."""
 
-SHORT: dict[str, Any] = {"warmup": 10, "decay": "constant", "ema": 0.98, "save_every": 100, "optimizer": "muon"}
+LONGEST = 10_000
+"""Steps in the configuration of every run: without a decay they change nothing, and a table can be continued."""
+
+SHORT: dict[str, Any] = {"warmup": 5, "decay": "constant", "ema": 0.98, "save_every": 100, "optimizer": "muon"}
 """For a few hundred steps: a short warm-up, a fast weight average and no decay, so that a run can be continued."""
 
 
@@ -71,7 +76,7 @@ SHORT: dict[str, Any] = {"warmup": 10, "decay": "constant", "ema": 0.98, "save_e
 class Bench(Contest):
     """A comparison on one corpus, and the settings of what is measured."""
 
-    lrs: tuple[float, ...] = (1e-3, 3e-3, 9e-3)
+    lrs: tuple[float, ...] = (3e-3, 9e-3, 2.7e-2)
     seeds: int = 3
     nfe: int = 32
     sequences: int = 32
@@ -88,7 +93,7 @@ class Bench(Contest):
 
     def configuration(self, method: MethodName, steps: int, index: int = 0) -> RunConfig:
         """Return the configuration of the run of one method with one of the seeds."""
-        config = super().configuration(method, steps, index)
+        config = super().configuration(method, LONGEST, index)
         other = method == REFERENCE and self.causal is not None
         return replace(config, model=self.causal) if other and self.causal else config
 
@@ -96,7 +101,7 @@ class Bench(Contest):
     def scorer(self) -> RunConfig:
         """The configuration of the scorer."""
         config = self.configuration(REFERENCE, self.scorer_steps)
-        training = replace(config.training, seed=1000)
+        training = replace(config.training, seed=1000, steps=self.scorer_steps)
         return replace(config, model=self.scorer_network or config.model, training=training)
 
 
@@ -112,7 +117,7 @@ def text8() -> Bench:
         d3pm=replace(config.d3pm, matrix="absorbing"),  # uniform transitions are those of multinomial
         training=replace(config.training, batch=16, **SHORT),
     )
-    return Bench(config, get_args(MethodName), trial=40, samples=16, scorer_network=replace(network, belief="ngram"))
+    return Bench(config, get_args(MethodName), trial=20, samples=16, scorer_network=replace(network, belief="ngram"))
 
 
 def digits() -> Bench:
@@ -126,7 +131,7 @@ def digits() -> Bench:
         training=replace(config.training, batch=16, **SHORT),
     )
     methods: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "d3pm", "tau_ldr", "bit_diffusion")
-    return Bench(config, methods, trial=80, samples=32, measured=180)
+    return Bench(config, methods, trial=40, samples=32, measured=180)
 
 
 def dna() -> Bench:
@@ -138,7 +143,7 @@ def dna() -> Bench:
     flows: tuple[MethodName, ...] = ("fisher_flow", "dirichlet_flow", "ddsm")
     causal = TransformerConfig(width=72, layers=4, heads=4)
     chain = replace(causal, width=16, layers=1, heads=2, belief="ngram")
-    few: dict[str, Any] = {"trial": 30, "sequences": 8, "samples": 4, "measured": 32, "estimated": 4}
+    few: dict[str, Any] = {"trial": 20, "sequences": 8, "samples": 4, "measured": 32, "estimated": 4}
     return Bench(config, (*methods, *flows), causal=causal, scorer_network=chain, scorer_steps=30, **few)
 
 
@@ -161,18 +166,20 @@ def bound_rows(bench: Bench, entrant: Entrant, rows: RowCache, where: Row) -> It
     batch = held_out(run.corpus, bench.config.data.length, count, bench.config.training.seed)
     for calls in CALLS:
         for ordered in orders_of(run.method, calls, run.length):
-
-            def work(ordered: OrderedMethod = ordered) -> Row:
-                seed = run.config.training.seed
-                with run.averaged():
-                    found = repeated_bound(ordered.method, batch, ordered.nfe, seed, bench.repeats)
-                row: Row = {"bits": found.bits, "stderr": found.margin / 1.96, "commit": commit()}
-                return {**row, "parameters": run.parameter_count, "sequences": len(batch.ids), "asked": calls}
-
-            about = {**where, "order": ordered.order, "kind": kind, "calls": ordered.nfe}
-            row = {**about, **rows((about, calls, count, bench.repeats), work)}
+            about = {**where, "order": ordered.order, "kind": kind, "asked": calls, "calls": ordered.nfe}
+            work = partial(bound_row, bench, entrant, ordered, batch)
+            row = {**about, **rows((about, count, bench.repeats), work)}
             print({key: row[key] for key in ("method", "order", "seed", "calls", "bits")}, flush=True)
             yield row
+
+
+def bound_row(bench: Bench, entrant: Entrant, ordered: OrderedMethod, batch: Batch) -> Row:
+    """Return the number of a trained run in one order."""
+    run = entrant.run
+    with run.averaged():
+        found = repeated_bound(ordered.method, batch, ordered.nfe, run.config.training.seed, bench.repeats)
+    row: Row = {"bits": found.bits, "stderr": found.margin / 1.96, "commit": commit()}
+    return {**row, "parameters": run.parameter_count, "sequences": len(batch.ids)}
 
 
 def best_orders(rows: Sequence[Row]) -> dict[tuple[object, object], object]:
@@ -228,10 +235,21 @@ def sample_row(bench: Bench, entrant: Entrant, ordered: OrderedMethod, scorer: A
     return {**found[1.0], "matched": matched(list(found.values()), entropy), "samples": bench.samples}
 
 
-def data_quality(bench: Bench, session: Session, scorer: Autoregressive) -> dict[str, float]:
+def matched(points: Sequence[Mapping[str, float]], entropy: float) -> float | None:
+    """Return the perplexity at an entropy, interpolated on a logarithmic scale; None if it is outside of the points."""
+    points = sorted(points, key=lambda point: point["entropy"])
+    for low, high in pairwise(points):
+        if low["entropy"] <= entropy <= high["entropy"] and low["entropy"] < high["entropy"]:
+            share = (entropy - low["entropy"]) / (high["entropy"] - low["entropy"])
+            return float(low["perplexity"] ** (1 - share) * high["perplexity"] ** share)
+    return None
+
+
+def row_of_data(bench: Bench, session: Session, scorer: Autoregressive) -> Row:
     """Return the quality of held-out data."""
     batch = held_out(session.corpus, bench.config.data.length, bench.measured, bench.config.training.seed)
-    return quality(batch.ids, session.corpus.tokenizer.size, scorer)
+    found = quality(batch.ids, session.corpus.tokenizer.size, scorer)
+    return {**found, "sequences": len(batch.ids), "commit": commit()}
 
 
 # -- cost ------------------------------------------------------------------------------------------------------------
@@ -276,9 +294,9 @@ def measure(bench: Bench, folder: Path, steps: int, csv: Path | None) -> list[Ro
             interruption.raise_if_received(steps)
             _write(csv, rows)
         scorer = trained_scorer(bench, folder / "scorer")
-        data: Mapping[str, Any] = cache(("data", bench.scorer, bench.measured), lambda: _row_of_data(bench, session, scorer))
+        data = cache(("data", bench.scorer, bench.measured), partial(row_of_data, bench, session, scorer))
         for entrant in entrants:
-            rows = with_samples(bench, entrant, scorer, rows, cache, float(data["entropy"]))
+            rows = with_samples(bench, entrant, scorer, rows, cache, float(str(data["entropy"])))
             interruption.raise_if_received(steps)
             _write(csv, rows)
         rows.append({"method": "data", **data})
@@ -289,10 +307,6 @@ def measure(bench: Bench, folder: Path, steps: int, csv: Path | None) -> list[Ro
 def cost_unit(costs: Mapping[str, Any]) -> float:
     """Return the cost to which those of all methods are relative."""
     return float(costs.get(REFERENCE, next(iter(costs.values()))))
-
-
-def _row_of_data(bench: Bench, session: Session, scorer: Autoregressive) -> Row:
-    return {**data_quality(bench, session, scorer), "sequences": bench.measured, "commit": commit()}
 
 
 def with_samples(
@@ -330,20 +344,22 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 def _line(group: Sequence[Row]) -> Row:
     line: Row = {key: group[0][key] for key in ("method", "order", "kind", "lr", "cost", "parameters")}
     for calls in CALLS:
-        runs: list[dict[str, Any]] = [
-            {"bound": row["bits"], "stderr": row["stderr"], "seconds_per_step": 0.0, "loss": 0.0, "skipped": 0, "note": None}
-            for row in group
-            if row["asked"] == calls
-        ]
-        if runs:
-            mean = over_seeds(runs)
-            line[f"bits, {calls} calls"] = f"{mean['bound']:.3f}"
-            line[f"±, {calls} calls"] = f"{mean.get('high', math.nan) - mean['bound']:.3f}"
+        bits = [float(str(row["bits"])) for row in group if row["asked"] == calls]
+        if bits:
+            line |= {f"bits, {calls} calls": f"{statistics.fmean(bits):.3f}", f"±, {calls} calls": margin(bits)}
     for name in ("entropy", "perplexity", "matched"):
-        values = [float(str(row[name])) for row in group if name in row]
+        values = [float(str(row[name])) for row in group if row.get(name) is not None]
         if values:
-            line[name] = f"{statistics.fmean(values):.3f}"
+            line |= {name: f"{statistics.fmean(values):.3f}", f"± {name}": margin(values)}
     return line
+
+
+def margin(values: Sequence[float]) -> str:
+    """Return half of the 95% interval over seeds, by Student's t; nothing for one value."""
+    if len(values) < 2:
+        return ""
+    quantile = FEW_SEEDS.get(len(values) - 1, student(len(values) - 1))
+    return f"{quantile * statistics.stdev(values) / math.sqrt(len(values)):.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
