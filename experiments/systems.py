@@ -84,9 +84,9 @@ class Bench(Contest):
     repeats: int = 6
     causal: NetworkConfig | None = None
     """The network of autoregression where the common one cannot be causal."""
-    measured: int = 128
+    measured: int = 64
     """Validation sequences of a bound."""
-    estimated: int = 32
+    estimated: int = 8
     """Validation sequences of an estimate, which takes the divergence along whole paths."""
     scorer_steps: int = 300
     scorer_network: NetworkConfig | None = None
@@ -117,7 +117,7 @@ def text8() -> Bench:
         d3pm=replace(config.d3pm, matrix="absorbing"),  # uniform transitions are those of multinomial
         training=replace(config.training, batch=16, **SHORT),
     )
-    return Bench(config, get_args(MethodName), trial=20, samples=16, scorer_network=replace(network, belief="ngram"))
+    return Bench(config, get_args(MethodName), trial=20, samples=8, scorer_network=replace(network, belief="ngram"))
 
 
 def digits() -> Bench:
@@ -131,7 +131,7 @@ def digits() -> Bench:
         training=replace(config.training, batch=16, **SHORT),
     )
     methods: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "d3pm", "tau_ldr", "bit_diffusion")
-    return Bench(config, methods, trial=40, samples=32, measured=180)
+    return Bench(config, methods, trial=30, samples=16, measured=180)
 
 
 def dna() -> Bench:
@@ -143,7 +143,7 @@ def dna() -> Bench:
     flows: tuple[MethodName, ...] = ("fisher_flow", "dirichlet_flow", "ddsm")
     causal = TransformerConfig(width=72, layers=4, heads=4)
     chain = replace(causal, width=16, layers=1, heads=2, belief="ngram")
-    few: dict[str, Any] = {"trial": 20, "sequences": 8, "samples": 4, "measured": 32, "estimated": 4}
+    few: dict[str, Any] = {"trial": 12, "sequences": 8, "samples": 2, "measured": 24, "estimated": 2}
     return Bench(config, (*methods, *flows), causal=causal, scorer_network=chain, scorer_steps=30, **few)
 
 
