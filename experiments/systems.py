@@ -12,7 +12,7 @@ measured in each of its orders. An interrupted table continues with the runs and
 | calls | evaluations of the network in a sample; `bits` is the number of this sampler, per token |
 | best | whether the order is the method's best one with so many calls; samples are drawn in it |
 | stderr | standard error over sequences and noise; the sequences are the same for all rows of a kind |
-| perplexity, entropy | of samples under the scorer, and nats per token within a sample, at temperature 1 |
+| perplexity, entropy | of samples of the first seed under the scorer, and nats per token within a sample, at temperature 1 |
 | matched | perplexity at the entropy of data, interpolated between temperatures; empty if none comes near it |
 | cost | processor time of a training step, relative to autoregression or, without it, to the first method |
 
@@ -88,6 +88,8 @@ class Bench(Contest):
     """Validation sequences of a bound."""
     estimated: int = 8
     """Validation sequences of an estimate, which takes the divergence along whole paths."""
+    sampled: int = 1
+    """Seeds whose runs draw samples."""
     scorer_steps: int = 300
     scorer_network: NetworkConfig | None = None
 
@@ -117,7 +119,14 @@ def text8() -> Bench:
         d3pm=replace(config.d3pm, matrix="absorbing"),  # uniform transitions are those of multinomial
         training=replace(config.training, batch=16, **SHORT),
     )
-    return Bench(config, get_args(MethodName), trial=20, samples=8, scorer_network=replace(network, belief="ngram"))
+    return Bench(
+        config,
+        get_args(MethodName),
+        trial=20,
+        samples=8,
+        scorer_network=replace(network, width=32, layers=1, belief="ngram"),
+        scorer_steps=30,
+    )
 
 
 def digits() -> Bench:
@@ -131,7 +140,7 @@ def digits() -> Bench:
         training=replace(config.training, batch=16, **SHORT),
     )
     methods: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "d3pm", "tau_ldr", "bit_diffusion")
-    return Bench(config, methods, trial=30, samples=16, measured=180)
+    return Bench(config, methods, trial=30, samples=32, measured=180)
 
 
 def dna() -> Bench:
@@ -143,7 +152,7 @@ def dna() -> Bench:
     flows: tuple[MethodName, ...] = ("fisher_flow", "dirichlet_flow", "ddsm")
     causal = TransformerConfig(width=72, layers=4, heads=4)
     chain = replace(causal, width=16, layers=1, heads=2, belief="ngram")
-    few: dict[str, Any] = {"trial": 12, "sequences": 8, "samples": 2, "measured": 24, "estimated": 2}
+    few: dict[str, Any] = {"trial": 12, "sequences": 8, "samples": 4, "measured": 24, "estimated": 2}
     return Bench(config, (*methods, *flows), causal=causal, scorer_network=chain, scorer_steps=30, **few)
 
 
@@ -295,7 +304,7 @@ def measure(bench: Bench, folder: Path, steps: int, csv: Path | None) -> list[Ro
             _write(csv, rows)
         scorer = trained_scorer(bench, folder / "scorer")
         data = cache(("data", bench.scorer, bench.measured), partial(row_of_data, bench, session, scorer))
-        for entrant in entrants:
+        for entrant in entrants[: bench.sampled * len(bench.methods)]:
             rows = with_samples(bench, entrant, scorer, rows, cache, float(str(data["entropy"])))
             interruption.raise_if_received(steps)
             _write(csv, rows)

@@ -42,11 +42,8 @@ def test_a_table_has_every_method_seed_order_and_number_of_calls_and_continues(
     kinds = {row["method"]: row["kind"] for row in rows[:-1]}
     assert kinds == {"mdlm": "bound", "autoregressive": "exact", "tau_ldr": "estimate"}
     sampled = [row for row in rows if "perplexity" in row]
-    assert [(row["method"], row.get("seed")) for row in sampled] == [
-        *((name, seed) for seed in (0, 1) for name in bench.methods),
-        ("data", None),
-    ]
-    assert all(row["best"] and row["asked"] == 64 for row in sampled[:-1])
+    assert [row["method"] for row in sampled] == [*bench.methods, "data"]
+    assert all(row["best"] and row["asked"] == 64 and row["seed"] == 0 for row in sampled[:-1])
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + len(rows)
     assert len(summary(rows)) == 4 and all("±, 64 calls" in line for line in summary(rows))
 
