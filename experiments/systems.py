@@ -12,7 +12,7 @@ measured in each of its orders. An interrupted table continues with the runs and
 | calls | evaluations of the network in a sample; `bits` is the number of this sampler, per token |
 | best | whether the order is the method's best one with so many calls; samples are drawn in it |
 | stderr | standard error over sequences and noise; the sequences are the same for all rows of a kind |
-| perplexity, entropy | of samples of the first seed under the scorer, and nats per token within a sample, at temperature 1 |
+| perplexity, entropy | of samples of the first seed under the scorer, and nats per token within a sample |
 | matched | perplexity at the entropy of data, interpolated between temperatures; empty if none comes near it |
 | cost | processor time of a training step, relative to autoregression or, without it, to the first method |
 
