@@ -66,6 +66,9 @@ SAMPLE_BATCH = 64
 TRIAL_SEQUENCES = 32
 """Most sequences for the bound of a trial; the same ones for all learning rates, so that few are enough."""
 
+TRIAL_PATHS = 8
+"""The same where the number is estimated along whole paths, which evaluate the network in every step."""
+
 DATA_SEQUENCES = 1024
 """Validation sequences to which samples are compared."""
 
@@ -329,7 +332,8 @@ def _run_trials(
 def _trial_bound(contest: Contest, entrant: Entrant) -> float:
     """Return the bound of a trial in bits per token, in the order of the configuration, with the averaged weights."""
     run, seed = entrant.run, contest.config.training.seed
-    batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, TRIAL_SEQUENCES), seed)
+    most = TRIAL_PATHS if run.method.bound_estimator == "path" else TRIAL_SEQUENCES
+    batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, most), seed)
     with run.averaged():
         return repeated_bound(run.method, batch, contest.nfe, seed, contest.repeats).bits
 
