@@ -3,7 +3,8 @@
     python -m experiments.systems text8 --steps 200 --csv docs/data/systems-text8.csv
 
 All methods have one network, corpus, batch, number of steps and three seeds, and train in turn; the learning rate of
-each is the best of short trials, searched further until it lies inside of those tried (`rdlm compare`). Every method is
+each is the best of short trials, searched further until it lies inside of those tried (`rdlm compare`), or the middle
+one where the trials do not tell them apart. Every method is
 measured in each of its orders. An interrupted table continues with the runs and rows that are missing.
 
 | column | meaning |
@@ -45,7 +46,7 @@ from rdlm.api import language_model
 from rdlm.config import MethodName, NetworkConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.display.text_table import table
-from rdlm.evaluate.compare import FEW_SEEDS, REFERENCE, Contest, Entrant, Session, trained_runs
+from rdlm.evaluate.compare import FEW_SEEDS, REFERENCE, Contest, Entrant, Session, best_lr, trained_runs
 from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
 from rdlm.evaluate.samples import sample_entropy
 from rdlm.likelihood.estimate import student
@@ -64,6 +65,9 @@ CALLS = (8, 64)
 TEMPERATURES = (0.7, 1.0, 1.4)
 ROUNDS = 5
 """Turns in which the cost of a step is measured, a step each after one of warm-up."""
+
+NOISE = 0.02
+"""Bits by which a learning rate has to be better than the middle one: short trials do not resolve less."""
 
 LONGEST = 10_000
 """Steps in the configuration of every run: without a decay they change nothing, and a table can be continued."""
@@ -98,6 +102,11 @@ class Bench(Contest):
         config = super().configuration(method, LONGEST, index)
         other = method == REFERENCE and self.causal is not None
         return replace(config, model=self.causal) if other and self.causal else config
+
+    def chosen_lr(self, bounds: Mapping[float, float]) -> float:
+        """Return the middle one of the given rates, unless the best one is better by more than the noise of a trial."""
+        middle, best = self.lrs[len(self.lrs) // 2], best_lr(bounds)
+        return best if bounds[middle] - bounds[best] > NOISE else middle
 
     @property
     def scorer(self) -> RunConfig:

@@ -93,6 +93,13 @@ def test_the_best_order_is_that_of_the_mean_over_seeds() -> None:
     assert margin([1.0]) == "" and float(margin([1.0, 1.0, 4.0])) == pytest.approx(4.303, abs=1e-3)
 
 
+def test_a_learning_rate_is_the_middle_one_unless_another_is_better_beyond_noise(bench: Bench) -> None:
+    bench = replace(bench, lrs=(1e-3, 3e-3, 9e-3))
+    assert bench.chosen_lr({1e-3: 4.10, 3e-3: 4.11, 9e-3: 4.12}) == 3e-3
+    assert bench.chosen_lr({1e-3: 4.08, 3e-3: 4.11, 9e-3: 4.12}) == 1e-3
+    assert bench.chosen_lr({1e-3: 4.12, 3e-3: math.inf, 9e-3: 4.20}) == 1e-3
+
+
 def test_benches_are_fair() -> None:
     benches = {name: make() for name, make in BENCHES.items()}
     assert benches["text8"].methods == get_args(MethodName)

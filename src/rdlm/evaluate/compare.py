@@ -130,6 +130,10 @@ class Contest:
         training = replace(self.config.training, steps=steps, seed=self.config.training.seed + index)
         return replace(self.config, method=method, training=training)
 
+    def chosen_lr(self, bounds: Mapping[float, float]) -> float:
+        """Return the learning rate of the runs of a method, from the bounds of its trials."""
+        return best_lr(bounds)
+
     @property
     def setting(self) -> dict[str, int]:
         """The settings of an evaluation, which a row on disk must match to be reused."""
@@ -216,7 +220,7 @@ def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterato
         for name in contest.methods:
             config = contest.configuration(name, steps, index)
             yield (
-                _with_lr(config, best_lr(trials[name])) if trials else config,
+                _with_lr(config, contest.chosen_lr(trials[name])) if trials else config,
                 folder / (f"{name}-seed{index}" if index else name),
             )
 
