@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from odd import ODD, RAW, fields, valid
-from wire import Answer, Tally, Target, answers
+from wire import PATIENCE, Answer, Tally, Target, answers
 
 Abuse = Callable[[random.Random, Target], list[Answer]]
 
@@ -290,6 +291,35 @@ def two_lengths(rng: random.Random, target: Target) -> list[Answer]:
     return found
 
 
+def pieces(rng: random.Random, target: Target) -> list[Answer]:
+    """A body in thousands of tiny pieces, a chunk's extension or a trailer of megabytes: the line is closed."""
+    body = b'{"text": "a?"' + b" " * 20_000 + b"}"
+    singles = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    rest = rng.choice((singles, b"1;" + b"x" * 2_000_000 + b"\r\na\r\n", b"0\r\n" + b"X: y\r\n" * 300_000 + b"\r\n"))
+    begin = time.monotonic()
+    raw = target.head("POST", rng.choice(POSTS), "Content-Type: application/json", "Transfer-Encoding: chunked")
+    found = target.ask(raw + rest)
+    if any(one.status != 400 for one in found) or time.monotonic() - begin > PATIENCE / 2:
+        raise AssertionError(f"a body in pieces was answered {found} after {time.monotonic() - begin:.1f} s")
+    return found
+
+
+def curves(rng: random.Random, target: Target) -> list[Answer]:
+    """Many curves at once, all of them new: some are computed, the others are told to come back later."""
+    found: list[Answer] = []
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(target.line()) for _ in range(24)]
+        for line in lines:
+            query = f"start=uniform&dimension={rng.randrange(3, 1 << 17)}&noise={rng.uniform(0.001, 0.1):.9f}"
+            line.sendall(target.head("GET", f"/v1/process?{query}"))
+        for line in lines:
+            found += answers(line, 1, "GET")
+    statuses = {one.status for one in found}
+    if len(found) != len(lines) or not statuses <= ANSWERED:
+        raise AssertionError(f"many curves were answered {statuses}, {len(found)} of them")
+    return found
+
+
 def protocol(rng: random.Random, target: Target) -> list[Answer]:
     """Other versions and protocols, and pipelined requests."""
     good = target.post("/v1/completions", json.dumps(valid(rng, "/v1/completions")).encode())
@@ -441,6 +471,8 @@ ABUSES: dict[str, tuple[int, Abuse]] = {
     "header": (6, header),
     "framing": (4, framing),
     "two lengths": (1, two_lengths),
+    "pieces": (1, pieces),
+    "curves": (1, curves),
     "protocol": (4, protocol),
     "cut off": (4, cut),
     "dear": (1, dear),

@@ -9,130 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from faults import end
+from content_attacks import CONTENT_ATTACKS
 from fuzz import OPTIONS, seed_runs
 from lying_server import HUB_LIES, INDEX_LIES, lying_server
-from mutation import CHECKPOINT, PUBLISHED, Shelf, seal, sign
-from process import Forked
-from safetensors.torch import load_file, save_file
+from mutation import CHECKPOINT, PUBLISHED, Shelf, sign
+from scene import GENERATE, SECONDS, Attack, Hung, Record, Scene, edit, respoil, sha256
 from victim import different
 
 from rdlm.cli import main as cli
 from rdlm.data.image import encode_png
 from rdlm.data.tokenizer import train_bpe
-
-SECONDS = 60.0
-"""The longest that an attack may take, on a machine that does other things too."""
-MEGABYTES = 400.0
-"""The most memory that an attack may take beyond that of the process it is forked from."""
-REFUSED = (1, 2, 3)
-"""Exit codes of a failure, a mistake of the user and a damaged file."""
-
-
-class Hung(AssertionError):
-    """A command was not over within its time, or took too much memory."""
-
-
-@dataclass
-class Record:
-    """The results of the attacks."""
-
-    attacks: dict[str, str] = field(default_factory=dict)
-    """Name -> what came of it."""
-    let_in: list[str] = field(default_factory=list)
-    hung: list[str] = field(default_factory=list)
-    slowest: float = 0.0
-    grown: float = 0.0
-    """Megabytes of the attack that took most."""
-
-    def line(self) -> str:
-        """Return the results as one line of text."""
-        return (
-            f"attacks: {len(self.attacks)}, slowest {self.slowest:.1f} s, at most {self.grown:.0f} MB; "
-            f"let in: {len(self.let_in)}, hung: {len(self.hung)}"
-        )
-
-    def summary(self) -> dict[str, object]:
-        """Return the results as JSON values."""
-        limits = {"slowest (s)": round(self.slowest, 1), "most memory (MB)": round(self.grown, 1)}
-        return {"outcomes": self.attacks, **limits}
-
-
-class Scene:
-    """A folder with a run, a model published from it and a cache, copied for each attack."""
-
-    def __init__(self, place: Path, seeds: Path, record: Record) -> None:
-        self.place, self.record, self.said = place, record, ""
-        shutil.copytree(seeds, place)
-        self.run, self.published, self.cache = place / "characters", place / "published", place / "cache"
-        self.book = place / "book.txt"
-
-    def rdlm(self, *words: object, prepare: Callable[[], object] = lambda: None, **environment: object) -> int:
-        """Run a command in a process without privileges and return its exit code; its messages are in `said`."""
-        given = {"RDLM_CACHE": self.cache, "HOME": self.place / "home", **environment}
-
-        def enter() -> None:
-            os.environ.update({name: str(value) for name, value in given.items()})
-            prepare()
-
-        begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        messages = self.place / "messages.txt"
-        process = Forked([str(word) for word in words], self.place, messages, enter)
-        try:
-            code = process.wait(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            raise Hung(f"still running after {SECONDS:g} s: {messages.read_text()[-500:]}") from None
-        finally:
-            end(process)
-        self.said, grown = messages.read_text(errors="replace"), (process.kilobytes - before) / 1024
-        self.record.slowest = max(self.record.slowest, time.monotonic() - begin)
-        self.record.grown = max(self.record.grown, grown)
-        if grown > MEGABYTES:
-            raise Hung(f"it took {grown:.0f} MB")
-        return code
-
-    def refused(self, says: str, *words: object, **options: Any) -> None:
-        """Run a command, which must fail with an error that contains `says`."""
-        code = self.rdlm(*words, **options)
-        assert code in REFUSED and "Traceback" not in self.said and says in self.said, (
-            f"code {code}: {self.said[-1500:]}"
-        )
-
-    def accepted(self, *words: object, **options: Any) -> None:
-        """Run a command, which must succeed."""
-        code = self.rdlm(*words, **options)
-        assert code == 0 and "Traceback" not in self.said, f"code {code}: {self.said[-1500:]}"
-
-    def train(self, out: Path, **options: object) -> list[str]:
-        """Return the words of a training command."""
-        chosen = OPTIONS | {"training.steps": 4, "data.file": self.book, "out": out} | options
-        return ["train", "textfile", *(f"{w}" for key, value in chosen.items() for w in (f"--{key}", value))]
-
-
-Attack = Callable[[Scene], None]
-GENERATE = ("--steps", 2, "--json")
-
 
 # -- findings of an independent attack ---------------------------------------------------------------
 
@@ -294,22 +197,6 @@ def half_compiled(scene: Scene) -> None:
 # -- poisoned tables and corpora ---------------------------------------------------------------------
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a JSON file that holds a checksum of itself, and correct the checksum."""
-    found = json.loads(path.read_text())
-    change(found)
-    seal(path, found) if "sha256" in found else path.write_text(json.dumps(found))
-
-
-def respoil(folder: Path, shelf: Shelf, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
-    """Change the tensors of a model, and correct all checksums."""
-    for name in ("model.safetensors",) if shelf is PUBLISHED else ("network.safetensors", "ema.safetensors"):
-        path = shelf.at(folder) / name
-        tensors = change(load_file(path))
-        save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-    sign(folder, shelf)
-
-
 def ngram_table(scene: Scene, name: str, value: float, shelf: Shelf) -> None:
     """An n-gram table with a wrong index or an impossible probability: the model is refused by that name."""
     folder = scene.published if shelf is PUBLISHED else scene.run
@@ -366,11 +253,6 @@ def corpus_tokens(scene: Scene) -> None:
         found["files"]["train.bin"] |= {"sha256": sha256(train), "modified": train.stat().st_mtime_ns}
         path.write_text(json.dumps(found))
     scene.refused("", *scene.train(scene.place / "new"))
-
-
-def sha256(path: Path) -> str:
-    """Return the checksum of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def png_of(width: int, height: int) -> bytes:
@@ -560,6 +442,7 @@ ATTACKS: dict[str, Attack] = {
     "read-only: the cache": partial(read_only, what="cache"),
     "read-only: the output": partial(read_only, what="output"),
     "read-only: a run that exists": read_only_checkpoints,
+    **CONTENT_ATTACKS,
 }
 """Name -> attack; the numbers are those of the findings in docs/reliability.md."""
 

@@ -81,7 +81,8 @@ def _live(arguments: list[str], folder: Path, messages: Path, prepare: Callable[
         os.chdir(folder)
         for stream, path in ((1, Path(os.devnull)), (2, messages)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become_ordinary()
         prepare()

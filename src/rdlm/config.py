@@ -352,6 +352,8 @@ GridName = Literal["time", "log", "information"]
 OrderChoice = Literal["auto", "synchronous", "random", "strided", "left-to-right"]
 """An order by its name, or the one with the best measured bound."""
 
+LONGEST = 1 << 20
+"""Most tokens of a sequence, and most sampling steps."""
 COLDEST = 0.001
 """The lowest temperature: dividing log-probabilities by much less leaves the range of float32."""
 
@@ -431,6 +433,9 @@ class SamplingOptions:
         for name in ("num", "steps", "batch", "length", "rows", "top_k"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "length"):
+            if (getattr(self, name) or 0) > LONGEST:
+                raise InputError(f"{name} must be at most {LONGEST:,}, got {getattr(self, name):,}")
         if self.order is None:
             object.__setattr__(self, "order", "auto")
         _check_order(self, "order", get_args(OrderChoice))

@@ -14,7 +14,7 @@ from torch import Tensor
 from rdlm import pretrained
 from rdlm.api import hub, publish
 from rdlm.api.publish import Dtype
-from rdlm.config import DataConfig, GridName, OrderChoice, OrderName, RunConfig, SamplingOptions, SolverName
+from rdlm.config import LONGEST, DataConfig, GridName, OrderChoice, OrderName, RunConfig, SamplingOptions, SolverName
 from rdlm.data import tokenizer as tokenizers
 from rdlm.data.store import Kind
 from rdlm.data.tokenizer import Tokenizer, Unknown
@@ -42,9 +42,6 @@ EXTRA_BYTES, EXTRA_TENSORS = 1 << 26, 1000
 
 TENSOR_BYTES = 32
 """Bytes that a tensor takes at least in a file, for its name and shape."""
-
-LONGEST = 1 << 20
-"""Tokens of the longest sequence that a checkpoint may claim."""
 
 LONGEST_UNREQUESTED = 1 << 14
 """Tokens of the longest sample that is generated without an explicit length."""

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,9 @@ log = logging.getLogger(__name__)
 
 ORDERS: Final = "orders.json"
 """The bounds by order beside a checkpoint."""
+
+LARGEST_BOUND: Final = 1e6
+"""Largest bound in bits per character, pixel or base that is believed; a vocabulary of any size has fewer than 64."""
 
 HOW: Final = "rdlm evaluate RUN --orders measures them"
 
@@ -273,8 +275,8 @@ def _is_row(row: dict[str, Any]) -> bool:
         row["order"] in list(get_args(OrderName))
         and all(type(row[key]) is int for key in ("block", "calls"))
         and 0 <= row["block"] <= 1 << 24
-        and row["calls"] >= 1
-        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and 1 <= row["calls"] <= 1 << 24
+        and all(type(number) in (int, float) and abs(number) <= LARGEST_BOUND for number in numbers)
         and numbers[0] <= numbers[1] <= numbers[2]  # with few evaluations an interval may reach below 0
         and numbers[1] >= 0
     )

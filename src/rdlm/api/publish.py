@@ -80,8 +80,9 @@ def write(model: LanguageModel, folder: Path, *, name: str | None = None, dtype:
 
 
 def _check_replaceable(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: a model is published into a folder")
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        kind = "symbolic link" if folder.is_symlink() else "file"
+        raise InputError(f"{folder} is a {kind}: a model is published into a folder")
     others = sorted(found.name for found in folder.iterdir() if found.name not in FILES) if folder.is_dir() else []
     if others:
         raise InputError(f"{folder} has files of something else, such as {others[0]}: choose another folder")

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel, load
-from rdlm.config import OrderName
+from rdlm.config import LONGEST, OrderName
 from rdlm.data.evidence import Reading, from_levels, from_text, is_kept, keyboard, put_back, symmetric
 from rdlm.errors import InputError, unknown
 from rdlm.methods.rdlm import Rdlm
@@ -287,6 +287,8 @@ def sequence_posterior(
     for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
+        if value > LONGEST:
+            raise InputError(f"{name} must be at most {LONGEST:,}, got {value:,}")
     spans = overlapping_windows(len(evidence), model.length)
     parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
     found = []

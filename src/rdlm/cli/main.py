@@ -10,17 +10,22 @@ Exit codes: 0 success, 1 failure, 2 user error, 3 damaged file, 130 interrupted,
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import NamedTuple, Protocol, cast
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from typing import NamedTuple, Protocol, TextIO, cast
 
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
+from rdlm.display.text_table import PrintableStream, printable
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.storage.files import COMPILED, COMPILED_VARIABLE, DENIED, FULL, cache_dir, make_cache_dir
+
+UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP}
+"""Error numbers of paths that no system call accepts."""
 
 
 class Command(Protocol):
@@ -64,6 +69,14 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; only a bug raises an exception."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with ExitStack() as streams:
+        streams.enter_context(redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))))
+        if sys.stdout.isatty():
+            streams.enter_context(redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))))
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         code = dispatch(arguments)
         sys.stdout.flush()
@@ -84,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain(f"cannot write{named}: {error.strerror}", 1)
         if error.errno in DENIED:
             return _complain(f"no access to{named or ' a file'}: {error.strerror}", 1)
+        if error.errno in UNUSABLE:
+            return _complain(f"cannot use the path{named:.200}: {error.strerror}", 2)
         raise
 
 
@@ -174,5 +189,6 @@ def overview() -> str:
 
 
 def _complain(message: str, code: int) -> int:
+    message = printable(message)
     print(f"rdlm: error: {message}" if code != 130 else f"rdlm: {message}", file=sys.stderr)
     return code

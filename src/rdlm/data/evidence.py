@@ -58,6 +58,9 @@ REST: Final = "rest"
 MOST_NUMBERS: Final = 1 << 26
 """Most entries of a channel, and of the evidence of all sequences of a file: 512 MB."""
 
+MOST_READS: Final = 1 << 18
+"""Most reads of a file: each takes kilobytes of memory, however short it is."""
+
 Evidence = Float[Tensor, "positions v"]
 
 
@@ -474,6 +477,8 @@ def from_fastq(text: str, alphabet: str = "ACGT", offset: int = 33) -> list[Read
         raise InputError(f"FASTQ has four lines per read, got {len(lines)} lines")
     if len(alphabet) < 2:
         raise InputError(f"a read needs an alphabet of at least two bases, not {alphabet!r}")
+    if len(lines) // 4 > MOST_READS:
+        raise InputError(f"the file has {len(lines) // 4:,} reads: at most {MOST_READS:,}; give the parts one by one")
     check_size(sum(map(len, lines[1::4])), alphabet, "the reads")
     return [_read(lines[at : at + 4], at + 1, alphabet, offset) for at in range(0, len(lines), 4)]
 

@@ -143,6 +143,8 @@ def read_members(path: Path, pattern: str) -> dict[str, bytes]:
             with zipfile.ZipFile(path) as zipped:
                 members = [one for one in zipped.infolist() if fnmatchcase(one.filename, pattern)]
                 _check_unpacked(path, sum(one.file_size for one in members))
+                for one in members:
+                    _check_readable(path, one)
                 found = {one.filename: zipped.read(one) for one in members}
         else:
             with tarfile.open(path) as tar:
@@ -160,10 +162,18 @@ def _check_unpacked(path: Path, size: int) -> None:
         raise too_large(path, f"unpacked {size:,}")
 
 
-def _single_member(path: Path, zipped: zipfile.ZipFile, pattern: str) -> str:
-    found = [name for name in zipped.namelist() if fnmatchcase(name, pattern)]
+def _check_readable(path: Path, member: zipfile.ZipInfo) -> None:
+    known = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    if member.flag_bits & 1 or member.compress_type not in known:
+        how = "encrypted" if member.flag_bits & 1 else f"packed by the unknown method {member.compress_type}"
+        raise DamagedFileError(f"{path} cannot be unpacked: its member {member.filename!r:.100} is {how}")
+
+
+def _single_member(path: Path, zipped: zipfile.ZipFile, pattern: str) -> zipfile.ZipInfo:
+    found = [one for one in zipped.infolist() if fnmatchcase(one.filename, pattern)]
     if len(found) != 1:
         raise DamagedFileError(f"{path} has {len(found)} members {pattern}, not one")
+    _check_readable(path, found[0])
     return found[0]
 
 

@@ -114,6 +114,7 @@ class _Page:
         parser = expat.ParserCreate("utf-8")  # whatever encoding the page declares: the text is decoded already
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
         parser.CharacterDataHandler, parser.EntityDeclHandler = self._characters, self._refuse
+        parser.AttlistDeclHandler = self._refuse_default
         try:
             parser.Parse(text.encode(), True)
         except expat.ExpatError as error:
@@ -127,6 +128,10 @@ class _Page:
 
     def _refuse(self, name: str, *_: object) -> None:
         raise InputError(f"{self.source} declares the entity {name!r}: entities of a file are not read")
+
+    def _refuse_default(self, element: str, *_: object) -> None:
+        """Refuse a declaration of default attributes: each element would have a copy of them, of any length."""
+        raise InputError(f"{self.source} declares attributes of {element!r}: declarations of a file are not read")
 
     def _start(self, _: str, attributes: dict[str, str]) -> None:
         if len(self.open) >= DEEPEST:

@@ -29,13 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdlm.data.image import SIGNATURE, decode_png
-from rdlm.data.recipe import CorpusRequest, Recipe, open_regular, read_bytes
+from rdlm.data.recipe import CorpusRequest, Recipe, files_of, open_regular, read_bytes
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.text import draft_of_text
 from rdlm.data.tokenizer import Levels, bases
 from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError, require
-from rdlm.storage.files import most_bytes, too_large
 
 Format = Literal["text", "CSV", "TSV", "JSONL", "FASTA", "FASTQ", "images", "array"]
 RECORDS: tuple[Format, ...] = ("CSV", "TSV", "JSONL", "FASTA", "FASTQ")
@@ -70,12 +69,7 @@ def _files(path: Path) -> list[Path]:
     """Return the regular files of a folder without hidden ones, or the file itself."""
     if not path.is_dir():
         return [path]
-    found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-    if not found:
-        raise InputError(f"{path} is an empty folder")
-    if (size := sum(file.stat().st_size for file in found)) > most_bytes():
-        raise too_large(path, f"{size:,}")
-    return found
+    return files_of(path, hidden=False)
 
 
 def _head(path: Path) -> bytes:
@@ -105,10 +99,17 @@ def _recognised(head: bytes) -> Format:
 
 
 def _is_object(line: str) -> bool:
+    return _object(line) is not None
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None for anything else, and for text that is not Unicode."""
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        return False
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _is_table(text: str, delimiter: str) -> bool:
@@ -185,9 +186,9 @@ def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
     if kind == "JSONL":
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
-                if not _is_object(line):
+                if (found := _object(line)) is None:
                     raise InputError(f"{path} is JSONL, but line {number} is not a JSON object")
-                yield json.loads(line)
+                yield found
         return
     try:
         yield from csv.DictReader(io.StringIO(text), delimiter="\t" if kind == "TSV" else ",")

@@ -107,6 +107,24 @@ def open_regular(path: Path) -> IO[bytes]:
     return file
 
 
+def files_of(folder: Path, hidden: bool = True) -> list[Path]:
+    """Return the regular files below a folder of the user, sorted, with or without those whose names begin with a dot.
+
+    InputError for a link to a file outside of the folder, which somebody else may have put there, and for too many
+    bytes.
+    """
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and (hidden or not p.name.startswith(".")))
+    if not found:
+        raise InputError(f"{folder} is an empty folder")
+    place = folder.resolve()
+    for path in found:
+        if not (target := path.resolve()).is_relative_to(place):
+            raise InputError(f"{path} is a link to {target}, outside of the folder: copy the file, or remove it")
+    if (size := sum(path.stat().st_size for path in found)) > most_bytes():
+        raise too_large(folder, f"{size:,}")
+    return found
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of the user for reading; .gz files and .zip files with one member are decompressed."""

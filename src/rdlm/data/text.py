@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
-from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, first_available, open_file, read_bytes
+from rdlm.data.recipe import CorpusRequest, Recipe, check_sha256, files_of, first_available, open_file, read_bytes
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.tokenizer import (
     DIGITS,
@@ -36,7 +36,7 @@ from rdlm.data.tokenizer import (
     wordpiece,
 )
 from rdlm.errors import DamagedFileError, InputError, unknown
-from rdlm.storage.files import most_bytes, read_json, too_large
+from rdlm.storage.files import read_json
 
 WIKIPEDIA_LICENCE = "Wikipedia text of 2006: GFDL / CC BY-SA"
 TEXT8 = Archive("url", "http://mattmahoney.net/dc/text8.zip", "", "text8.zip", None)
@@ -199,13 +199,8 @@ def draft_of_text(request: CorpusRequest, text: str, source: str) -> Draft:
 
 
 def _text(path: Path) -> str:
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    if not files:
-        raise InputError(f"{path} is an empty folder")
-    if (size := sum(file.stat().st_size for file in files)) > most_bytes():
-        raise too_large(path, f"{size:,}")
     texts = []
-    for file in files:
+    for file in files_of(path) if path.is_dir() else [path]:
         try:
             texts.append(read_bytes(file).decode())
         except UnicodeDecodeError as error:

@@ -1,10 +1,42 @@
-"""Output of results: one JSON object, or a text table."""
+"""Output of results: one JSON object, a text table, or text whose control characters are shown, not obeyed."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+"""Characters that a terminal obeys, or that reverse the order of those around them; not tab and line break."""
+
+_OWN = r"\A\r|\r(?=\n)|\x1b\[[0-9;]*m|\x1b\[A"
+"""What is written on purpose: the beginning of a progress bar, colours, and the way up to another bar."""
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters as escapes such as \\x1b: texts and names of others may contain any."""
+    return re.sub(_CONTROL, _escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+class PrintableStream:
+    """A text stream that writes control characters as escapes, except those of our own colours and progress bars."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+
+    def write(self, text: str) -> int:
+        """Write a text and return its length."""
+        self._inner.write(re.sub(f"({_OWN})|{_CONTROL}", lambda found: found[1] or _escape(found), text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def print_json(result: Mapping[str, object]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Mapping
-from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any, Final, TypeVar
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp
 from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
 from rdlm.serve import restore, score, trajectory
-from rdlm.serve.curves import curves
+from rdlm.serve.curves import CurveQueue
 from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of
 from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
@@ -124,6 +123,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
         body = await body_of(request, TrajectoryBody)
         return await trajectory.follow(service, service.model(body.model), body, request)
 
+    queue = CurveQueue()
+
     @app.get("/v1/process", response_class=Response)
     async def describe_process(
         start: Annotated[str, Query(max_length=32)] = "masked",
@@ -132,7 +133,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         dimension: Annotated[int, Query(ge=3, le=1 << 17)] = 28,
     ) -> Response:
         """Return curves of a bridge over time: alpha, rho, the angle to the token, and the information."""
-        return answer(await asyncio.to_thread(partial(curves, start, noise, schedule, dimension)))
+        return answer(await queue.compute(start, noise, schedule, dimension))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

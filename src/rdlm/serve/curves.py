@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
@@ -15,11 +17,32 @@ from rdlm.process.bridge import EXPANSION_RANGE, Bridge, masked_start, uniform_s
 from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.normal import match_moments
 from rdlm.process.schedule import Schedule, schedule, uniform_in_time
+from rdlm.serve.http_errors import queue_full
 
 LEVELS, PAIRS, STATES = 48, 512, 48
 """Time levels of a curve, draws of the table per level, and states per level for the information."""
+MOST_WAITING, RETRY = 16, 5
+"""Requests for curves that may wait for each other, and seconds after which another one may be sent."""
 LARGEST_EVIDENCE = 512
 """Largest vocabulary for which the information is computed."""
+
+
+class CurveQueue:
+    """Computes curves one after the other on a thread of its own, so that no number of requests delays other ones."""
+
+    def __init__(self) -> None:
+        self._thread, self._waiting = ThreadPoolExecutor(1, thread_name_prefix="curves"), 0
+
+    async def compute(self, name: str, noise: float, schedule_name: str, dimension: int) -> dict[str, object]:
+        """Return the curves; status 429 if too many requests are waiting."""
+        if self._waiting >= MOST_WAITING:
+            raise queue_full(RETRY)
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, curves, name, noise, schedule_name, dimension)
+        finally:
+            self._waiting -= 1
 
 
 @lru_cache(maxsize=256)

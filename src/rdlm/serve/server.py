@@ -28,6 +28,8 @@ TIMEOUT = 20.0
 """Seconds in which the head of a request must arrive, and in which a client must read what is sent."""
 LARGEST_HEAD = 1 << 15
 """Bytes of the largest head of a request."""
+MOST_PIECES, SMALLEST_PIECE = 1024, 64
+"""Pieces of a body beyond which they must have so many bytes on average."""
 MOST_CONNECTIONS = min(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """At most half of the file descriptors of the process."""
 GRACE = 4.0
@@ -42,19 +44,27 @@ async def reject(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class StrictParser(h11.Connection):
-    """h11's parser without its tolerance for two lengths of one body.
+    """h11's parser without its tolerance for two lengths of one body, and for bodies in tiny pieces.
 
     A proxy in front of the service may use the other length, and then takes the end of one request for the beginning
-    of another (request smuggling, RFC 9112, section 6.1).
+    of another (request smuggling, RFC 9112, section 6.1). Pieces of one byte cost the event loop a minute per megabyte.
     """
+
+    _pieces = _bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event of the connection."""
         event = super().next_event()
         if isinstance(event, h11.Request):
+            self._pieces = self._bytes = 0
             names = {name for name, _ in event.headers}
             if {b"content-length", b"transfer-encoding"} <= names:
                 raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding in one request")
+        if isinstance(event, h11.Data):
+            self._pieces += 1
+            self._bytes += len(event.data)
+            if self._pieces > MOST_PIECES and self._bytes < SMALLEST_PIECE * self._pieces:
+                raise h11.RemoteProtocolError("a body in tiny pieces")
         return event
 
 

@@ -25,11 +25,27 @@ KINDS: dict[str, type] = {
 LARGEST_FILE = 1 << 20
 """Bytes of the largest configuration file that is read."""
 
+MOST_PARTS = 100_000
+"""Keys and values of the largest configuration, with its references written out."""
+
+LARGEST_NUMBER = 1 << 128
+"""Largest whole number of a configuration."""
+
 Config = TypeVar("Config")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader; a key that a mapping has twice is an error, as in JSON files."""
+    """YAML's safe loader; a key that a mapping has twice is an error, as in JSON files.
+
+    So is a text whose references, written out, have too many parts: a kilobyte of them can stand for billions.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the node of the text after counting its parts."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _count_parts(node, {})
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return the node of a mapping; here, merge keys (<<) have not added inherited keys yet."""
@@ -41,6 +57,22 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.composer.ComposerError(None, None, f"duplicate key {key.value!r}", key.start_mark)
                 keys.add((key.tag, key.value))
         return node
+
+
+def _count_parts(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Return the nodes of a tree with references written out; a reference to itself, or too many, is an error."""
+    if (known := counted.get(id(node))) is not None:
+        if known == 0:
+            raise yaml.composer.ComposerError(None, None, "a reference within what it refers to", node.start_mark)
+        return known
+    counted[id(node)] = 0  # in progress
+    inner = node.value if isinstance(node, yaml.CollectionNode) else []
+    parts = [part for pair in inner for part in pair] if isinstance(node, yaml.MappingNode) else inner
+    count = 1 + sum(_count_parts(part, counted) for part in parts)
+    if count > MOST_PARTS:
+        raise yaml.composer.ComposerError(None, None, f"more than {MOST_PARTS} parts", node.start_mark)
+    counted[id(node)] = count
+    return count
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -124,7 +156,7 @@ def _dataclass(kind: type[Config], values: object, key: str) -> Config:
     prefix = f"{key}." if key else ""
     for name in values:
         if name not in hints:
-            raise unknown("key", f"{prefix}{name}", [prefix + known for known in hints])
+            raise unknown("key", prefix + _named(name), [prefix + known for known in hints])
     return kind(**{name: _value(hints[name], value, prefix + name) for name, value in values.items()})
 
 
@@ -133,7 +165,7 @@ def _value(hint: Any, value: object, key: str) -> Any:
     origin, choices = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in choices:
-            raise unknown(f"value of {key}", str(value), choices)
+            raise unknown(f"value of {key}", _named(value), choices)
         return value
     if origin in (Union, types.UnionType):
         return _union(choices, value, key)
@@ -149,16 +181,16 @@ def _union(choices: tuple[Any, ...], value: object, key: str) -> Any:
         (inner,) = [choice for choice in choices if choice is not type(None)]
         return None if value is None else _value(inner, value, key)
     if not isinstance(value, Mapping):
-        raise InputError(f"{key} must be a mapping of names to values, got {value!r}")
+        raise InputError(f"{key} must be a mapping of names to values, got {_shown(value)}")
     kind = value.get("kind", "transformer")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise unknown(f"value of {key}.kind", str(kind), KINDS)
+        raise unknown(f"value of {key}.kind", _named(kind), KINDS)
     return _dataclass(KINDS[kind], {name: item for name, item in value.items() if name != "kind"}, key)
 
 
 def _tuple(choices: tuple[Any, ...], value: object, key: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise InputError(f"{key} must be a list, got {value!r}")
+        raise InputError(f"{key} must be a list, got {_shown(value)}")
     hints = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
     if len(value) != len(hints):
         raise InputError(f"{key} must have {len(hints)} entries, got {len(value)}")
@@ -172,11 +204,27 @@ def _scalar(hint: type, value: object, key: str) -> Any:
     # bool is a subclass of int.
     if not isinstance(value, accepted.get(hint, (hint,))) or (isinstance(value, bool) and hint is not bool):
         kinds = {float: "a number", int: "a whole number", bool: "true or false"}
-        raise InputError(f"{key} must be {kinds.get(hint, 'text')}, got {value!r}")
+        raise InputError(f"{key} must be {kinds.get(hint, 'text')}, got {_shown(value)}")
+    if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+        raise InputError(f"{key} is too large a number")
+    if isinstance(value, str) and "\0" in value:
+        raise InputError(f"{key} must be text without null characters, got {value!r:.100}")
     try:
         return hint(value)
     except OverflowError:
         raise InputError(f"{key} is too large a number") from None
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message; whole numbers of more than 4,300 digits cannot be written."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def _named(value: object) -> str:
+    return value if isinstance(value, str) else _shown(value)
 
 
 def _number(text: str) -> float | str:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -33,10 +34,13 @@ COMPILED, COMPILED_VARIABLE = "inductor", "TORCHINDUCTOR_CACHE_DIR"
 
 OWN_CACHE = "set RDLM_CACHE to a folder of your own"
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Escapes of surrogates, as in the pairs of an emoji."""
+
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 """Error numbers of files and folders without permission."""
 
-UNWRITABLE = FULL | DENIED | {errno.ENOTDIR, errno.EEXIST}
+UNWRITABLE = FULL | DENIED | {errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP}
 """All of these, and those of a folder that cannot be created."""
 
 
@@ -289,10 +293,17 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text; ValueError also for duplicate keys and numbers that are not finite."""
-    return json.loads(
+    """Return the value of a JSON text.
+
+    ValueError also for duplicate keys, numbers that are not finite, and halves of surrogate pairs, which no text file
+    or terminal could show.
+    """
+    found = json.loads(
         content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant, parse_float=_finite
     )
+    if _SURROGATE.search(content):
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

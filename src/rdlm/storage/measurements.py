@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _is_evaluation(found: Any) -> bool:
 
 def _is_metric(metric: dict[str, Any]) -> bool:
     numbers = [metric["value"], *(metric[end] for end in ("low", "high") if metric[end] is not None)]
-    return all(type(number) in (int, float) for number in numbers) and all(
+    return all(type(number) in (int, float) and abs(number) <= sys.float_info.max for number in numbers) and all(
         isinstance(metric[key], str) for key in ("unit", "convention")
     )
 
