@@ -278,6 +278,21 @@ def test_the_error_rate_is_not_estimated_from_characters_that_are_kept() -> None
     assert plain == marked and plain is not None and 0 < plain < 1
 
 
+def test_evidence_is_given_as_tensor_array_or_probabilities() -> None:
+    model = markov_model()
+    laws = [{"a": 0.5, "b": 0.5}, {"c": 0.7, "rest": 0.3}, *[{letter: 1.0} for letter in "dead"]]
+    found = model.restore(laws)
+    given = readings.from_laws(laws, ALPHABET).evidence
+    for same in (given, given.numpy()):
+        assert torch.equal(model.restore(same).posterior, found.posterior)
+    assert found.text[2:] == "dead" and found.read[1:] == "cdead"
+    for wrong in (["one", "two"], [], 3, [{"a": 1.0}, "b"]):
+        with pytest.raises(InputError, match=r"restore takes a text.*one by one"):
+            model.restore(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="position 1: the probabilities sum to"):
+        model.restore([{"a": 1.0}, {"a": 0.9}])
+
+
 def test_the_door_of_the_package() -> None:
     found = rdlm.restore(markov_model(), "ab?c", channel="symmetric", error=0.2)
     assert torch.equal(found.posterior, markov_model().restore("ab?c", "symmetric", 0.2).posterior)

@@ -31,7 +31,7 @@ from rdlm.storage.own_classes import UntrustedClassError, check_trusted, trustin
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation, Progress
-    from rdlm.api.restore import Restoration
+    from rdlm.api.restore import Array, Laws, Restoration
     from rdlm.api.score import Effort, Score
     from rdlm.data.evidence import Reading
     from rdlm.sampling.constraints import Classifier
@@ -249,7 +249,7 @@ class LanguageModel:
 
     def restore(
         self,
-        reading: str | Tensor | Reading,
+        reading: str | Tensor | Array | Laws | Reading,
         channel: str | Tensor | None = None,
         error: float | Literal["auto"] = 0.1,
         *,
@@ -262,8 +262,9 @@ class LanguageModel:
         seed: int = 0,
         progress: Callable[[int], object] = lambda windows: None,
     ) -> Restoration:
-        """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence [positions, V].
+        """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence.
 
+        Evidence is a tensor or an array of log-likelihoods [positions, V], or one {symbol: probability} per position.
         Characters that the model lacks are kept: see `rdlm.data.evidence.to_symbols`.
         `channel` is symmetric or keyboard, with an `error` rate, or a matrix [true, read]. The posterior is that of
         one network call, or the mean over `passes` of the sampler in `steps` calls each; with `whole` the text is the

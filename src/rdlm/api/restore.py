@@ -18,20 +18,32 @@ that of the window in which it is farthest from the ends, and samples continue b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import LONGEST, OrderName
-from rdlm.data.evidence import Reading, from_levels, from_text, is_kept, keyboard, put_back, symmetric
+from rdlm.data.evidence import (
+    Reading,
+    from_array,
+    from_laws,
+    from_levels,
+    from_text,
+    is_kept,
+    keyboard,
+    put_back,
+    symmetric,
+)
 from rdlm.errors import InputError, unknown
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.kernel import to_device
@@ -67,6 +79,8 @@ CHANNELS: Final = {"symmetric": symmetric, "keyboard": keyboard}
 """Channels with an error rate, by name."""
 
 Evidence = Float[Tensor, "positions v"]
+Array = NDArray[np.floating[Any]]
+Laws = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +149,7 @@ class Restoration:
 
 def restore(
     model: LanguageModel | str | Path | None,
-    evidence: Evidence | Reading | str,
+    evidence: str | Evidence | Array | Laws | Reading,
     read: str | None = None,
     *,
     channel: str | Float[Tensor, "v v"] | None = None,
@@ -148,8 +162,9 @@ def restore(
     seed: int = 0,
     progress: Callable[[int], object] = lambda windows: None,
 ) -> Restoration:
-    """Return the posterior of an uncertain text, of a reading, or given evidence [positions, V].
+    """Return the posterior of an uncertain text, of a reading, or given evidence.
 
+    Evidence is a tensor or an array of log-likelihoods [positions, V], or one {symbol: probability} per position.
     `model` is a model or what `rdlm.load` takes. A text has the notation of `rdlm.data.evidence.from_text` and was read
     through a channel: `symmetric` or `keyboard` with an error rate, or a matrix [true, read]. `read` is shown beside
     the result. The posterior is that of one network call, or the mean over `passes` of the sampler in `steps` calls
@@ -159,6 +174,8 @@ def restore(
     model = model if isinstance(model, LanguageModel) else load(model)
     if isinstance(evidence, str):
         evidence, _ = read_text_through(model, evidence, channel, error)
+    elif not isinstance(evidence, Reading | Tensor):
+        evidence = _reading(model, evidence)
     given = evidence.evidence if isinstance(evidence, Reading) else evidence
     posterior, drawn = sequence_posterior(
         model, given, passes=passes, samples=samples, steps=steps, order=order, seed=seed, progress=progress
@@ -166,6 +183,18 @@ def restore(
     reading = evidence if isinstance(evidence, Reading) else Reading(given, "?" * len(given))
     reading = reading._replace(symbols=read or reading.symbols)
     return _restoration(model, reading, posterior, drawn, passes * steps if passes else 1, whole)
+
+
+def _reading(model: LanguageModel, given: Array | Laws) -> Reading:
+    alphabet = "".join(symbols_of(model))
+    if isinstance(given, np.ndarray):
+        return from_array(given, alphabet)
+    if isinstance(given, Sequence) and given and all(isinstance(law, Mapping) for law in given):
+        return from_laws(given, alphabet)
+    raise InputError(
+        "restore takes a text, a tensor or an array of log-likelihoods [positions, V], or a list of one "
+        f"{{symbol: probability}} per position, got a {type(given).__name__}; several texts are restored one by one"
+    )
 
 
 @torch.no_grad()

@@ -415,23 +415,26 @@ def from_json_lines(text: str, alphabet: str) -> Reading:
     Probabilities of a position must sum to 1. A symbol that is not named is impossible, unless the line says what is
     left, as `{"e": 0.7, "c": 0.2, "rest": 0.1}`: the rest is spread evenly over the symbols that are not named.
     """
-    rows, symbols = [], []
-    lines = list(filter(str.strip, text.split("\n")))
+    laws, lines = [], list(filter(str.strip, text.split("\n")))
     check_size(len(lines), alphabet, "the evidence")
     for number, line in enumerate(lines, 1):
-        where = f"position {number - 1}"
         try:
             law = parse_json(line.encode())
         except (ValueError, RecursionError) as error:
             raise InputError(f"line {number} is not JSON: {error}") from None
         if not isinstance(law, dict) or not law:
             raise InputError(f"line {number} must be an object {{symbol: probability}}")
-        row = _law(law, alphabet, where)
-        rows.append(row.log())
-        symbols.append(alphabet[int(row.argmax())] if row.max() > row.min() else "?")
-    if not rows:
+        laws.append(law)
+    if not laws:
         raise InputError("there is nothing to restore: no line has a position")
-    return Reading(_checked(torch.stack(rows)), "".join(symbols))
+    return from_laws(laws, alphabet)
+
+
+def from_laws(laws: Sequence[Mapping[str, Any]], alphabet: str) -> Reading:
+    """Return the evidence of one {symbol: probability} per position, as in `from_json_lines`."""
+    rows = [_law(law, alphabet, f"position {at}") for at, law in enumerate(laws)]
+    symbols = (alphabet[int(row.argmax())] if row.max() > row.min() else "?" for row in rows)
+    return Reading(_checked(torch.stack(rows).log()), "".join(symbols))
 
 
 def _law(law: Mapping[str, Any], alphabet: str, where: str) -> Float[Tensor, " v"]:
