@@ -73,9 +73,11 @@ def test_other_presets_keep_their_process(name: str) -> None:
 
 def test_what_is_chosen_is_stated() -> None:
     _, said = fit_vocabulary(preset("textfile"), 113)
-    assert said == "113 tokens: total noise 0.016"
+    assert said == "chosen for a vocabulary of 113 tokens: process.total 0.016"
     _, said = fit_vocabulary(preset("textfile"), 8192)
-    assert said == "8,192 tokens: learned codes of 16 numbers, no n-gram chain"
+    assert said == (
+        "chosen for a vocabulary of 8,192 tokens: process.codes learned, process.dimension 16, model.belief none"
+    )
 
 
 def test_a_network_of_many_tokens_starts_at_their_frequencies() -> None:

@@ -57,14 +57,14 @@ def fit_vocabulary(config: RunConfig, vocabulary: int) -> tuple[RunConfig, str]:
     chosen = _with_process(chosen, total=total_noise(chosen.process, vocabulary))
     said = []
     if chosen.method == "rdlm" and (codes := chosen.process.codes) != config.process.codes and codes == "learned":
-        said.append(f"learned codes of {chosen.process.dimension} numbers")
+        said.append(f"process.codes learned, process.dimension {chosen.process.dimension}")
     if chosen.method == "rdlm" and config.process.total is None and chosen.process.total != PAPER_TOTAL_NOISE:
-        said.append(f"total noise {chosen.process.total:.2g}")
+        said.append(f"process.total {chosen.process.total:.2g}")
     if chosen.model.belief != config.model.belief:
-        said.append("no n-gram chain")
+        said.append("model.belief none")
     elif chosen.model.states != config.model.states:
-        said.append(f"a chain of {chosen.model.states:,} states")
-    return chosen, f"{vocabulary:,} tokens: {', '.join(said)}" if said else ""
+        said.append(f"model.states {chosen.model.states}")
+    return chosen, f"chosen for a vocabulary of {vocabulary:,} tokens: {', '.join(said)}" if said else ""
 
 
 def _with_process(config: RunConfig, **changes: object) -> RunConfig:
