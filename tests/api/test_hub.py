@@ -163,6 +163,10 @@ def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
     assert not hub.is_name("user/name")
     with pytest.raises(InputError, match="user/name is not a folder"):
         rdlm.load("user/name")
+    with pytest.raises(InputError, match=r"text9 is not a folder.*did you mean text8\?"):
+        rdlm.load("text9")
+    with pytest.raises(InputError, match=r"a text is given with --prompt"):
+        rdlm.load("the history of")
     with pytest.raises(InputError, match="'letters' is not a name on the hub"):
         tiny().push_to_hub("letters")
 

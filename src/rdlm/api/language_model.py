@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -392,9 +393,11 @@ def find(run: str | Path | None = None) -> Path:
     if hub.is_name(str(run)):
         return hub.download(str(run))
     names = f" of a pretrained model ({', '.join(pretrained.names())}) or" if pretrained.names() else ""
+    near = get_close_matches(str(run), pretrained.names(), n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; a text is given with --prompt" if " " in str(run) else ""
     raise InputError(
         f"{run} is not a folder: give the folder of a run (rdlm train creates one), of a checkpoint or of a published "
-        f"model, or the name{names} of a model on the hub (user/name)"
+        f"model, or the name{names} of a model on the hub (user/name){hint}"
     )
 
 
