@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Generator
 from dataclasses import MISSING, fields, replace
 from inspect import signature
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import rdlm
+from rdlm.api.generate import Generation, WindowStep, generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.score import effort_for, order_for, score
 from rdlm.api.training import train_model
@@ -190,6 +192,22 @@ def test_bfloat16_changes_the_network_and_not_the_states() -> None:
     assert model.to(precision="float32").score(["some text"], nfe=4)[0].nats.value == exact
     with pytest.raises(InputError, match="unknown precision"):
         model.to(precision="float8")  # type: ignore[arg-type]
+
+
+def test_the_steps_of_samples_can_be_iterated_over() -> None:
+    model, options = tiny(), SamplingOptions(num=2, steps=4, prompt="ab", order="synchronous", seed=3)
+    returned = list[Generation]()
+
+    def followed() -> Generator[WindowStep, None, None]:
+        returned.append((yield from model.generate_steps(options)))
+
+    steps = list(followed())
+    made = generate(model, options)
+    assert returned[0].samples == made.samples and returned[0].network_calls == made.network_calls
+    assert len(steps) == 4 and all(step.info.log_probs.shape[0] == 2 for step in steps)
+    assert torch.is_grad_enabled()
+    with pytest.raises(InputError, match="one batch"):
+        next(model.generate_steps(SamplingOptions(num=3, batch=2)))
 
 
 def test_a_compiled_network_gives_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,6 +277,13 @@ def test_echoed_log_probabilities_equal_the_command(
     assert made.logprobs is not None and made.logprobs.token_logprobs is not None
     found = [-value / math.log(2) for value in made.logprobs.token_logprobs]
     assert found == pytest.approx(row["positions"], abs=1e-4) and sum(found) > 30
+
+
+def test_left_to_right_has_log_probabilities_without_a_number_of_steps(client: openai.OpenAI) -> None:
+    for options in ({"prompt": "the quick brown fox jumps", "max_tokens": 0}, {"prompt": "the ", "max_tokens": 6}):
+        asked = partial(client.completions.create, model="taught", echo=True, logprobs=0, seed=3, **options)  # type: ignore[arg-type]
+        plain, named = asked(), asked(extra_body={"order": "left-to-right"})
+        assert named.choices[0] == plain.choices[0]
 
 
 def test_autoregression_has_log_probabilities(client: openai.OpenAI, runs: Path) -> None:

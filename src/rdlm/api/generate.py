@@ -140,6 +140,28 @@ def generate(
     return Generation(samples, prepared.options, nfe, output.invalid, bound, record, model, known, prepared.order)
 
 
+def generate_steps(model: LanguageModel, options: SamplingOptions) -> Generator[WindowStep, None, Generation]:
+    """Yield every step of samples that fit into one batch; the generator returns them as `generate` does."""
+    if model.method.token_schedule is None or options.num > options.batch:
+        raise InputError("steps are those of one batch of a model of the method 'rdlm'; otherwise use generate")
+    prepared, seen = prepare(model, options), list[WindowStep]()
+    seeds = range(options.seed, options.seed + options.num)
+    sampling = prepared.sample(seeds, lambda rows, step: seen.append(step))
+    with _evaluation_mode(model.method.network):
+        try:
+            query = next(sampling)
+            while True:
+                query = sampling.send(prepared.batcher.evaluate(query))
+                yield from seen
+                seen.clear()
+        except StopIteration as stop:
+            output: Output = stop.value
+    yield from seen
+    samples, known = _samples(model, output.token, options.seed), tuple((prepared.prompt.known != OPEN).tolist())
+    nfe, bound = int(output.nfe.max()), prepared.claims_bound
+    return Generation(samples, prepared.options, nfe, output.invalid, bound, None, model, known, prepared.order)
+
+
 def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: Progress | None) -> Generation:
     """Return samples of a baseline, which has no conditions and no choice but the number of its steps."""
     plain = SamplingOptions(**{name: getattr(options, name) for name in BASELINE_OPTIONS})

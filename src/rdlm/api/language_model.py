@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -31,7 +31,7 @@ from rdlm.storage.files import damaged, read_json
 from rdlm.storage.own_classes import UntrustedClassError, check_trusted, trusting
 
 if TYPE_CHECKING:
-    from rdlm.api.generate import Generation, Progress
+    from rdlm.api.generate import Generation, Progress, WindowStep
     from rdlm.api.restore import Array, Laws, Restoration
     from rdlm.api.score import Effort, Score
     from rdlm.data.evidence import Reading
@@ -216,6 +216,16 @@ class LanguageModel:
         if found and found[0].order is not None:
             found[0].order.log()
         return found
+
+    def generate_steps(self, options: SamplingOptions | None = None) -> Generator[WindowStep, None, Generation]:
+        """Yield every step of the samples that `generate` returns with these options; of one batch at most.
+
+        A step has the log-probabilities by which the states moved in `info.log_probs` [rows, positions, v], and the
+        states after it in `info.after`. What the generator returns (`result = yield from ...`) are the samples.
+        """
+        from rdlm.api.generate import generate_steps
+
+        return generate_steps(self, options or SamplingOptions())
 
     def score(
         self,

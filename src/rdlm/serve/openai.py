@@ -208,9 +208,15 @@ def _request(
     return CompletionRequest(options, prompt, ids, first, first + count)
 
 
+def _may_be_exact(body: CompletionBody) -> bool:
+    """Return whether a body leaves the number of calls to us, in an order that can have log-probabilities."""
+    given = sampling_of(body)
+    return given.get("order", "auto") in ("auto", "left-to-right") and not given.keys() & {"steps", "block", "window"}
+
+
 def _with_exact_order(model: LanguageModel, body: CompletionBody, request: CompletionRequest) -> CompletionRequest:
-    """Return a request whose order has log-probabilities, if it states none and the model was trained for one."""
-    if sampling_of(body).keys() & {"order", "steps", "block", "window"}:
+    """Return a request whose order has log-probabilities, if the body allows it and the model was trained for one."""
+    if not _may_be_exact(body):
         return request
     found = exact_order(model, min(model.length, request.options.length or model.length))
     if found is None:
@@ -221,7 +227,7 @@ def _with_exact_order(model: LanguageModel, body: CompletionBody, request: Compl
 def _order(served: ServedModel, body: CompletionBody, request: CompletionRequest) -> ChosenOrder | None:
     """Return the order in which the tokens of a prompt are scored."""
     model, given = served.model, sampling_of(body)
-    if served.engine is not None and not given.keys() & {"order", "steps", "block"}:
+    if served.engine is not None and _may_be_exact(body):
         found = exact_order(model, model.length)
         if found is not None:
             return found
