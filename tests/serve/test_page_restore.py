@@ -68,6 +68,8 @@ def test_restore_works_with_the_keyboard_alone(show: Callable[[str], Page]) -> N
     page.keyboard.press("Enter")
     finished(page)
     expect(page.locator("#restore-sentence")).not_to_be_empty()
+    expect(page.locator("#restore-tokens > span")).to_have_count(3)
+    finished(page)
     for _ in range(7):
         page.keyboard.press("Tab")
     expect(page.locator("#restore-tokens")).to_be_focused()
