@@ -1,0 +1,14 @@
+"""The table of estimated error rates."""
+
+from __future__ import annotations
+
+from experiments.error_rates import summary
+
+
+def test_estimates_are_judged_by_the_share_that_is_really_wrong() -> None:
+    about = {"corpus": "text8", "channel": "keyboard", "rate": "0.1"}
+    pairs = (("0.1000", "0.109"), ("0.0800", "0.092"))
+    rows = [{**about, "text": str(at), "share": share, "found": found} for at, (share, found) in enumerate(pairs)]
+    (found,) = summary([*rows])
+    assert (found["texts"], found["within_10%"]) == (2, 1)
+    assert (found["mean_%"], found["worst_%"]) == ("+12.0", "+15.0")
