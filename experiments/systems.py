@@ -161,7 +161,7 @@ def dna() -> Bench:
     flows: tuple[MethodName, ...] = ("fisher_flow", "dirichlet_flow", "ddsm")
     causal = TransformerConfig(width=72, layers=4, heads=4)
     chain = replace(causal, width=16, layers=1, heads=2, belief="ngram")
-    few: dict[str, Any] = {"trial": 12, "sequences": 8, "samples": 4, "measured": 24, "estimated": 2}
+    few: dict[str, Any] = {"trial": 12, "sequences": 8, "samples": 2, "measured": 24, "estimated": 2, "repeats": 3}
     return Bench(config, (*methods, *flows), causal=causal, scorer_network=chain, scorer_steps=30, **few)
 
 
@@ -273,7 +273,7 @@ def row_of_data(bench: Bench, session: Session, scorer: Autoregressive) -> Row:
 # -- cost ------------------------------------------------------------------------------------------------------------
 
 
-def step_costs(bench: Bench, session: Session) -> dict[str, float]:
+def step_costs(bench: Bench, session: Session) -> Row:
     """Return the processor time of a training step of each method in seconds: medians of steps in turn."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
