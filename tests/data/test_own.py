@@ -125,6 +125,24 @@ def test_nothing_is_unpickled_and_files_are_regular(tmp_path: Path) -> None:
         corpus.load("own", file=tmp_path / "pipe")
 
 
+@pytest.mark.parametrize("name", ["own", "textfile"])
+def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, name: str) -> None:
+    folder, secret = tmp_path / "data", tmp_path / "secret"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n".join(LINES))
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    assert corpus.load(name, file=folder).train.size > 0
+    secret.write_text("a secret of the user " * 9)
+    (folder / "c.txt").symlink_to(secret)
+    with pytest.raises(InputError, match=r"c\.txt is a link to .*secret, outside of the folder"):
+        corpus.load(name, file=folder)
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 41 is not a JSON object"):
+        corpus.load("own", file=written(tmp_path, JSONL + '{"text": "\\ud800"}\n'))
+
+
 def test_normalised_text_has_27_characters(tmp_path: Path) -> None:
     found = corpus.load("own", file=written(tmp_path, "The 2 United States! " * 20), normalise=True)
     assert found.tokenizer.size == 27 and found.tokenizer.decode(found.train[:22]) == " the two united states"
