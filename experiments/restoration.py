@@ -15,14 +15,14 @@ calibrated restorer with as many positions, network calls per window, seconds of
 | frequencies | evidence with the frequencies of symbols | 0 |
 | n-gram | forward-backward with an n-gram model counted on the training data | 0 |
 | layer alone | the same with the chain below the networks of the runs | 0 |
-| rdlm | one call; or refined by passes of the sampler | 1; passes x steps |
+| rdlm | one call; or, with --passes, refined by a pass of the sampler | 1; passes x steps |
 | rdlm, whole | those of one call; symbols and words of the likeliest whole text that is found | 8 |
 | masked | Gibbs sampling: random positions are masked and drawn anew with the evidence; mean of their laws | 1 to 512 |
 | autoregressive | beam search with the evidence; weights of the last hypotheses, smoothed by frequencies | length |
 
 An inference layer below a masked network reads the evidence of masked positions. The share of positions that Gibbs
-sampling draws anew and the weight of the frequencies beside a beam are chosen for every run and noise, by bits on
-validation sequences.
+sampling draws anew, the share of its calls that are burn-in, and the weight of the frequencies beside a beam are chosen
+for every corpus and noise, by bits on validation sequences with the first seed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ import argparse
 import csv
 import io
 import math
+import re
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +56,7 @@ from rdlm.evaluate.evaluate import held_out_sequences
 from rdlm.evaluate.metrics import calibration
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.mdlm import MDLM
-from rdlm.model.belief import BeliefNetwork, Ngram
+from rdlm.model.belief import Belief, BeliefNetwork, Ngram
 from rdlm.model.transformer import Cache
 from rdlm.storage.files import write_atomic
 from rdlm.train.run import load_corpus
@@ -62,14 +64,16 @@ from rdlm.train.run import load_corpus
 Marginals = Callable[[Tensor], Tensor]
 """From evidence [n, length, V] to log-probabilities of every position."""
 Row = dict[str, str]
+Parameters = tuple[float, ...]
+"""What is chosen for a restorer."""
 
 BATCH = 16
-SHARES = (0.05, 0.15, 0.4)
-"""Least shares of positions that a call of Gibbs sampling draws anew, of which one is chosen."""
+SHARES = tuple((share, burn) for share in (0.05, 0.2, 0.6) for burn in (0.25, 0.5))
+"""Least shares of positions that a call of Gibbs sampling draws anew, and shares of its calls that are burn-in."""
 TUNING_CALLS = 32
-"""Calls of Gibbs sampling in that choice."""
-WEIGHTS = (0.01, 0.05, 0.2)
-"""Weights of the frequencies beside the hypotheses of a beam, of which one is chosen."""
+"""Calls of Gibbs sampling in that choice, at most."""
+WEIGHTS = ((0.01,), (0.05,), (0.2,), (0.5,), (0.8,), (0.95,))
+"""Weights of the frequencies beside the hypotheses of a beam."""
 NGRAMS = {"5-gram": (5, 1 << 17), "8-gram": (8, 1 << 17)}
 """Order and number of contexts."""
 
@@ -118,12 +122,12 @@ class Restorer(NamedTuple):
     marginals: Marginals
     choice: Marginals | None = None
     """From evidence to symbols [n, length]."""
-    choices: tuple[float, ...] = ()
-    """Values of a parameter of which one is chosen on validation sequences."""
-    tuning: Callable[[float], Marginals] | None = None
-    """The marginals by this value, as they are compared."""
-    tuned: Callable[[float], Marginals] | None = None
-    """The marginals by this value, as they are measured."""
+    choices: tuple[Parameters, ...] = ()
+    """Parameters of which one choice is made on validation sequences."""
+    tuning: Callable[..., Marginals] | None = None
+    """The marginals by these parameters, as they are compared."""
+    tuned: Callable[..., Marginals] | None = None
+    """The marginals by these parameters, as they are measured."""
     seed: int = 0
 
 
@@ -137,10 +141,10 @@ def masked_law(method: MDLM, token: Tensor, masked: Tensor, evidence: Tensor) ->
     return (network.combined(outputs, context)[0] + evidence).softmax(-1)
 
 
-def gibbs(method: MDLM, frequency: Tensor, calls: int, least: float) -> Marginals:
-    """Return Gibbs sampling by a masked network: from all positions at first to a few of them in the second half.
+def gibbs(method: MDLM, frequency: Tensor, calls: int, least: float, burn: float = 0.5) -> Marginals:
+    """Return Gibbs sampling by a masked network: from all positions at first to a few of them after the burn-in.
 
-    The law of a position is the mean of its conditional laws in the second half of the calls, or the last one before.
+    The law of a position is the mean of its conditional laws after the burn-in, or the last one before.
     """
 
     def run(evidence: Tensor) -> Tensor:
@@ -149,11 +153,11 @@ def gibbs(method: MDLM, frequency: Tensor, calls: int, least: float) -> Marginal
         token = torch.multinomial(last.flatten(0, 1), 1, generator=generator).view(evidence.shape[:2])
         total, count = torch.zeros_like(evidence), torch.zeros(*evidence.shape[:2], 1)
         for call in range(calls):
-            masked = torch.rand(token.shape, generator=generator) < max(least, 1 - 2 * call / calls)
+            masked = torch.rand(token.shape, generator=generator) < max(least, 1 - call / (burn * calls))
             law = masked_law(method, token, masked, evidence)
             drawn = torch.multinomial(law.flatten(0, 1), 1, generator=generator).view_as(token)
             token, last = torch.where(masked, drawn, token), torch.where(masked[..., None], law, last)
-            if 2 * call >= calls:
+            if call >= burn * calls:
                 total, count = total + masked[..., None] * law, count + masked[..., None]
         return torch.where(count > 0, total / count.clamp_min(1), last).log()
 
@@ -183,10 +187,15 @@ def beam_search(method: Autoregressive, frequency: Tensor, beam: int, smoothing:
     return run
 
 
-def ngram(order: int, states: int, train: Tensor) -> Marginals:
-    """Return forward-backward with an n-gram model of the training data."""
+def ngram(order: int, states: int, train: Tensor) -> Ngram:
+    """Return an n-gram model of the training data."""
     chain = Ngram(len(TEXT8_ALPHABET), order, states)
     chain.fit(lambda: train, f"restoration {len(train)}")
+    return chain
+
+
+def posterior_under(chain: Belief) -> Marginals:
+    """Return forward-backward with a chain."""
     return lambda evidence: (chain(evidence) + evidence).log_softmax(-1)
 
 
@@ -195,55 +204,71 @@ def restorers(options: argparse.Namespace, train: Tensor) -> Iterator[Restorer]:
     counts = torch.bincount(train[:256].flatten().long(), minlength=len(TEXT8_ALPHABET)) + 1.0
     frequency = counts / counts.sum()
     yield Restorer("frequencies", 0, lambda evidence: (frequency.log() + evidence).log_softmax(-1))
-    for name, (order, states) in NGRAMS.items():
-        yield Restorer(name, 0, ngram(order, states, train))
+    chains = {name: ngram(order, states, train) for name, (order, states) in NGRAMS.items()}
+    for name, chain in chains.items():
+        yield Restorer(name, 0, posterior_under(chain))
     for folder in options.rdlm:
-        yield from of_rdlm(rdlm.load(folder))
+        yield from of_rdlm(with_layer(rdlm.load(folder), chains.get(options.layer)), options.passes)
     for folder in options.masked:
-        yield from of_masked(rdlm.load(folder), frequency, options.gibbs)
+        yield from of_masked(with_layer(rdlm.load(folder), chains.get(options.layer)), frequency, options.gibbs)
     for folder in options.autoregressive:
         yield from of_autoregressive(rdlm.load(folder), frequency, options.beams, options.length)
 
 
-def of_rdlm(model: LanguageModel) -> Iterator[Restorer]:
-    """Yield what an RDLM can do, and its inference layer alone."""
-    seed, method = model.config.training.seed, model.rdlm
+def with_layer(model: LanguageModel, chain: Ngram | None) -> LanguageModel:
+    """Return a model with another chain below its network, if one is given; it is not trained for it."""
+    network = model.method.network
+    if chain is not None and isinstance(network, BeliefNetwork):
+        network.belief = chain
+    return model
+
+
+def layer_of(model: LanguageModel) -> str:
+    """Return the name of the layer below a network, after a comma; nothing without one."""
+    network = model.method.network
+    layer = network.belief if isinstance(network, BeliefNetwork) else None
+    return f", {layer.order}-gram of {layer.states:,}" if isinstance(layer, Ngram) else ""
+
+
+def of_rdlm(model: LanguageModel, passes: bool) -> Iterator[Restorer]:
+    """Yield what an RDLM can do, with passes if they are wanted, and its inference layer alone, which has no seed."""
+    seed, method, about = model.config.training.seed, model.rdlm, layer_of(model)
     posterior: Marginals = partial(posterior_of, method)
     if isinstance(method.network, BeliefNetwork):
-        layer = method.network.belief
-        about = f"layer alone, {model.config.model.order}-gram"
-        yield Restorer(about, 0, lambda evidence: (layer(evidence) + evidence).log_softmax(-1), seed=seed)
-    yield Restorer("rdlm", 1, posterior, seed=seed)
+        yield Restorer(f"layer alone{about}", 0, posterior_under(method.network.belief))
+    yield Restorer(f"rdlm{about}", 1, posterior, seed=seed)
     whole = partial(most_certain_first, method, calls=WHOLE_CALLS)
-    yield Restorer("rdlm, whole", WHOLE_CALLS, posterior, whole, seed=seed)
+    yield Restorer(f"rdlm{about}, whole", WHOLE_CALLS, posterior, whole, seed=seed)
+    if not passes:
+        return
 
     def refined(evidence: Tensor) -> Tensor:
         return refined_posterior(method, evidence, 1, 8, "synchronous", torch.Generator().manual_seed(0)).log()
 
-    yield Restorer("rdlm, 1 pass of 8 calls", 8, refined, seed=seed)
+    yield Restorer(f"rdlm{about}, 1 pass of 8 calls", 8, refined, seed=seed)
 
 
 def of_masked(model: LanguageModel, frequency: Tensor, numbers: Sequence[int]) -> Iterator[Restorer]:
     """Yield Gibbs sampling by a masked network."""
-    method, about = model.method, ", layer" * isinstance(model.method.network, BeliefNetwork)
+    method, about = model.method, layer_of(model)
     assert isinstance(method, MDLM)
     for calls in numbers:
         by_share = partial(gibbs, method, frequency, calls)
         tuning = partial(gibbs, method, frequency, min(calls, TUNING_CALLS))
-        choices = SHARES if calls > 2 else SHARES[:1]  # the first calls draw all positions
+        choices = SHARES if calls > 2 else SHARES[-1:]  # the first call draws all positions
         seed = model.config.training.seed
-        yield Restorer(f"masked{about}, Gibbs", calls, by_share(SHARES[0]), None, choices, tuning, by_share, seed)
+        yield Restorer(f"masked{about}, Gibbs", calls, by_share(*SHARES[0]), None, choices, tuning, by_share, seed)
 
 
 def of_autoregressive(model: LanguageModel, frequency: Tensor, beams: Sequence[int], length: int) -> Iterator[Restorer]:
     """Yield beam search by an autoregressive network."""
-    method, about = model.method, ", layer" * isinstance(model.method.network, BeliefNetwork)
+    method, about = model.method, layer_of(model)
     assert isinstance(method, Autoregressive)
     for beam in beams:
         by_weight, seed = partial(beam_search, method, frequency, beam), model.config.training.seed
         tuning = partial(beam_search, method, frequency, min(beam, 8))
         name = f"autoregressive{about}, beam {beam}"
-        yield Restorer(name, length, by_weight(WEIGHTS[0]), None, WEIGHTS, tuning, by_weight, seed)
+        yield Restorer(name, length, by_weight(*WEIGHTS[0]), None, WEIGHTS, tuning, by_weight, seed)
 
 
 # -- measures ---------------------------------------------------------------------------------------------
@@ -295,22 +320,18 @@ def run(function: Marginals, evidence: Tensor) -> Tensor:
     return torch.cat([function(part) for part in evidence.split(BATCH)])
 
 
-def chosen(restorer: Restorer, validation: Reading) -> float | None:
-    """Return the value of the restorer's parameter with the fewest bits on validation sequences, if it has one."""
-    if restorer.tuning is None:
-        return None
-    if len(restorer.choices) == 1:
-        return restorer.choices[0]
-    found = {value: bits_of(run(restorer.tuning(value), validation.evidence), validation) for value in restorer.choices}
-    return min(found, key=lambda value: found[value])
+def chosen(restorer: Restorer, validation: Reading) -> Parameters:
+    """Return the restorer's parameters with the fewest bits on validation sequences; nothing if it has none."""
+    if restorer.tuning is None or len(restorer.choices) < 2:
+        return restorer.choices[0] if restorer.choices else ()
+    found = {one: bits_of(run(restorer.tuning(*one), validation.evidence), validation) for one in restorer.choices}
+    return min(found, key=lambda one: found[one])
 
 
-def measure(restorer: Restorer, reading: Reading, validation: Reading) -> Row:
-    """Return what a restorer is worth for one noise."""
-    parameter = chosen(restorer, validation)
-    marginals = restorer.marginals
-    if parameter is not None and restorer.tuned is not None:
-        marginals = restorer.tuned(parameter)
+def measure(restorer: Restorer, reading: Reading, validation: Reading, parameters: Parameters | None = None) -> Row:
+    """Return what a restorer is worth for one noise, with given parameters or those chosen on validation sequences."""
+    parameters = chosen(restorer, validation) if parameters is None else parameters
+    marginals = restorer.tuned(*parameters) if parameters and restorer.tuned is not None else restorer.marginals
     begin = time.process_time()
     law = run(marginals, reading.evidence)
     best = law.argmax(-1)
@@ -318,14 +339,16 @@ def measure(restorer: Restorer, reading: Reading, validation: Reading) -> Row:
         begin, best = time.process_time(), run(restorer.choice, reading.evidence)
     seconds = 1000 * (time.process_time() - begin) / reading.ids.numel()
     found = {name: f"{value:.4g}" for name, value in measures(law, best, reading).items()}
-    parameter_text = "" if parameter is None else f"{parameter:g}"
-    return {**found, "seconds": f"{seconds:.4g}", "parameter": parameter_text, "positions": str(reading.ids.numel())}
+    text = " ".join(f"{one:g}" for one in parameters)
+    return {**found, "seconds": f"{seconds:.4g}", "parameters": text, "positions": str(reading.ids.numel())}
 
 
 # -- tables -----------------------------------------------------------------------------------------------
 
 KEYS = ("corpus", "noise", "restorer", "calls", "seed")
 MEANS = ("bits", "symbols", "words", "calibration", "calibration_floor", "seconds")
+STDERRS = ("bits", "symbols")
+"""Means with a standard error over seeds."""
 
 
 def rows_of(path: Path | None) -> list[Row]:
@@ -346,14 +369,27 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     write_atomic(path, file.getvalue())
 
 
+def chosen_before(rows: list[Row], row: Row) -> Parameters | None:
+    """Return the parameters that another seed has for the same corpus, noise, restorer and calls."""
+    kind = [row[name] for name in KEYS[:-1]]
+    same = (other["parameters"] for other in rows if [other[name] for name in KEYS[:-1]] == kind)
+    return next((tuple(map(float, found.split())) for found in same), None)
+
+
 def means(rows: list[Row]) -> list[dict[str, object]]:
-    """Return the mean over seeds of every corpus, noise, restorer and number of calls."""
+    """Return the mean over seeds of every corpus, noise, restorer and number of calls, and its standard error."""
     keys, found = KEYS[:-1], []
     for key, group in groupby(
         sorted(rows, key=lambda row: [row[name] for name in keys]), lambda row: [row[name] for name in keys]
     ):
         seeds = list(group)
-        mean = {name: f"{sum(float(row[name]) for row in seeds) / len(seeds):.4g}" for name in MEANS}
+        mean: dict[str, object] = {}
+        for name in MEANS:
+            values = [float(row[name]) for row in seeds]
+            mean[name] = f"{statistics.fmean(values):.4g}"
+            if name in STDERRS:
+                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+                mean[f"{name} s.e."] = f"{error:.2g}"
         found.append({**dict(zip(keys, key, strict=True)), "seeds": len(seeds), **mean})
     return found
 
@@ -393,10 +429,12 @@ def measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
     for restorer in restorers(options, train):
         for noise, reading in test.items():
             key = (options.corpus, noise, restorer.name, str(restorer.calls), str(restorer.seed))
-            if key in there or not restorer.name.startswith(tuple(options.only)):
+            if key in there or not any(re.match(one, restorer.name) for one in options.only):
                 continue
-            row = dict(zip(KEYS, key, strict=True)) | measure(restorer, reading, validation[noise])
+            row = dict(zip(KEYS, key, strict=True))
+            row |= measure(restorer, reading, validation[noise], chosen_before(rows, row))
             rows.append(row | {"commit": options.commit})
+            there.add(key)
             print(" | ".join(row.values()), flush=True)
             if options.csv:
                 write_rows(options.csv, rows)
@@ -428,8 +466,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--validation", type=int, default=8, help="sequences on which parameters are chosen")
     parser.add_argument("--gibbs", type=int, nargs="*", default=[1, 8, 64, 512])
     parser.add_argument("--beams", type=int, nargs="*", default=[8, 64])
+    parser.add_argument("--layer", choices=sorted(NGRAMS), help="put this n-gram model below rdlm and masked networks")
+    parser.add_argument("--passes", action="store_true", help="also refine by a pass of the sampler")
     parser.add_argument("--noise", nargs="*", default=[], help="names begin so; default: all")
-    parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so; default: all")
+    parser.add_argument("--only", nargs="*", default=[""], help="names of restorers begin so (regex); default: all")
     parser.add_argument("--csv", type=Path, help="table to which rows are added")
     parser.add_argument("--commit", default=commit(), help="stored with every row; default: that of the directory")
     parser.add_argument("--table", action="store_true", help="print the means over seeds only")

@@ -189,6 +189,33 @@ def soak() -> Figure:
     return figure
 
 
+def systems() -> Figure:
+    """Every method in its orders on text8-74m: the number at 8 and at 64 calls, mean of three seeds and each seed."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    kinds: dict[str, str] = {}
+    for row in read("systems-text8"):
+        if row["method"] != "data":
+            name = " ".join(filter(None, (row["method"], row["order"])))
+            groups.setdefault(name, {}).setdefault(row["asked"], []).append(float(row["bits"]))
+            kinds[name] = row["kind"]
+    names = sorted(groups, key=lambda name: -sum(groups[name]["64"]))
+    figure, axes = plt.subplots(figsize=(8, 0.27 * len(names) + 1))
+    for place, name in enumerate(names):
+        face = "white" if kinds[name] == "estimate" else None
+        for calls, mark, color in (("8", "s", COLORS[4]), ("64", "o", COLORS[0])):
+            bits = groups[name][calls]
+            axes.plot(bits, [place] * len(bits), "|", color=color, ms=6)
+            mean = sum(bits) / len(bits)
+            axes.plot(mean, place, mark, color=color, mfc=face, ms=6, label=f"{calls} calls" if not place else None)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(loc="lower right")
+    plain(axes, "bits per character (hollow: an estimate, not a bound)", "")
+    return figure
+
+
 PLOTS: dict[str, Callable[[], Figure]] = {
     "bounds": bounds,
     "compare": compare,
@@ -196,6 +223,7 @@ PLOTS: dict[str, Callable[[], Figure]] = {
     "reliability": reliability,
     "soak": soak,
     "steps": steps,
+    "systems": systems,
 }
 
 

@@ -54,7 +54,7 @@ def main() -> None:
     """Serve the run and write the screenshots of all views."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", help="folder of a run or published model; default: the packaged text model")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="folder of the screenshots")
+    parser.add_argument("--out", type=Path, default=Path("build/screenshots"), help="folder of the screenshots")
     arguments = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:

@@ -65,3 +65,11 @@ def test_dna_is_generated_by_label(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(lines) == 4 and all(re.fullmatch("[ACGT]{1024}", line) for line in lines)
         pairs[label] = sum(line.count("CG") for line in lines)
     assert pairs["promoter"] > 1.5 * pairs["background"]
+
+
+def test_what_text8_never_has_can_be_scored_and_continued() -> None:
+    """Two spaces in a row: the n-gram layer has never seen them, and its float32 probability of them was 0."""
+    model = rdlm.load()
+    (scored,) = model.score(["the cat  sat"])
+    assert 20 < scored.nats.value < 100
+    assert model.generate(prompt="the  cat ", length=16, steps=4).samples[0].text.startswith("the  cat ")

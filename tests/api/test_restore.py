@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ import rdlm
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.reading_likelihood import free_energy, observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import (
+    SPREAD,
     WHOLE_CALLS,
     certain,
     estimate_error,
@@ -184,21 +186,52 @@ def test_known_symbols_stay() -> None:
     assert found.text == "abcdea" and set(found.samples) == {"abcdea"}
 
 
-def test_the_error_rate_is_found_from_the_text() -> None:
+def read_with_errors(length: int, rate: float) -> tuple[Tensor, float]:
+    """Return what is read of a text of the source with errors, and their share."""
     first, move = chain_law()
     generator = torch.Generator().manual_seed(7)
-    length, rate = 3000, 0.2
     truth = [int(torch.multinomial(first, 1, generator=generator))]
     for _ in range(length - 1):
         truth.append(int(torch.multinomial(move[truth[-1]], 1, generator=generator)))
     channel = readings.symmetric(ALPHABET, rate)
     read = torch.multinomial(channel[torch.tensor(truth)], 1, generator=generator)[:, 0]
+    return read, float((read != torch.tensor(truth)).float().mean())
+
+
+def through_channel(read: Tensor) -> Callable[[float], Tensor]:
+    return lambda error: readings.symmetric(ALPHABET, error).log()[:, read].T
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2])
+def test_the_error_rate_is_found_from_the_text(rate: float) -> None:
+    read, share = read_with_errors(6000, rate)
+    assert estimate_error(markov_model(256), through_channel(read), read) == pytest.approx(share, rel=0.15)
+
+
+def test_the_estimate_is_the_error_rate_that_its_posterior_expects() -> None:
+    read, _ = read_with_errors(600, 0.3)  # hardly known from so short a text: EM alone would take many steps
+    model, reading = markov_model(600), through_channel(read)
+    found = estimate_error(model, reading, read, tolerance=1e-3)
+    right = restore(model, reading(found)).posterior.gather(-1, read[:, None])
+    assert 1 - float(right.mean()) == pytest.approx(found, rel=1e-3)
+
+
+def test_the_error_rate_of_a_long_text_takes_a_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, share = read_with_errors(20_000, 0.2)
+    read[:5000] = -1  # unreadable
+    model, shapes = markov_model(64), []
+    own = posterior_of
+
+    def counted(method: Rdlm, given: Tensor) -> Tensor:
+        shapes.append(len(given))
+        return own(method, given)
 
     def reading(error: float) -> Tensor:
-        return readings.symmetric(ALPHABET, error).log()[:, read].T
+        return torch.where((read < 0)[:, None], 0.0, through_channel(read.clamp_min(0))(error))
 
-    found = estimate_error(markov_model(64), reading, read)
-    assert found == pytest.approx(rate, rel=0.15)
+    monkeypatch.setattr("rdlm.api.restore.posterior_of", counted)
+    assert estimate_error(model, reading, read) == pytest.approx(share, rel=0.3)
+    assert max(shapes) <= SPREAD < 20_000 / 64 and sum(shapes) < 10 * SPREAD
 
 
 def test_report_of_a_restoration() -> None:
@@ -243,6 +276,21 @@ def test_the_error_rate_is_not_estimated_from_characters_that_are_kept() -> None
     _, plain = read_text_through(model, "abbacabdca dabcad", "symmetric", "auto")
     _, marked = read_text_through(model, "(abbacabdca dabcad)", "symmetric", "auto")
     assert plain == marked and plain is not None and 0 < plain < 1
+
+
+def test_evidence_is_given_as_tensor_array_or_probabilities() -> None:
+    model = markov_model()
+    laws = [{"a": 0.5, "b": 0.5}, {"c": 0.7, "rest": 0.3}, *[{letter: 1.0} for letter in "dead"]]
+    found = model.restore(laws)
+    given = readings.from_laws(laws, ALPHABET).evidence
+    for same in (given, given.numpy()):
+        assert torch.equal(model.restore(same).posterior, found.posterior)
+    assert found.text[2:] == "dead" and found.read[1:] == "cdead"
+    for wrong in (["one", "two"], [], 3, [{"a": 1.0}, "b"]):
+        with pytest.raises(InputError, match=r"restore takes a text.*one by one"):
+            model.restore(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="position 1: the probabilities sum to"):
+        model.restore([{"a": 1.0}, {"a": 0.9}])
 
 
 def test_the_door_of_the_package() -> None:

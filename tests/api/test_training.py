@@ -192,6 +192,21 @@ def test_bfloat16_changes_the_network_and_not_the_states() -> None:
         model.to(precision="float8")  # type: ignore[arg-type]
 
 
+def test_a_compiled_network_gives_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graphs = tiny(), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda network: compile_module(network, backend=backend))
+    exact = model.score(["some text"], nfe=4)[0].nats.value
+    assert not graphs
+    assert model.to(compile=True).score(["some text"], nfe=4)[0].nats.value == pytest.approx(exact, rel=1e-5)
+    assert graphs
+
+
 def test_the_signatures_are_typed_and_have_the_defaults_of_the_options() -> None:
     found = signature(LanguageModel.generate).parameters
     for one in fields(SamplingOptions):

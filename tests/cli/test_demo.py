@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -64,6 +65,16 @@ def test_the_demo_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> N
     assert all(Path(file).is_file() for file in found["files"])
     assert cli.main(["demo", "--nfe", "4", "--json"]) == 0  # nothing left to train: it measures again
     assert json.loads(capsys.readouterr().out)["orders"] == found["orders"]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_demo_does_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    monkeypatch.setattr("rdlm.cli.demo._can_draw", lambda: False)
+    assert cli.main(["demo", "--nfe", "4", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [Path(file).name for file in json.loads(shown.out)["files"]] == ["denoising.html", "report.html"]
+    assert not Path("runs/demo/denoising.png").exists() and "rdlm[viz]" in shown.err
 
 
 def test_the_table_has_a_row_for_each_order() -> None:

@@ -67,6 +67,8 @@ def test_every_command_is_a_frozen_dataclass_with_help_for_each_option(
         if isinstance(field, ast.AnnAssign):
             helped = isinstance(following, ast.Expr) or "help=" in ast.unparse(field)
             assert helped, f"{ast.unparse(field)} has no docstring"
+    lines = inspect.cleandoc(command.__doc__ or "").splitlines()
+    assert [line for line in lines if line and not line[0].isalpha()] == [], "the help breaks before such a line"
     assert cli.main([name, "--help"]) == 0
     assert f"usage: rdlm {name}" in capsys.readouterr().out
 

@@ -221,6 +221,19 @@ def test_texts_without_a_score(
     assert message in capsys.readouterr().err
 
 
+def test_lines_that_are_too_short_are_left_out(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("the fox\n\na\nof it\nb\n")
+    assert cli.main(["score", str(run), str(path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out)["rows"]
+    assert [(row["line"], row["text"]) for row in rows] == [(1, "the fox"), (4, "of it")]
+    assert "2 lines of less than 2 tokens are left out, the first is line 3" in err
+    path.write_text("the fox\nthe Fox\n")
+    assert cli.main(["score", str(run), str(path)]) == 2
+    assert "line 2: character 'F' at position 4" in capsys.readouterr().err
+
+
 def test_unknown_characters_may_be_skipped(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
     path.write_text("fox!")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,10 @@ def test_normalised_text_is_scored_and_continued(capsys: pytest.CaptureFixture[s
     assert "4 characters outside of the alphabet are left out: 2 S T U" in captured.err
     run("generate", "runs/own", "--nfe", "4", "--prompt", "The", "--normalise")
     assert capsys.readouterr().out.startswith("the")
+    Path("gaps.txt").write_text("The ?at 2\n")
+    run("restore", "runs/own", "gaps.txt", "--normalise")
+    captured = capsys.readouterr()
+    assert re.fullmatch("the .at two ?\n", captured.out) and "1 case changed, 1 digits spelled" in captured.err
 
 
 def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:

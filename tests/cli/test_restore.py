@@ -147,6 +147,11 @@ def test_evidence_that_makes_no_sense_is_refused_and_nothing_is_written(
     assert not page.exists() and not out.exists()
 
 
+def test_a_missing_file_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("nosuch.txt") == 2
+    assert "nosuch.txt: there is no such file" in capsys.readouterr().err
+
+
 def test_an_array_with_objects_is_not_loaded(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "bad.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert command(run, str(tmp_path / "bad.npy")) == 2

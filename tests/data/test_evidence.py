@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdlm.data import evidence
+from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 
 TEXT8 = " abcdefghijklmnopqrstuvwxyz"
@@ -133,7 +134,13 @@ def test_grey_levels() -> None:
         (lambda: evidence.from_fastq("@a\nAC\n+\n!\n"), "2 bases and 1 qualities"),
         (lambda: evidence.from_fastq("@a\nAC\n+\n"), "four lines"),
         (lambda: evidence.from_fastq("a\nAC\n+\n!!\n"), "not the beginning"),
-        (lambda: evidence.from_fastq("@a\nAX\n+\n!!\n"), "'X' at position 1"),
+        (lambda: evidence.from_fastq("@a\nAX\n+\n!!\n"), "read 'a': character 'X' at position 1"),
+        (lambda: evidence.confusion('{"a": {"a": 0.9, "bb": 0.1}}', "ab"), "'bb' is not one character"),
+        (lambda: evidence.confusion("true,a,bb\na,0.9,0.1\n", "ab"), "one character per position"),
+        (
+            lambda: evidence.from_text("1 a2b", "ab ", evidence.confusion('{"b": {"a": 1}}', "ab ")),
+            "'b' at position 4: the channel reads no symbol as 'b'",
+        ),
         (lambda: evidence.from_fastq("@a\nA\n+\n\x7f\n"), "not a Phred quality"),
         (lambda: evidence.from_levels(torch.zeros(2), 4, 0.0), "positive"),
     ],
@@ -205,6 +212,10 @@ def test_what_a_model_of_27_characters_sees(text: str, seen: str) -> None:
         ("U?A, I?", "usa it", "USA, It"),
         ("of 17?? and", "of and", "of 17?? and"),
         ("Dont stop", "done stop", "Done stop"),
+        ("?he End. ?t was", "the end it was", "The End. It was"),
+        ("?he end. ?t was", "the end it was", "the end. it was"),  # a text without capitals
+        ("The e.?. and\n?t", "the e g and it", "The e.g. and\nit"),
+        ("“?o!” ?aid Tom. “?t", "no said tom it", "“No!” said Tom. “It"),
     ],
 )
 def test_restored_symbols_take_the_case_of_the_reading(text: str, new: str, expected: str) -> None:
@@ -230,3 +241,12 @@ def test_kept_characters_are_certain_spaces_and_counted() -> None:
 def test_literal_text_has_no_gaps() -> None:
     reading = evidence.from_text("a? [b]", TEXT8, literal=True)
     assert reading.symbols == "a b" and restored(reading.read, reading.seen, "a b") == "a? [b]"
+
+
+def test_a_reading_is_normalised_between_its_marks() -> None:
+    text8 = Characters(TEXT8)
+    found, changed = evidence.normalised_reading(text8, r"The [Aa]pp?e, 19_5 \? Yes?")
+    assert found == r"the [Aa]pp?e one nine _ five \? yes?"
+    assert changed == "2 case changed, 3 digits spelled, 1 to spaces"
+    assert evidence.normalised_reading(text8, "Why_[x]?", literal=True) == ("why x ", "1 case changed, 4 to spaces")
+    assert evidence.normalised_reading(text8, "a[b")[0] == "a[b"  # which `from_text` refuses

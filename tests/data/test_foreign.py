@@ -146,7 +146,7 @@ BOMBS: list[tuple[str, Callable[[], bytes], str]] = [
     ("confusion", lambda: b'x,"' + b"a" * 200_000, "field limit"),
     ("confusion", lambda: b",a,a\na,1,0\n", "two columns or two rows"),
     ("confusion", lambda: b",a\na,1\na,1\n", "two columns or two rows"),
-    ("confusion", lambda: json.dumps({"a": {"a" * 10**6: 1}}).encode(), "not a symbol"),
+    ("confusion", lambda: json.dumps({"a": {"a" * 10**6: 1}}).encode(), "not one character"),
     ("text", lambda: b"a" * 40_000, "at most"),
     ("FASTQ", lambda: b"@a\n" + b"a" * 40_000 + b"\n+\n" + b"!" * 40_000, "at most"),
     ("FASTQ", lambda: b"@\na\n+\n!\n" * 21_000, "21,000 reads: at most 20,000"),

@@ -22,13 +22,13 @@ from rdlm.cli import main as cli
 from rdlm.cli.compare import lrs_of, methods_of, minutes_of
 from rdlm.config import READ_EVIDENCE, ConvolutionConfig, MethodName
 from rdlm.data.batch import Batch
+from rdlm.display.comparison import draw_comparison
 from rdlm.errors import DivergedError, InputError
 from rdlm.evaluate import compare as race
 from rdlm.evaluate.compare import (
     Contest,
     Session,
     compare,
-    draw_comparison,
     evaluation_seconds,
     next_lr,
     over_seeds,

@@ -48,11 +48,11 @@ def test_the_parameter_is_chosen_by_bits_on_validation_sequences() -> None:
     def law(value: float):
         return lambda evidence: torch.tensor([value, 1 - value, 0, 0]).log().expand_as(evidence)
 
-    restorer = Restorer("one", 1, law(0.5), None, (0.2, 0.9, 0.6), law, law)
-    assert chosen(restorer, reading) == 0.9
-    assert chosen(Restorer("one", 1, law(0.5)), reading) is None
+    restorer = Restorer("one", 1, law(0.5), None, ((0.2,), (0.9,), (0.6,)), law, law)
+    assert chosen(restorer, reading) == (0.9,)
+    assert chosen(Restorer("one", 1, law(0.5)), reading) == ()
     row = restoration.measure(restorer, reading, reading)
-    assert row["parameter"] == "0.9" and float(row["bits"]) == pytest.approx(0.152, abs=1e-3)
+    assert row["parameters"] == "0.9" and float(row["bits"]) == pytest.approx(0.152, abs=1e-3)
 
 
 def test_words_count_where_all_symbols_are_right() -> None:

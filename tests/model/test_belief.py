@@ -160,6 +160,17 @@ def test_a_symbol_that_was_never_seen_is_possible() -> None:
     assert (belief.predicted(torch.tensor([[3, 3, 1]])).exp() > 0).all()
 
 
+def test_a_pair_whose_probability_rounds_to_0_is_possible() -> None:
+    """With many data the weights of a context can sum to 1 in float32, and nothing is left for symbols not seen."""
+    belief = ngram(order=2, states=4)
+    belief.weight[1] = torch.tensor([0.0, 0.5, 0.5])  # symbol 0 never follows itself
+    certain = torch.eye(VOCABULARY).log()[torch.tensor([[1, 0, 0, 2, 0, 0, 0]])]
+    context = belief(certain)
+    assert context.isfinite().all() and bool((context.exp().sum(-1) - 1).abs().max() < 1e-5)
+    assert belief.predicted(torch.tensor([[1, 0, 0, 2]])).isfinite().all()
+    assert belief.behind(torch.tensor([[0, 0, 0, 0, 1, 0, 0]]), certain, 2).isfinite().all()
+
+
 @pytest.mark.parametrize("kind", [torch.uint8, torch.uint16])
 def test_rows_are_counted_as_corpora_store_them(kind: torch.dtype) -> None:
     """Corpora of more than 256 tokens are stored with 16 bits, for which torch has few operations."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from running import LENGTH, Served
+from running import LENGTH, Served, serving
 
 import rdlm
 from rdlm.api.score import Effort, order_for, score
@@ -354,7 +354,7 @@ def test_texts_are_normalised_if_asked(client: openai.OpenAI) -> None:
         return client.post("/score", cast_to=object, body={"model": "together", "steps": 4} | body)
 
     found, plain = scored(input=["The Cat 1", "a b"], normalise=True), scored(input=["the cat one ", "a b"])
-    assert found["normalised"] == "1 case changed, 1 digits spelled" and plain["normalised"] is None
+    assert found["normalised"] == "2 case changed, 1 digits spelled" and plain["normalised"] is None
     assert [row["nats"] for row in found["data"]] == [row["nats"] for row in plain["data"]]
     made = post("/completions", prompt=["The ", "An "], suffix=" Of", max_tokens=8, normalise=True)
     same = post("/completions", prompt=["the ", "an "], suffix=" of", max_tokens=8)
@@ -362,5 +362,14 @@ def test_texts_are_normalised_if_asked(client: openai.OpenAI) -> None:
     assert made["rdlm"]["normalised"] == "3 case changed"
     filled = post("/completions", infill="The ____ Cat", normalise=True)["choices"][0]["text"]
     assert re.fullmatch("the [a-z ]{4} cat", filled)
-    with pytest.raises(openai.BadRequestError, match=r"position 0 is outside .*; normalise \("):
+    with pytest.raises(openai.BadRequestError, match=r"position 0 is outside .*; with normalise, "):
         scored(input="The")
+
+
+def test_a_score_of_the_packaged_model_is_that_of_the_command() -> None:
+    """Without a number of steps both take the order with exact likelihoods, which is as good as any."""
+    with serving() as packaged:
+        found = packaged.post("/v1/score", {"input": "the history of the"}).json()
+    (own,) = rdlm.load().score(["the history of the"])
+    assert (found["order"], found["steps"]) == ("left-to-right", 128)
+    assert found["data"][0]["nats"] == pytest.approx(own.nats.value, abs=1e-4)

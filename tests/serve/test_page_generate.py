@@ -146,16 +146,16 @@ def test_generate_works_with_the_keyboard_alone(show: Callable[[str], Page]) -> 
     page = show("generate?steps=4")
     page.locator("#tab-generate").focus()
     seen = []
-    for _ in range(6):
+    for _ in range(7):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("(({ name, id, tagName }) => name || id || tagName)(document.activeElement)"))
-    assert seen == ["text", "length", "seed", "generate-go", "generate-again", "SUMMARY"]
-    for _ in range(5):
+    assert seen == ["text", "length", "seed", "normalise", "generate-go", "generate-again", "SUMMARY"]
+    for _ in range(6):
         page.keyboard.press("Shift+Tab")
     page.keyboard.type("a __")
     page.keyboard.press("Control+Enter")
     finished(page)
-    for _ in range(6):
+    for _ in range(7):
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "generate-tokens"
     page.keyboard.press("End")

@@ -37,6 +37,20 @@ def test_an_uncertain_text_is_restored(show: Callable[[str], Page]) -> None:
     assert shares[0] == pytest.approx(100 * answer["positions"][6]["probability"], abs=0.6)
 
 
+def test_unknown_characters_are_kept_or_normalised(show: Callable[[str], Page]) -> None:
+    page = show("restore?channel=&samples=0&steps=4")
+    page.get_by_label("Uncertain text").fill("The Hi?tory")
+    page.keyboard.press("Enter")
+    words = page.locator("#restore-sentence")
+    expect(words).to_contain_text("1 of 11 characters differs")
+    assert tokens(page, "restore-tokens").startswith("The Hi")
+    page.locator("#restore-form summary").click()
+    page.locator("#restore-form").get_by_label("Unknown characters").select_option("are normalised")
+    page.locator("#restore-form").get_by_role("button", name="Restore").click()
+    expect(words).to_contain_text("Normalised: 2 case changed.")
+    assert tokens(page, "restore-tokens").startswith("the hi")
+
+
 FOCUSED = "(({ name, id, type, tagName }) => name || id || type || tagName)(document.activeElement)"
 
 

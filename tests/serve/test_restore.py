@@ -99,6 +99,7 @@ def test_concurrent_requests_do_not_change_a_restoration(served: Served) -> None
         assert sampling.result() == served.text(model="together", prompt="a", seed=1)
 
 
+WANTED = [("The 2 c?t[sz]", True), ("the two c?t[sz]", False)]
 MISTAKES = [
     ({}, "give either text", "text"),
     ({"text": "a?", "evidence": [{"a": 1}]}, "give either text", "text"),
@@ -122,8 +123,15 @@ MISTAKES = [
     ({"evidence": [{"a": -0.5}]}, "position 0: p('a') must be a probability", "evidence"),
     ({"evidence": [{"a": 1.0}, {"\u2603": 1.0}]}, "position 1: '\u2603' is not a symbol", "evidence"),
     ({"evidence": [{"a": 1.0}], "channel": "symmetric"}, "evidence has the probabilities already", "channel"),
+    ({"evidence": [{"a": 1.0}], "normalise": True}, "only a text is normalised", "normalise"),
     ({"text": "ab", "model": "baseline"}, "needs a model of the method 'rdlm'", "model"),
 ]
+
+
+def test_a_reading_is_normalised_if_asked(served: Served) -> None:
+    found, plain = (restored(served, text=text, normalise=normalise) for text, normalise in WANTED)
+    assert found["normalised"] == "1 case changed, 1 digits spelled" and plain["normalised"] is None
+    assert {**found, "normalised": None} == plain
 
 
 @pytest.mark.parametrize(("body", "message", "param"), MISTAKES, ids=lambda value: str(value)[:40])

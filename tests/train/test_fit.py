@@ -16,6 +16,8 @@ from rdlm.presets import PRESETS, preset
 from rdlm.process.bridge import EXPANSION_RANGE, Bridge, default_total, largest_total, masked_start
 from rdlm.train.fit import (
     CAUTION,
+    FEWEST_CALLS,
+    FEWEST_SEQUENCES,
     FEWEST_STEPS,
     FIXED_SECONDS,
     MOST_ONE_HOT,
@@ -71,9 +73,11 @@ def test_other_presets_keep_their_process(name: str) -> None:
 
 def test_what_is_chosen_is_stated() -> None:
     _, said = fit_vocabulary(preset("textfile"), 113)
-    assert said == "113 tokens: total noise 0.016"
+    assert said == "chosen for a vocabulary of 113 tokens: process.total 0.016"
     _, said = fit_vocabulary(preset("textfile"), 8192)
-    assert said == "8,192 tokens: learned codes of 16 numbers, no n-gram chain"
+    assert said == (
+        "chosen for a vocabulary of 8,192 tokens: process.codes learned, process.dimension 16, model.belief none"
+    )
 
 
 def test_a_network_of_many_tokens_starts_at_their_frequencies() -> None:
@@ -136,7 +140,9 @@ def test_steps_validation_and_samples_fit_into_the_time(step: float, sequence: f
     config, pace = preset("textfile"), Pace(step, sequence, call)
     fitted = fit_training(config, (), pace, left).training
     spent = fitted.steps * step + pace.reserve(fitted)
-    least = step + CAUTION * (16 * sequence + 8 * call) + FIXED_SECONDS  # of one step and the smallest validation
+    least = (
+        step + CAUTION * (FEWEST_SEQUENCES * sequence + FEWEST_CALLS * call) + FIXED_SECONDS
+    )  # of one step and the smallest validation
     assert spent <= max(left, least) * (1 + 1e-9)
     assert fitted.warmup <= fitted.steps / 10 and fitted.steps <= config.training.steps
     assert fitted.validate_every <= fitted.steps

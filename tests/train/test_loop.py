@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
 from rdlm.train import record
+from rdlm.train.fit import Pace
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
-from rdlm.train.loop import Result, let_signals_in, train
+from rdlm.train.loop import Budget, Result, let_signals_in, train
 
 HERE = Path(__file__).parent
 
@@ -301,3 +303,27 @@ def test_minutes_include_everything_and_the_run_continues(tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert "rdlm: 0.1 minutes: width" in said and f"{toy_config().training.batch} sequences" in said
     assert timed()[0].steps > first.steps
+
+
+def test_a_busy_machine_ends_the_training_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    training = toy_config(validation_sequences=16, validation_nfe=8).training
+    budget = Budget(minutes=1.0, began=0.0, given=())
+    budget.pace = Pace(step=0.1, sequence=0.1, call=0.5)
+    reserve = budget.pace.reserve(training) + budget.pace.step
+
+    def work(unit: Literal["step", "sequence"], *durations: float) -> None:
+        nonlocal now
+        for seconds in durations:
+            with budget.compared(1, unit):
+                now += seconds
+
+    work("step", 0.1, 0.05, 0.1)
+    assert budget.training_end(training) == pytest.approx(60 - reserve) and budget.affordable_nfe(8) == 8
+    work("step", 9.0)  # one step that measures the information
+    assert budget.slowness == pytest.approx(1)
+    work("step", 0.3, 0.4, 0.4, 0.4, 0.4)
+    assert budget.training_end(training) == pytest.approx(60 - 4 * reserve)
+    work("sequence", 1.0)
+    assert budget.slowness == pytest.approx(10) and budget.affordable_nfe(64) == int((60 - now - 1) / 5)

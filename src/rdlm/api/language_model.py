@@ -23,7 +23,7 @@ from rdlm.methods import METHODS
 from rdlm.methods.base import BoundEstimator, Method
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork
-from rdlm.model.network import Precision, device_of, use_precision
+from rdlm.model.network import Precision, compile_network, device_of, use_precision
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.allocation_limit import AllocationLimit
 from rdlm.storage.files import damaged, read_json
@@ -31,7 +31,7 @@ from rdlm.storage.own_classes import UntrustedClassError, check_trusted, trustin
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation, Progress
-    from rdlm.api.restore import Restoration
+    from rdlm.api.restore import Array, Laws, Restoration
     from rdlm.api.score import Effort, Score
     from rdlm.data.evidence import Reading
     from rdlm.sampling.constraints import Classifier
@@ -116,15 +116,24 @@ class LanguageModel:
         """Return the device of the network."""
         return next(self.method.network.parameters()).device
 
-    def to(self, device: str | torch.device | None = None, *, precision: Precision | None = None) -> LanguageModel:
+    def to(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        precision: Precision | None = None,
+        compile: bool = False,
+    ) -> LanguageModel:
         """Move the network to a device (auto, cpu, cuda, cuda:1, mps), set its precision, and return this model.
 
-        With bfloat16 the network runs under autocast; states, evidence and probabilities stay in float32.
+        With bfloat16 the network runs under autocast; states, evidence and probabilities stay in float32. With
+        `compile`, torch's compiler translates the network, which takes up to a minute at the first call of each shape.
         """
         if device is not None:
             self.method.network.to(device_of(str(device)))
         if precision is not None:
             use_precision(self.method.network, precision)
+        if compile:
+            compile_network(self.method.network, self.device)
         return self
 
     def generate(
@@ -240,7 +249,7 @@ class LanguageModel:
 
     def restore(
         self,
-        reading: str | Tensor | Reading,
+        reading: str | Tensor | Array | Laws | Reading,
         channel: str | Tensor | None = None,
         error: float | Literal["auto"] = 0.1,
         *,
@@ -253,8 +262,9 @@ class LanguageModel:
         seed: int = 0,
         progress: Callable[[int], object] = lambda windows: None,
     ) -> Restoration:
-        """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence [positions, V].
+        """Return the posterior of a text with gaps (?), alternatives ([ae]) and errors, or of evidence.
 
+        Evidence is a tensor or an array of log-likelihoods [positions, V], or one {symbol: probability} per position.
         Characters that the model lacks are kept: see `rdlm.data.evidence.to_symbols`.
         `channel` is symmetric or keyboard, with an `error` rate, or a matrix [true, read]. The posterior is that of
         one network call, or the mean over `passes` of the sampler in `steps` calls each; with `whole` the text is the
@@ -299,18 +309,20 @@ def load(
     averaged: bool = True,
     device: str | torch.device = "cpu",
     precision: Precision = "float32",
+    compile: bool = False,
     trust: Sequence[str | type] = (),
 ) -> LanguageModel:
     """Return the model that `find` locates, with the moving average of its weights unless `averaged` is False.
 
-    `device` and `precision` are those of `LanguageModel.to`. Nothing in the files is executed; names, shapes and
-    checksums are compared before a number is used. A model with a network, schedule or bridge of somebody's own is
-    built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
+    `device`, `precision` and `compile` are those of `LanguageModel.to`. Nothing in the files is executed; names,
+    shapes and checksums are compared before a number is used. A model with a network, schedule or bridge of somebody's
+    own is built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
     """
     place = device_of(str(device))
     with trusting(trust):
         found = _load(find(run), averaged)
-    return found if place.type == "cpu" and precision == "float32" else found.to(place, precision=precision)
+    changed = place.type != "cpu" or precision != "float32" or compile
+    return found.to(place, precision=precision, compile=compile) if changed else found
 
 
 def _load(path: Path, averaged: bool) -> LanguageModel:

@@ -298,7 +298,7 @@ def _card(
 
 def _summary(model: LanguageModel, step: int | None) -> Iterator[str]:
     about, licence = model.about, model.about.get("licence")
-    trained = "" if step is None else f" It was trained for {step:,} steps."
+    trained = "" if step is None else f" It was trained for {step:,} step{'s' * (step != 1)}."
     yield (
         f"{KINDS[model.kind]} trained with the method {_plain(model.config.method)}: {model.parameters:,} parameters, "
         f"sequences of {model.length} tokens, a vocabulary of {model.tokenizer.size}.{trained}"

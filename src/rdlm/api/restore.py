@@ -18,19 +18,32 @@ that of the window in which it is farthest from the ends, and samples continue b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import LONGEST, OrderName
-from rdlm.data.evidence import Reading, from_levels, from_text, is_kept, keyboard, put_back, symmetric
+from rdlm.data.evidence import (
+    Reading,
+    from_array,
+    from_laws,
+    from_levels,
+    from_text,
+    is_kept,
+    keyboard,
+    put_back,
+    symmetric,
+)
 from rdlm.errors import InputError, unknown
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.kernel import to_device
@@ -56,10 +69,18 @@ WHOLE_CALLS: Final = 8
 ITERATIONS: Final = 30
 """Most iterations of the estimate of an error rate."""
 
+LEAST_ERROR: Final = 1e-4
+"""Smallest estimate of an error rate."""
+
+SPREAD, FEW = 32, 4
+"""Windows of a long text in which an error rate is estimated; one of so many of them is read for a first estimate."""
+
 CHANNELS: Final = {"symmetric": symmetric, "keyboard": keyboard}
 """Channels with an error rate, by name."""
 
 Evidence = Float[Tensor, "positions v"]
+Array = NDArray[np.floating[Any]]
+Laws = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +149,7 @@ class Restoration:
 
 def restore(
     model: LanguageModel | str | Path | None,
-    evidence: Evidence | Reading | str,
+    evidence: str | Evidence | Array | Laws | Reading,
     read: str | None = None,
     *,
     channel: str | Float[Tensor, "v v"] | None = None,
@@ -141,8 +162,9 @@ def restore(
     seed: int = 0,
     progress: Callable[[int], object] = lambda windows: None,
 ) -> Restoration:
-    """Return the posterior of an uncertain text, of a reading, or given evidence [positions, V].
+    """Return the posterior of an uncertain text, of a reading, or given evidence.
 
+    Evidence is a tensor or an array of log-likelihoods [positions, V], or one {symbol: probability} per position.
     `model` is a model or what `rdlm.load` takes. A text has the notation of `rdlm.data.evidence.from_text` and was read
     through a channel: `symmetric` or `keyboard` with an error rate, or a matrix [true, read]. `read` is shown beside
     the result. The posterior is that of one network call, or the mean over `passes` of the sampler in `steps` calls
@@ -152,6 +174,8 @@ def restore(
     model = model if isinstance(model, LanguageModel) else load(model)
     if isinstance(evidence, str):
         evidence, _ = read_text_through(model, evidence, channel, error)
+    elif not isinstance(evidence, Reading | Tensor):
+        evidence = _reading(model, evidence)
     given = evidence.evidence if isinstance(evidence, Reading) else evidence
     posterior, drawn = sequence_posterior(
         model, given, passes=passes, samples=samples, steps=steps, order=order, seed=seed, progress=progress
@@ -159,6 +183,18 @@ def restore(
     reading = evidence if isinstance(evidence, Reading) else Reading(given, "?" * len(given))
     reading = reading._replace(symbols=read or reading.symbols)
     return _restoration(model, reading, posterior, drawn, passes * steps if passes else 1, whole)
+
+
+def _reading(model: LanguageModel, given: Array | Laws) -> Reading:
+    alphabet = "".join(symbols_of(model))
+    if isinstance(given, np.ndarray):
+        return from_array(given, alphabet)
+    if isinstance(given, Sequence) and given and all(isinstance(law, Mapping) for law in given):
+        return from_laws(given, alphabet)
+    raise InputError(
+        "restore takes a text, a tensor or an array of log-likelihoods [positions, V], or a list of one "
+        f"{{symbol: probability}} per position, got a {type(given).__name__}; several texts are restored one by one"
+    )
 
 
 @torch.no_grad()
@@ -512,17 +548,56 @@ def estimate_error(
 ) -> float:
     """Return the error rate of a channel by expectation maximisation: the expected share of wrong symbols.
 
-    `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was.
+    `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was. Of a long
+    text `SPREAD` windows are read, and a few of them until the rate is known roughly.
     """
-    known = read >= 0
-    if not bool(known.any()):
+    if not bool((read >= 0).any()):
         raise InputError("an error rate cannot be estimated from a text without readable symbols")
-    rate = first
+    spans, rate = _spread_windows(read, model.length), first
+    for part, near in ((spans[::FEW], FEW * tolerance), (spans, tolerance)):
+        rate = _fixed_point(partial(_expected_errors, model, reading, read, part), rate, near)
+    return rate
+
+
+def _spread_windows(read: Int[Tensor, " positions"], window: int) -> list[tuple[int, int]]:
+    """Return spans of at most `window` positions with readable symbols, evenly spread, that cover a short text."""
+    size = min(window, len(read))
+    count = min(SPREAD, math.ceil(len(read) / size))
+    begins = [round(number * (len(read) - size) / max(count - 1, 1)) for number in range(count)]
+    spans = [(begin, begin + size) for begin in begins]
+    readable = [(begin, end) for begin, end in spans if bool((read[begin:end] >= 0).any())]
+    return readable or overlapping_windows(len(read), size)
+
+
+def _expected_errors(
+    model: LanguageModel,
+    reading: Callable[[float], Evidence],
+    read: Int[Tensor, " positions"],
+    spans: Sequence[tuple[int, int]],
+    rate: float,
+) -> float:
+    """Return the expected share of wrong symbols among those that were read in some windows, given an error rate."""
+    evidence = reading(rate)
+    given = torch.stack([check_evidence(model, evidence[begin:end]) for begin, end in spans])  # [windows, L, V]
+    posterior = torch.cat([_marginals(model, part) for part in given.split(rows_of_call(given.shape[1]))])
+    symbol = torch.stack([read[begin:end] for begin, end in spans])
+    counted = symbol >= 0
+    for row, ((_, end), (begin, _)) in enumerate(pairwise(spans), 1):
+        counted[row, : max(0, end - begin)] = False  # a position in two windows is counted once
+    right = posterior.gather(-1, symbol.clamp_min(0)[..., None])[..., 0]
+    return float(1 - right[counted].mean())
+
+
+def _fixed_point(function: Callable[[float], float], rate: float, tolerance: float) -> float:
+    """Return a rate that a function maps to itself, by iterations that are extrapolated: those of EM are slow."""
+    before: tuple[float, float] | None = None
     for _ in range(ITERATIONS):
-        posterior = restore(model, reading(rate)).posterior
-        right = posterior[known].gather(-1, read[known, None])[:, 0]
-        new = min(max(float((1 - right).mean()), 1e-4), 0.99)
-        if abs(new - rate) <= tolerance * rate:
-            return new
-        rate = new
+        new, slope = function(rate), 0.0
+        if before is not None and rate != before[0]:
+            slope = min(max((new - before[1]) / (rate - before[0]), 0.0), 0.95)
+        before, step = (rate, new), (new - rate) / (1 - slope)
+        found = min(max(rate + step, rate / 4, LEAST_ERROR), 0.99)
+        if abs(found - rate) <= tolerance * rate:
+            return found
+        rate = found
     return rate

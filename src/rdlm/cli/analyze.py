@@ -41,8 +41,8 @@ class Analyze:
 
     objectives: drift error, cross-entropy, cross-entropy with importance sampling; 6 minutes. splitting: one sphere,
     one sphere with its top coordinates marked, digits; 9 minutes. changes: one change at a time to bridge, evidence,
-    noise, start, law, times, features, windows; an hour. transition: discrepancy of the laws from the simulation;
-    3 minutes. radial: how bridges approach their tokens; 1 minute. speed: a training step by law; 1 minute.
+    noise, start, law, times, features, windows; an hour. transition: discrepancy of the laws from the simulation; three
+    minutes. radial: how bridges approach their tokens; 1 minute. speed: a training step by law; 1 minute.
     frontier: generative perplexity against entropy of samples of a RUN, by temperature, steps and solver; 2 minutes.
     steps: bound and sample quality of a RUN against network calls, by solver, grid, window and order; an hour; the
     same command continues an interrupted table. Needs a checkout of the repository.

@@ -134,7 +134,7 @@ class Compare:
 
 def _note(row: dict[str, Any]) -> str | None:
     """Return what is to be known about the bound of a row."""
-    from rdlm.evaluate.compare import label_of
+    from rdlm.display.comparison import label_of
 
     notes = [] if row["trained_for_order"] else ["not trained for this order"]
     notes += [] if row["note"] is None else [row["note"]]
@@ -159,7 +159,7 @@ def _show_trials(rows: list[dict[str, Any]]) -> None:
 def _draw(rows: list[dict[str, Any]], out: Path) -> None:
     from importlib.util import find_spec
 
-    from rdlm.evaluate.compare import draw_comparison
+    from rdlm.display.comparison import draw_comparison
 
     written = [out / "compare.json"]
     if find_spec("matplotlib") is not None:

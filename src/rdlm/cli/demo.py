@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,10 @@ class Demo:
         model = rdlm.load(self.out)
         first = model.generate(num=SAMPLES, steps=self.nfe, order="synchronous", trace=True)
         assert first.trace is not None
-        draw(first.trace.frames, self.out / "denoising.png")
+        if _can_draw():
+            draw(first.trace.frames, self.out / "denoising.png")
+        else:
+            say("no figure of the sample without matplotlib: pip install 'rdlm[viz]'")
         write_animation(first.trace, self.out / "denoising.html")
         other = _best(row for row in rows if row["order"] != "synchronous")
         return [
@@ -104,8 +108,9 @@ class Demo:
         return {"truth": truth, "read": read, "restored": model.restore(read, channel="symmetric", error=ERROR).text}
 
     def _files(self) -> dict[Path, str]:
+        figure = {self.out / "denoising.png": "how the first synchronous sample gains certainty, step by step"}
         return {
-            self.out / "denoising.png": "how the first synchronous sample gains certainty, step by step",
+            **(figure if _can_draw() else {}),
             self.out / "denoising.html": "the same as an animation, with the states on the sphere",
             self.out / "report.html": "the training",
         }
@@ -135,6 +140,10 @@ class Demo:
         print("\n".join(f"  {name:>8}  {text}" for name, text in restored.items()))
         print("\nFiles:\n")
         print("\n".join(f"  {path}  {content}" for path, content in self._files().items()))
+
+
+def _can_draw() -> bool:
+    return find_spec("matplotlib") is not None
 
 
 def _best(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ class Evaluate(ModelOptions):
     The bound is that of the sampler with --nfe network calls. It is estimated from single random steps of many
     sequences (`--estimator steps`); from about 20 calls on, this needs fewer network calls for the same interval than
     whole paths do. The baselines have their own estimators; that of fisher_flow is not a bound. Writes evaluation.json
-    and report.html, and writes the measured information curve, curve.json, into the checkpoint for the sampler. With
-    --orders it measures which order of generation has the best bound.
+    and report.html, and writes the measured information curve, curve.json, into the checkpoint for the sampler. The
+    option --orders measures which order of generation has the best bound.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None

@@ -74,10 +74,9 @@ class Generate(ModelOptions, SamplingOptions):
 
     def _normalised(self, model: LanguageModel, options: SamplingOptions) -> SamplingOptions:
         """Return the options with known text in the model's alphabet; the gaps of an infill stay."""
-        from rdlm.data.tokenizer import normalisation_rule, normalised
+        from rdlm.data.tokenizer import check_rule, normalised
 
-        if not (rule := normalisation_rule(model.tokenizer)):
-            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+        rule = check_rule(model.tokenizer)
 
         gap = "" if options.infill is None else options.gap
         given = (options.prompt, options.suffix, options.infill or "")

@@ -17,6 +17,8 @@ class ModelOptions:
     """Device of the network: cpu, cuda, cuda:1, mps, or auto, the first of cuda, mps and cpu that is there."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network; states, evidence and probabilities are always in float32 or float64."""
+    compile: bool = False
+    """Compile the network with torch.compile: the first calls take up to a minute, and long work is faster."""
     trust: tuple[str, ...] = ()
     """Names module:Class of somebody's own network, schedule or bridge that may be imported and run."""
 
@@ -24,4 +26,4 @@ class ModelOptions:
         """Return a model on the device."""
         import rdlm
 
-        return rdlm.load(run, device=self.device, precision=self.precision, trust=self.trust)
+        return rdlm.load(run, device=self.device, precision=self.precision, compile=self.compile, trust=self.trust)

@@ -14,6 +14,7 @@ import tyro
 from rdlm.cli.model_options import ModelOptions
 from rdlm.cli.score import LARGEST_TEXT, read_text
 from rdlm.config import OrderName
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage.files import check_output, write_atomic
@@ -45,9 +46,9 @@ class Restore(ModelOptions):
 
     In a text, ? or _ is an unreadable character, [ae] is one of several, and a backslash quotes the next character.
     With --channel every character may be wrong. Upper case, digits and punctuation that the model lacks are kept. Other
-    inputs: a page read by Tesseract (hOCR), JSON lines with one {character: probability} per position, a NumPy array
-    [positions, V] of log-likelihoods, FASTQ with qualities for DNA models, and a PNG or NumPy array of grey levels with
-    --noise for image models. One network call per window of the model's length.
+    inputs: a page read by Tesseract (hOCR), JSON lines with one {character: probability} per position, an array of
+    log-likelihoods [positions, V] as .npy, FASTQ with qualities for DNA models, and a PNG or .npy of grey levels with
+    the option --noise for image models. One network call per window of the model's length.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -63,6 +64,9 @@ class Restore(ModelOptions):
     """Share of misread characters, for symmetric and keyboard, 0.1 if not given; auto: estimated from the text."""
     literal: bool = False
     """Take ? _ [ ] and backslashes in a text as ordinary characters."""
+    normalise: bool = False
+    """Restore the text in the model's own characters (lower case, spelled digits and spaces for text8) and report what
+    was changed. Without it, the model sees letters in its own case and the rest as spaces, and all is put back."""
     noise: float | None = None
     """Standard deviation of the noise of an image; 1 is the whole range from black to white."""
     whole: bool = False
@@ -112,9 +116,14 @@ class Restore(ModelOptions):
 
     def _places(self) -> tuple[str | None, str]:
         """Return the model and the file; a single argument that is a file, or -, is the input."""
-        if self.file is None and self.model is not None and (self.model == "-" or Path(self.model).is_file()):
+        if self.file is not None or self.model is None:
+            return self.model, self.file or "-"
+        path = Path(self.model)
+        if self.model == "-" or path.is_file():
             return None, self.model
-        return self.model, self.file or "-"
+        if path.suffix.lower() in (".txt", *SUFFIXES) and not path.exists():
+            raise InputError(f"{path}: there is no such file")
+        return self.model, "-"
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("passes", "samples", "steps", "order", "seed")}
@@ -131,11 +140,11 @@ class Restore(ModelOptions):
         if kind == "png":
             advice = "read it by Tesseract, and give the .hocr file (docs/guides/restore.md)"
             raise InputError(f"{file} is an image, {model.name} a model of {model.kind}: {advice}")
-        if kind != "text" and (self.channel is not None or self.error is not None or self.literal):
-            raise InputError(f"--channel, --error and --literal are for text; {file} is {kind}")
+        if kind != "text" and (self.channel is not None or self.error is not None or self.literal or self.normalise):
+            raise InputError(f"--channel, --error, --literal and --normalise are for text; {file} is {kind}")
         if kind == "npy":
             return [evidence.from_array(_array(file), alphabet)], None
-        text = read_text(file, "restore")
+        text = self._normalised(model, read_text(file, "restore"))
         if kind == "jsonl":
             return [evidence.from_json_lines(text, alphabet)], None
         if kind == "fastq":
@@ -148,6 +157,18 @@ class Restore(ModelOptions):
         if gaps and channel is not None:
             print(f"rdlm: {gaps} characters ? _ [] are read as gaps; --literal reads them as they are", file=sys.stderr)
         return [reading], error
+
+    def _normalised(self, model: LanguageModel, text: str) -> str:
+        """Return a text by the model's rule if that was requested, and print what was changed."""
+        if not self.normalise:
+            return text
+        from rdlm.data.evidence import normalised_reading
+        from rdlm.data.tokenizer import check_rule
+
+        rule = check_rule(model.tokenizer)
+        found, changed = normalised_reading(model.tokenizer, text, self.literal)
+        say(f"normalised ({rule}): {changed or 'nothing to change'}")
+        return found
 
     def _channel(self, alphabet: str) -> str | Tensor | None:
         """Return the name of a channel, or the confusion matrix in a file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from rdlm.errors import InputError
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
-    from rdlm.api.score import Effort, Score
+    from rdlm.api.score import Effort, Encoded, Score
 
 
 LARGEST_TEXT = 64 << 20
@@ -72,33 +73,29 @@ class ScoreText(ModelOptions):
             raise InputError("--positions needs --json")
         run, file = self._places()
         text = read_text(file)
-        from rdlm.api.score import (
-            MIN_TOKENS,
-            encode_text,
-            score_continuations,
-            score_encoded,
-            score_note,
-            split_windows,
-        )
+        from rdlm.api.score import score_continuations, score_encoded, score_note, split_windows
         from rdlm.display.progress import bar
 
         model = self.load(run)
-        lines = [text.removesuffix("\n")] if self.document else [line for line in text.splitlines() if line.strip()]
-        lines, changed = self._normalised(model, lines)
-        texts = [encode_text(model, line, self.unknown, MIN_TOKENS if self.prompt is None else 1) for line in lines]
-        dropped = self._dropped(model, lines)
+        lines = {number: line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
+        lines, changed = self._normalised(model, {1: text.removesuffix("\n")} if self.document else lines)
+        dropped = self._dropped(model, lines.values())
+        encodings = self._encoded(model, lines)
+        texts = list(encodings.values())
         windows = [len(window) for encoded in texts for window in split_windows(encoded.ids, model.length)]
         effort = self._effort(model, len(windows))
         cost = sum(effort.cost(model, 1, length) for length in windows)
         began = time.perf_counter()
         if self.prompt is not None:
-            before = encode_text(model, self.prompt, self.unknown, 0)
+            before = self._encoded(model, {1: self.prompt}, least=0)[1]
             found = score_continuations(model, [(before, encoded) for encoded in texts], effort)
         else:
             with bar(cost, "score", "window") as progress:
                 found = score_encoded(model, texts, effort, progress.update)
         seconds = time.perf_counter() - began
-        rows = [_row(line, value, self.positions) for line, value in zip(lines, found, strict=True)]
+        rows = [
+            _row(number, lines[number], value, self.positions) for number, value in zip(encodings, found, strict=True)
+        ]
         self._report(
             rows,
             {
@@ -129,19 +126,38 @@ class ScoreText(ModelOptions):
             say("reading the text from the terminal; Ctrl-D ends it")
         return self.model, self.file or "-"
 
-    def _normalised(self, model: LanguageModel, lines: list[str]) -> tuple[list[str], str | None]:
+    def _normalised(self, model: LanguageModel, lines: dict[int, str]) -> tuple[dict[int, str], str | None]:
         """Return the texts in the model's alphabet where that is requested, and what was changed."""
         if not self.normalise:
             return lines, None
-        from rdlm.data.tokenizer import normalisation_rule, normalised
+        from rdlm.data.tokenizer import check_rule, normalised
 
-        if not (rule := normalisation_rule(model.tokenizer)):
-            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
-        _, changed = normalised(model.tokenizer, "\n".join(lines).replace("\n", ""))
+        rule = check_rule(model.tokenizer)
+        _, changed = normalised(model.tokenizer, "".join(lines.values()).replace("\n", ""))
         say(f"normalised ({rule}): {changed or 'nothing to change'}")
-        return [normalised(model.tokenizer, line)[0] for line in lines], changed
+        return {number: normalised(model.tokenizer, line)[0] for number, line in lines.items()}, changed
 
-    def _dropped(self, model: LanguageModel, lines: list[str]) -> int:
+    def _encoded(self, model: LanguageModel, lines: dict[int, str], least: int | None = None) -> dict[int, Encoded]:
+        """Return the tokens of texts by their line; those that are too short for a score are left out and counted."""
+        from rdlm.api.score import MIN_TOKENS, encode_text
+
+        if least is None:
+            least = MIN_TOKENS if self.prompt is None else 1
+        found = {}
+        for number, line in lines.items():
+            try:
+                found[number] = encode_text(model, line, self.unknown, 0)
+            except InputError as mistake:
+                raise InputError(f"line {number}: {mistake}" if len(lines) > 1 else str(mistake)) from None
+        enough = {number: text for number, text in found.items() if len(text.ids) >= least}
+        if not enough:
+            raise InputError(f"a text needs at least {least} tokens: no line has as many")
+        if short := len(found) - len(enough):
+            first = min(found.keys() - enough.keys())
+            say(f"{short:,} lines of less than {least} tokens are left out, the first is line {first}")
+        return enough
+
+    def _dropped(self, model: LanguageModel, lines: Iterable[str]) -> int:
         """Return the number of characters outside of the alphabet, and say what became of them."""
         alphabet = model.tokenizer.to_json().get("alphabet")
         if alphabet is None or self.unknown == "error":
@@ -203,5 +219,5 @@ def read_text(name: str, purpose: str = "score") -> str:
     return text
 
 
-def _row(text: str, score: Score, positions: bool) -> dict[str, object]:
-    return {"text": text if len(text) <= 40 else text[:37] + "...", **score.row(positions)}
+def _row(line: int, text: str, score: Score, positions: bool) -> dict[str, object]:
+    return {"line": line, "text": text if len(text) <= 40 else text[:37] + "...", **score.row(positions)}

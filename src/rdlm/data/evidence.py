@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,11 +33,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm.data.tokenizer import Tokenizer, normalised
 from rdlm.errors import InputError
 from rdlm.storage.files import parse_json
 
 GAPS: Final = "?_"
 """Characters that mark an unreadable position."""
+
+CAPITAL: Final = "A"
+"""A letter with the case of those that begin sentences."""
+
+NEAR: Final = 20
+"""Characters between a letter and the end of the sentence before it, at most."""
 
 KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard; each is shifted to the right by about a third of a key."""
@@ -183,14 +191,17 @@ def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str])
     """Return a text with one entry per character of a reading, from one restored symbol for each that the model sees.
 
     A character stays as it is if the model did not restore it, or restored what it has seen. A new symbol has the case
-    of the character that it replaces, and in a gap that of the letters around it.
+    of the character that it replaces; in a gap that of the letters around it, or a capital that begins a sentence.
     """
     rest = iter(symbols)
+    capitals = any(char and view and char != view and char.isupper() for char, view in zip(read, seen, strict=True))
     text = []
     for at, (char, view) in enumerate(zip(read, seen, strict=True)):
         new = "" if view == "" else next(rest)
         if new == view or is_kept(char, view):
             text.append(char or "?")
+        elif char is None and capitals and _begins_sentence(read, at):
+            text.append(_in_case(new, CAPITAL))
         else:
             text.append(_in_case(new, _pattern(read, seen, at)))
     return text
@@ -266,6 +277,13 @@ def _pattern(read: Sequence[Read], seen: Sequence[Seen], at: int) -> str:
     return letters[0] if alike and all(read[place] != seen[place] for place in near) else ""
 
 
+def _begins_sentence(read: Sequence[Read], at: int) -> bool:
+    """Return whether a place is the first letter of the text, or of what follows a full stop and a blank."""
+    before = "".join(char or "x" for char in read[max(0, at - NEAR) : at])
+    first = at <= NEAR and not any(map(str.isalnum, before))
+    return first or re.search(r"[.!?]\s+[^\w\s]*$", before) is not None
+
+
 def _word_part(read: Sequence[Read], places: range) -> Iterator[int]:
     """Yield places up to the first without a letter."""
     for at in places:
@@ -313,6 +331,7 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
     log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
+    _check_readable(read, seen, alphabet, log_channel)
     evidence = symbol_evidence(read, seen, alphabet, log_channel)
     row = 0
     for at, (_, alternatives) in enumerate(places):
@@ -340,6 +359,20 @@ def _places(text: str) -> Iterator[tuple[Read, str]]:
         else:
             yield text[at], ""
         at += 1
+
+
+_MARKED: Final = re.compile(r"(\\[\s\S]|\[[^\]]*\]|[?_])")
+"""A quoted character, alternatives, or a gap in a text."""
+
+
+def normalised_reading(tokenizer: Tokenizer, text: str, literal: bool = False) -> tuple[str, str]:
+    """Return a text of `from_text` in the characters of a tokenizer but for its marks, and what was changed.
+
+    Without this, what the model lacks is seen by `to_symbols` and put back, and digits are not spelled.
+    """
+    parts, keep = ([text], "") if literal else (_MARKED.split(text), "[\\")  # every second part is a mark
+    found = "".join(part if at % 2 else normalised(tokenizer, part, keep)[0] for at, part in enumerate(parts))
+    return found, normalised(tokenizer, "".join(parts[::2]), keep)[1]
 
 
 def symbol_evidence(
@@ -382,23 +415,26 @@ def from_json_lines(text: str, alphabet: str) -> Reading:
     Probabilities of a position must sum to 1. A symbol that is not named is impossible, unless the line says what is
     left, as `{"e": 0.7, "c": 0.2, "rest": 0.1}`: the rest is spread evenly over the symbols that are not named.
     """
-    rows, symbols = [], []
-    lines = list(filter(str.strip, text.split("\n")))
+    laws, lines = [], list(filter(str.strip, text.split("\n")))
     check_size(len(lines), alphabet, "the evidence")
     for number, line in enumerate(lines, 1):
-        where = f"position {number - 1}"
         try:
             law = parse_json(line.encode())
         except (ValueError, RecursionError) as error:
             raise InputError(f"line {number} is not JSON: {error}") from None
         if not isinstance(law, dict) or not law:
             raise InputError(f"line {number} must be an object {{symbol: probability}}")
-        row = _law(law, alphabet, where)
-        rows.append(row.log())
-        symbols.append(alphabet[int(row.argmax())] if row.max() > row.min() else "?")
-    if not rows:
+        laws.append(law)
+    if not laws:
         raise InputError("there is nothing to restore: no line has a position")
-    return Reading(_checked(torch.stack(rows)), "".join(symbols))
+    return from_laws(laws, alphabet)
+
+
+def from_laws(laws: Sequence[Mapping[str, Any]], alphabet: str) -> Reading:
+    """Return the evidence of one {symbol: probability} per position, as in `from_json_lines`."""
+    rows = [_law(law, alphabet, f"position {at}") for at, law in enumerate(laws)]
+    symbols = (alphabet[int(row.argmax())] if row.max() > row.min() else "?" for row in rows)
+    return Reading(_checked(torch.stack(rows).log()), "".join(symbols))
 
 
 def _law(law: Mapping[str, Any], alphabet: str, where: str) -> Float[Tensor, " v"]:
@@ -468,7 +504,7 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
             # A quality of 0 or 1 says less than nothing about the base: then all are equally likely.
             error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
             rows[at] = math.log(error / (len(alphabet) - 1))
-            rows[at, _place(alphabet, bases, at)] = math.log1p(-error)
+            rows[at, _place(alphabet, bases, at, f"read {name[1:]!r}: ")] = math.log1p(-error)
     return Reading(rows, bases.replace("N", "?"), name[1:])
 
 
@@ -502,6 +538,17 @@ def check_size(positions: int, alphabet: str, what: str) -> None:
         raise InputError(f"{what} has {positions:,} positions: {advice}")
 
 
+def _check_readable(
+    read: Sequence[Read], seen: Sequence[Seen], alphabet: str, log_channel: Float[Tensor, "v v"]
+) -> None:
+    """Raise InputError for a character as which the channel reads no symbol."""
+    excluded = (log_channel == -math.inf).all(0).tolist()
+    never = {symbol for symbol, none in zip(alphabet, excluded, strict=True) if none}
+    for at, (char, view) in enumerate(zip(read, seen, strict=True)):
+        if view in never and not is_kept(char, view):
+            raise InputError(f"character {char!r} at position {at}: the channel reads no symbol as {view!r}")
+
+
 def _check_error(error: float) -> None:
     if not 0 < error < 1:
         raise InputError(f"an error rate must lie between 0 and 1, got {error:g}")
@@ -523,12 +570,15 @@ def _number(value: Any, what: str) -> float:
 
 
 def _index(alphabet: str, symbol: str, where: str) -> int:
+    if len(symbol) > 1:
+        reason = "a channel is about one character per position, and m read as rn cannot be given"
+        raise InputError(f"{where}: {symbol[:80]!r} is not one character; {reason}")
     if len(symbol) != 1 or symbol not in alphabet:
         raise InputError(f"{where}: {symbol[:80]!r} is not a symbol of the model, whose alphabet is {alphabet!r}")
     return alphabet.index(symbol)
 
 
-def _place(alphabet: str, text: str, at: int) -> int:
+def _place(alphabet: str, text: str, at: int, where: str) -> int:
     if text[at] not in alphabet:
-        raise InputError(f"character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
+        raise InputError(f"{where}character {text[at]!r} at position {at} is outside the alphabet {alphabet!r}")
     return alphabet.index(text[at])

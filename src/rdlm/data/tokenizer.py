@@ -521,6 +521,13 @@ def normalisation_rule(tokenizer: Tokenizer) -> str:
     return ", ".join(parts)
 
 
+def check_rule(tokenizer: Tokenizer) -> str:
+    """Return `normalisation_rule`; InputError where there is none."""
+    if rule := normalisation_rule(tokenizer):
+        return rule
+    raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+
+
 def normalised(tokenizer: Tokenizer, text: str, keep: str = "") -> tuple[str, str]:
     """Return a text in the characters of a tokenizer, and what was changed; "" if nothing was. `keep` is left as it is.
 

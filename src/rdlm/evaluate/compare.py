@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from torch import Tensor
 
 from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
-from rdlm.display.figure import COLOURS, canvas
 from rdlm.display.progress import bar, say
 from rdlm.errors import DivergedError, InputError, unknown
 from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
@@ -67,6 +65,9 @@ SAMPLE_BATCH = 64
 
 TRIAL_SEQUENCES = 32
 """Most sequences for the bound of a trial; the same ones for all learning rates, so that few are enough."""
+
+TRIAL_PATHS = 8
+"""The same where the number is estimated along whole paths, which evaluate the network in every step."""
 
 DATA_SEQUENCES = 1024
 """Validation sequences to which samples are compared."""
@@ -129,6 +130,10 @@ class Contest:
         training = replace(self.config.training, steps=steps, seed=self.config.training.seed + index)
         return replace(self.config, method=method, training=training)
 
+    def chosen_lr(self, bounds: Mapping[float, float]) -> float:
+        """Return the learning rate of the runs of a method, from the bounds of its trials."""
+        return best_lr(bounds)
+
     @property
     def setting(self) -> dict[str, int]:
         """The settings of an evaluation, which a row on disk must match to be reused."""
@@ -186,17 +191,27 @@ def compare(
         budget = costs.get("steps") if steps is None else steps
         total = contest.config.training.steps if budget is None else budget
         interruption = stack.enter_context(Interruption())
-        trials = _search_lrs(contest, session, interruption) if contest.lrs else {}
-        entrants = [
-            stack.enter_context(session.entered(config, place))
-            for config, place in _runs(contest, folder, total, trials)
-        ]
-        race(entrants, total, interruption)
+        entrants, trials = stack.enter_context(trained_runs(contest, session, total, interruption))
         rows = []
         for name in contest.methods:
             own = [entrant for entrant in entrants if entrant.name == name]
             rows += _rows(contest, own, folder, interruption)
         return _finish(contest, folder, rows, costs, trials)
+
+
+@contextmanager
+def trained_runs(
+    contest: Contest, session: Session, total: int, interruption: Interruption
+) -> Iterator[tuple[list[Entrant], Trials]]:
+    """Yield the runs of all methods and seeds, trained for `total` steps, and the trials of learning rates."""
+    trials = _search_lrs(contest, session, interruption) if contest.lrs else {}
+    with ExitStack() as stack:
+        entrants = [
+            stack.enter_context(session.entered(config, place))
+            for config, place in _runs(contest, session.folder, total, trials)
+        ]
+        race(entrants, total, interruption)
+        yield entrants, trials
 
 
 def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterator[tuple[RunConfig, Path]]:
@@ -205,7 +220,7 @@ def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterato
         for name in contest.methods:
             config = contest.configuration(name, steps, index)
             yield (
-                _with_lr(config, best_lr(trials[name])) if trials else config,
+                _with_lr(config, contest.chosen_lr(trials[name])) if trials else config,
                 folder / (f"{name}-seed{index}" if index else name),
             )
 
@@ -321,9 +336,10 @@ def _run_trials(
 def _trial_bound(contest: Contest, entrant: Entrant) -> float:
     """Return the bound of a trial in bits per token, in the order of the configuration, with the averaged weights."""
     run, seed = entrant.run, contest.config.training.seed
-    batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, TRIAL_SEQUENCES), seed)
+    most = TRIAL_PATHS if run.method.bound_estimator == "path" else TRIAL_SEQUENCES
+    batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, most), seed)
     with run.averaged():
-        return repeated_bound(run.method, batch, contest.nfe, seed).bits
+        return repeated_bound(run.method, batch, contest.nfe, seed, contest.repeats).bits
 
 
 def _finite(bound: float | None) -> float:
@@ -558,43 +574,3 @@ def _finish(
         finished.append({**row, "relative_step_cost": cost, "trials": tried or None})
     write_atomic(folder / "compare.json", json.dumps({"rows": finished, **contest.setting}, indent=2) + "\n")
     return finished
-
-
-def draw_comparison(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the bound of every method and order, and the divergence of the samples of each method, with 95% intervals.
-
-    The intervals of bounds are over seeds where there are several. Hollow: not a bound; diamond: the best order.
-    """
-    colours = dict(zip(dict.fromkeys(row["method"] for row in rows), cycle(COLOURS)))
-    sampled = [row for row in rows if row["best"]]
-    with canvas(path, columns=2, height=max(3.6, 1.2 + 0.28 * len(rows))) as (left, right):
-        for place, row in enumerate(rows):
-            style = {"fmt": "D" if row["best"] else "o", "color": colours[row["method"]], "capsize": 2}
-            face = colours[row["method"]] if row["claims_bound"] else "white"
-            reach = [[row["bound"] - row["low"]], [row["high"] - row["bound"]]]
-            left.errorbar(row["bound"], place, xerr=reach, markerfacecolor=face, **style)
-        for place, row in enumerate(sampled):
-            metric = row["quality"]["bigram_divergence"]
-            style = {"fmt": "D", "color": colours[row["method"]], "capsize": 2}
-            right.errorbar(metric["value"], place, xerr=1.96 * metric["stderr"], **style)
-        floor = sampled[0]["quality"]["bigram_divergence_of_data"]["value"]
-        right.axvline(floor, color="black", linestyle="--", linewidth=0.8)
-        left.set(xlabel=f"{rows[0]['unit']}, {rows[0]['calls']} calls\n{_legend(rows)}")
-        right.set(xlabel="bigram divergence of samples in the best order, bits\n(dashed: data)")
-        for axis, shown in ((left, rows), (right, sampled)):
-            axis.set_yticks(range(len(shown)), [label_of(row) for row in shown])
-            axis.set_ylim(len(shown) - 0.5, -0.5)
-
-
-def label_of(row: dict[str, Any]) -> str:
-    """Return method and order of a row."""
-    return " ".join(filter(None, (row["method"], row["order"])))
-
-
-def _legend(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the meaning of markers and intervals, as far as they occur."""
-    seeds = rows[0]["seeds"]
-    parts = [f"95% intervals over {f'{seeds} seeds' if seeds > 1 else 'sequences and noise'}"]
-    parts += ["diamond: best order"] if not all(row["best"] for row in rows) else []
-    parts += ["hollow: not a bound"] if not all(row["claims_bound"] for row in rows) else []
-    return f"({'; '.join(parts)})"

@@ -33,7 +33,7 @@ from rdlm.api.score import (
     score_encoded,
 )
 from rdlm.config import OrderChoice
-from rdlm.data.tokenizer import Unknown, normalisation_rule, normalised
+from rdlm.data.tokenizer import Unknown, check_rule, normalised
 from rdlm.errors import InputError, unknown
 
 try:
@@ -74,8 +74,8 @@ class HarnessModel(LM):
         super().__init__()
         self.model = load(run)
         self.unknown, self.lowercase, self.seed = _checked(unknown), lowercase, seed
-        if normalise and not normalisation_rule(self.model.tokenizer):
-            raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+        if normalise:
+            check_rule(self.model.tokenizer)
         self.normalise = normalise
         engine = self.model.method.token_schedule is not None
         exact = exact_order(self.model, self.model.length) if engine and order == "auto" and steps is None else None

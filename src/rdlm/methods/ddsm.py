@@ -28,13 +28,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import Interface, RunConfig
+from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
-from rdlm.errors import InputError
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
-from rdlm.methods.dirichlet_flow import MOST_TOKENS, dirichlet_points, on_simplex
-from rdlm.model.network import build
+from rdlm.methods.dirichlet_flow import dirichlet_points, on_simplex, simplex_network
 from rdlm.random import Draw, check_numbers, draw_token
 
 LINEAGES = 64
@@ -56,13 +54,8 @@ class DDSM(Baseline):
     bound_estimator: BoundEstimator | None = "steps"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        if vocabulary > MOST_TOKENS:
-            raise InputError(
-                f"ddsm needs at most {MOST_TOKENS} tokens, got {vocabulary}: its points have a coordinate per token"
-            )
         self.config, self.vocabulary = config, vocabulary
-        interface = Interface(vocabulary, vocabulary, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
+        self.network: nn.Module = simplex_network("ddsm", config, vocabulary, classes, signal)
 
     def clock(self, share: Tensor) -> Tensor:
         """Return the time t of a share of [0, 1]; early times are dense, where the token is decided."""

@@ -55,13 +55,8 @@ class DirichletFlow(Baseline):
     bound_estimator: BoundEstimator | None = "path"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        if vocabulary > MOST_TOKENS:
-            raise InputError(
-                f"dirichlet_flow needs at most {MOST_TOKENS} tokens, got {vocabulary}: its flow is inaccurate for more"
-            )
         self.config, self.options, self.vocabulary = config, config.dirichlet_flow, vocabulary
-        interface = Interface(vocabulary, vocabulary, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
+        self.network: nn.Module = simplex_network("dirichlet_flow", config, vocabulary, classes, signal)
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the cross-entropy of the token per token."""
@@ -160,6 +155,16 @@ class DirichletFlow(Baseline):
             probes = trace_probes(velocity, self.options.divergence == "exact", generator)
             probes = [probe - probe.mean(-1, keepdim=True) for probe in probes]
             return velocity.detach(), trace_of_jacobian(velocity, point, probes)
+
+
+def simplex_network(name: str, config: RunConfig, vocabulary: int, classes: int, signal: int) -> nn.Module:
+    """Return a network from points of the simplex to logits; InputError for too many tokens."""
+    if vocabulary > MOST_TOKENS:
+        raise InputError(
+            f"{name} needs at most {MOST_TOKENS} tokens, got {vocabulary}: its points have a coordinate per "
+            "token, and its tables are inaccurate for more"
+        )
+    return build(config.model, Interface(vocabulary, vocabulary, classes=classes, signal=signal))
 
 
 def dirichlet_points(

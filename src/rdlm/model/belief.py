@@ -36,7 +36,8 @@ from rdlm.model.transformer import Cache
 from rdlm.storage.tables import cached
 
 SMALLEST = 1e-9
-"""Added to probabilities of the context, so that no symbol is excluded by rounding."""
+"""Added to probabilities, so that no symbol and no state is excluded by rounding: an n-gram model may never have seen
+what a reading or a prompt says for certain."""
 
 WEIGHTS = 2
 """Outputs of the network beside the logits: the weights of its logits and of the chain's context."""
@@ -358,7 +359,7 @@ class Ngram(Belief):
 
     def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
         """Return the log-probabilities of every symbol given the clean symbols before it."""
-        return self.arcs.log_probability[self._messages_before(clean)]
+        return (self.arcs.probability[self._messages_before(clean)] + SMALLEST).log()
 
     def _messages_before(self, clean: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
         state = torch.zeros(len(clean), dtype=torch.long, device=clean.device)
@@ -386,14 +387,15 @@ class Ngram(Belief):
         message = torch.ones_like(message)
         for symbols in likelihood.flip(0):
             found.append(self._by_symbol(ahead.pop().mul_(message)))
-            message = _normalise_(self._back(self._emitted(symbols).mul_(message)))
+            message = self._back(self._emitted(symbols).mul_(message)).clamp_min_(0)
+            message = _normalise_(message).add_(SMALLEST / self.states)
         return _log_context(found[::-1])
 
     def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
         arcs = self.arcs
         for level, shorter, by_suffix in reversed(arcs.levels):  # the message is not needed any more
             message[shorter] += by_suffix(message[level])
-        return arcs.by_target(message).clamp_min_(0)  # differences can be negative by rounding
+        return arcs.by_target(message).clamp_min_(SMALLEST / self.states)  # differences can be negative by rounding
 
     def _back(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
         arcs = self.arcs
@@ -444,7 +446,7 @@ class _Arcs:
     suffix: Int[Tensor, " n"]
     backoff: Float[Tensor, " n"]
     following: Int[Tensor, "n v"]
-    log_probability: Float[Tensor, "n v"]
+    probability: Float[Tensor, "n v"]
     symbol: Int[Tensor, " n"]
     """The last symbol of each state."""
     levels: tuple[tuple[slice, slice, _Sums], ...]
@@ -477,7 +479,7 @@ class _Arcs:
             suffix,
             backoff,
             following,
-            contexts.probability.log(),
+            contexts.probability,
             symbol.int(),
             tuple(levels),
             _Sums.of(target, source, value, states),
@@ -491,7 +493,7 @@ class _Arcs:
             self.suffix.to(device),
             self.backoff.to(device),
             self.following.to(device),
-            self.log_probability.to(device),
+            self.probability.to(device),
             self.symbol.to(device),
             tuple((level, shorter, sums.to(device)) for level, shorter, sums in self.levels),
             self.by_target.to(device),

@@ -13,6 +13,7 @@ from rdlm.errors import InputError, unknown
 from rdlm.model.belief import WEIGHTS, BeliefNetwork, belief_of
 from rdlm.model.cnn import Convolution, Convolution2D
 from rdlm.model.transformer import Transformer
+from rdlm.storage.files import use_compile_cache
 from rdlm.storage.own_classes import own_class
 
 Network = Transformer | Convolution | Convolution2D | BeliefNetwork
@@ -91,6 +92,17 @@ def use_precision(network: nn.Module, precision: Precision) -> None:
             return logits.float()
 
         vars(network)["forward"] = forward
+
+
+def compile_network(network: nn.Module, device: torch.device, flag: str = "--compile") -> None:
+    """Let torch's compiler translate a network in its first calls; InputError that names `flag` where it would fail."""
+    if device.type == "cpu" and " " in torch.__file__:
+        raise InputError(
+            f"{flag}: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
+            f"install rdlm elsewhere, or omit {flag}"
+        )
+    use_compile_cache()
+    network.compile()
 
 
 def transformer_of(network: nn.Module) -> Transformer | None:

@@ -31,6 +31,7 @@ MOST_NUMBERS = 1 << 22
 
 async def restoration(service: Service, served: ServedModel, body: RestoreBody, request: Request) -> Response:
     """Return the posterior of a reading: what `model.restore` returns, and the likelihood of the reading if asked."""
+    changed = served.normalise(body)
     _check(served, body)
     service.check_worker()
     job = Job(service.limits.deadline)
@@ -45,7 +46,7 @@ async def restoration(service: Service, served: ServedModel, body: RestoreBody, 
 
     service.work(job, restored)
     found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))
-    return answer({"object": "restoration", "model": served.name, **found})
+    return answer({"object": "restoration", "model": served.name, "normalised": changed, **found})
 
 
 def positions(text: str) -> int:
@@ -69,6 +70,8 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
         raise HttpError(400, "give either text, with ? for unreadable characters, or evidence per position", "text")
     if body.evidence is not None and body.channel is not None:
         raise HttpError(400, "channel: a channel applies to text; evidence has the probabilities already", "channel")
+    if body.evidence is not None and body.normalise:
+        raise HttpError(400, "normalise: only a text is normalised, and evidence names symbols", "normalise")
     name, size = ("text" if body.evidence is None else "evidence"), served.model.tokenizer.size
     count = len(body.evidence) if body.evidence is not None else positions(body.text or "")
     if size > MOST_SYMBOLS:

@@ -47,7 +47,7 @@ class TextBody(Body):
     normalise: bool = Field(
         False,
         description="Change characters outside of the model's alphabet by its rule, `rdlm.normalisation` of the model; "
-        "the answer states what was changed. Without it, they are an error.",
+        "the answer states what was changed. Without it, they are an error, or kept in a restored text.",
     )
 
 
@@ -163,7 +163,7 @@ Probabilities = dict[Annotated[str, Field(max_length=8)], float]
 """Probabilities of characters, by the character."""
 
 
-class RestoreBody(Body):
+class RestoreBody(TextBody):
     """An uncertain reading whose posterior is asked for: a text with marks, or evidence for every position."""
 
     text: Text | None = Field(

@@ -113,8 +113,9 @@ async def score(service: Service, served: ServedModel, body: ScoreBody, request:
     job = Job(service.limits.deadline)
     changed = served.normalise(body)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    order = order_for(served.model, body.order or "auto", body.steps or served.steps, body.block)
-    nfe = order.nfe if order is not None else body.steps or served.steps
+    steps = body.steps or service.limits.steps
+    order = order_for(served.model, body.order or "auto", steps, body.block)
+    nfe = order.nfe if order is not None else steps or served.steps
 
     def bounds() -> dict[str, object]:
         model = batched(served, job)

@@ -18,13 +18,14 @@ from starlette.requests import Request
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
 from rdlm.api.restore import cannot_restore
+from rdlm.data.evidence import normalised_reading
 from rdlm.data.tokenizer import Characters, normalisation_rule, normalised
 from rdlm.errors import InputError, unknown
 from rdlm.methods.bound import check_weights
 from rdlm.serve.engine import Engine, Job, until_left
 from rdlm.serve.http_errors import Disconnected, HttpError, closing, queue_full
 from rdlm.serve.middleware import Metrics
-from rdlm.serve.schema import TextBody
+from rdlm.serve.schema import RestoreBody, TextBody
 from rdlm.storage.memory import IdleRelease
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,9 @@ class ServedModel:
             return None
         if not normalisation_rule(self.model.tokenizer):
             raise HttpError(400, "normalise: this model has no rule: its tokenizer has no small alphabet", "normalise")
+        if isinstance(body, RestoreBody):
+            body.text, told = (None, "") if body.text is None else normalised_reading(self.model.tokenizer, body.text)
+            return told
         seen: list[str] = []
 
         def changed(value: Any, keep: str) -> Any:

@@ -57,14 +57,14 @@ def fit_vocabulary(config: RunConfig, vocabulary: int) -> tuple[RunConfig, str]:
     chosen = _with_process(chosen, total=total_noise(chosen.process, vocabulary))
     said = []
     if chosen.method == "rdlm" and (codes := chosen.process.codes) != config.process.codes and codes == "learned":
-        said.append(f"learned codes of {chosen.process.dimension} numbers")
+        said.append(f"process.codes learned, process.dimension {chosen.process.dimension}")
     if chosen.method == "rdlm" and config.process.total is None and chosen.process.total != PAPER_TOTAL_NOISE:
-        said.append(f"total noise {chosen.process.total:.2g}")
+        said.append(f"process.total {chosen.process.total:.2g}")
     if chosen.model.belief != config.model.belief:
-        said.append("no n-gram chain")
+        said.append("model.belief none")
     elif chosen.model.states != config.model.states:
-        said.append(f"a chain of {chosen.model.states:,} states")
-    return chosen, f"{vocabulary:,} tokens: {', '.join(said)}" if said else ""
+        said.append(f"model.states {chosen.model.states}")
+    return chosen, f"chosen for a vocabulary of {vocabulary:,} tokens: {', '.join(said)}" if said else ""
 
 
 def _with_process(config: RunConfig, **changes: object) -> RunConfig:
@@ -116,6 +116,9 @@ VALIDATION_SHARE, SAMPLES_SHARE, SLACK = 0.05, 0.1, 0.1
 
 FIXED_SECONDS = 2.0
 """Seconds for the last checkpoint and the report."""
+
+FEWEST_SEQUENCES, FEWEST_CALLS = 4, 4
+"""Sequences of the smallest validation, and network calls of the shortest samples."""
 
 CAUTION = 1.5
 """Factor for validation and samples that are slower than measured."""
@@ -194,8 +197,8 @@ def largest_affordable(
 def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: float, done: int = 0) -> RunConfig:
     """Return the configuration with as many more steps as there is time for, and warm-up and validation to match."""
     own = config.training
-    sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), 16, own.validation_sequences)
-    nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), 8, own.validation_nfe)
+    sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), FEWEST_SEQUENCES, own.validation_sequences)
+    nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), FEWEST_CALLS, own.validation_nfe)
     training = replace(own, validation_sequences=sequences, validation_nfe=nfe)
     training = _kept(training, own, given)
     renewal = pace.sequence * PER_BIN * BINS if config.objective.proposal == "information" else 0.0

@@ -15,7 +15,7 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-GRACE = 2.0
+GRACE = 1.0
 """Seconds after a signal for which work that can be abandoned goes on."""
 
 

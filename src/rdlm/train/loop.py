@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import signal
+import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,6 +38,12 @@ from rdlm.train.validation import BATCH, unit_of, validation_bound
 
 SAMPLES = 4
 """Samples in the report."""
+
+MEASURING_SHARE = 0.02
+"""Share of the time for measuring how long a validation takes."""
+
+LATEST = 5
+"""Steps since the last validation whose time is compared with the one measured at the beginning; the median counts."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +118,15 @@ def train(
         record = stack.enter_context(opened_record(run, track)) if members.leads else None
         progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))
         run.network.train()
-        timer = Timer(counters.step, counters.seconds, budget.training_end(training))
+        timer = Timer(counters.step, counters.seconds)
         if alone:
             let_signals_in(run)
 
         while counters.step < training.steps:
-            loss, norm = accumulate_or_stop(run, interruption, alone)
-            loss, signalled, over = members.add([loss / members.world, bool(interruption.received), timer.is_over])
+            with budget.compared(1, "step"):
+                loss, norm = accumulate_or_stop(run, interruption, alone)
+            over_here = time.monotonic() >= budget.training_end(training)
+            loss, signalled, over = members.add([loss / members.world, bool(interruption.received), over_here])
             update(run, loss, norm)
             counters.step += 1
             counters.seconds = timer.seconds
@@ -129,7 +139,7 @@ def train(
                 progress.set_postfix_str(summary(run, tokens_per_second))
             if counters.step % training.validate_every == 0 or last:
                 try:
-                    with interruption.abandonable(alone):
+                    with interruption.abandonable(alone), budget.compared(len(run.held_out.ids), "sequence"):
                         validate(run, record)
                 except AbandonedError:
                     signalled = 1.0
@@ -321,31 +331,40 @@ def result_of(run: Run) -> Result:
     )
 
 
-def measured_pace(config: RunConfig, corpus: Corpus, build: Build, members: Team, whole: bool) -> Pace:
-    """Return the seconds of training steps, and with `whole` of validation and sampling, of a run that is discarded."""
+def trial_of(config: RunConfig, corpus: Corpus, build: Build, members: Team) -> Run:
+    """Return a run without a folder, which is measured and discarded."""
     torch.manual_seed(config.training.seed)
-    batches = training_batches(config, corpus, members.world)
-    run = Run(config, build(config, corpus), corpus, batches, Path(), members)
+    run = Run(config, build(config, corpus), corpus, training_batches(config, corpus, members.world), Path(), members)
     run.network.train()
-    nfe, seed, generator = config.training.validation_nfe, config.training.seed, generator_of("samples", 0)
-    rows = run.held_out[:BATCH]
+    return run
+
+
+def measured_step(run: Run) -> float:
+    """Return the seconds of a training step of a trial."""
 
     def step() -> None:
         loss, norm = accumulate(run)
         update(run, loss, norm)
         run.counters.step += 1
 
+    first = seconds_of(step)  # makes tables
+    return seconds_of(step) if first > 5 else (seconds_of(step) + seconds_of(step) + seconds_of(step)) / 3
+
+
+def measured_pace(run: Run, step: float, left: float) -> Pace:
+    """Return the seconds of steps, validation and sampling of a trial; few of them where little time is left."""
+    nfe, seed, generator = run.config.training.validation_nfe, run.config.training.seed, generator_of("samples", 0)
+
+    def validate_some(rows: int) -> None:
+        validation_bound(run.method, run.held_out[:rows], nfe, seed, run.team)
+
     def sample(calls: int) -> None:
         with torch.no_grad():
             run.method.generate(SAMPLES, run.length, calls, generator)
 
-    first = seconds_of(step)  # makes tables
-    pace = Pace(seconds_of(step) if first > 5 else (seconds_of(step) + seconds_of(step) + seconds_of(step)) / 3)
-    if not whole:
-        return pace
-    validate_once = partial(validation_bound, run.method, rows, nfe, seed, members)
-    validate_once()  # makes the table of the chain
-    return Pace(pace.step, seconds_of(validate_once) / len(rows.ids), seconds_of(partial(sample, 4)) / 4)
+    first = seconds_of(partial(validate_some, 1))  # makes the table of the chain
+    rows = max(1, min(BATCH, len(run.held_out.ids), int(MEASURING_SHARE * left / first)))
+    return Pace(step, seconds_of(partial(validate_some, rows)) / rows, seconds_of(partial(sample, 2)) / 2)
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -362,6 +381,22 @@ class Budget:
         self.minutes, self.given = minutes, given
         self.end = math.inf if minutes is None else (began or time.monotonic()) + 60 * minutes
         self.pace: Pace | None = None
+        self._ratios = deque[float](maxlen=LATEST)
+
+    @contextmanager
+    def compared(self, count: int, unit: Literal["step", "sequence"]) -> Iterator[None]:
+        """Context manager: compare the seconds of some work with those measured at the beginning."""
+        began = time.monotonic()
+        yield
+        if self.pace is not None:
+            if unit == "sequence":
+                self._ratios.clear()
+            self._ratios.append((time.monotonic() - began) / (count * getattr(self.pace, unit)))
+
+    @property
+    def slowness(self) -> float:
+        """Return how many times as long as measured the latest work took, at least 1: other processes may be busy."""
+        return max(1.0, statistics.median(self._ratios)) if self._ratios else 1.0
 
     def left(self) -> float:
         """Return the seconds that are left."""
@@ -371,17 +406,21 @@ class Budget:
         """Return the configuration that fits into the time; that of a run in the folder keeps its size."""
         if self.given is None or self.minutes is None:
             return config
-        measure = partial(measured_pace, corpus=corpus, build=build, members=members)
+        trial = partial(trial_of, corpus=corpus, build=build, members=members)
+
+        @cache
+        def step_of(one: RunConfig) -> float:
+            return measured_step(trial(one))
+
         old, done = run_folder.progress(folder)
         if old is None:
-            candidates = list(sizes(config, self.given))
-            config = largest_affordable(candidates, lambda one: measure(one, whole=False).step, self.left)
+            config = largest_affordable(list(sizes(config, self.given)), step_of, self.left)
         else:
             model = config.model if any(key.startswith("model.") for key in self.given) else old.model
             wanted = config.training.steps
             config = replace(config, model=model, training=_continued(old.training, config.training, self.given))
             config = replace(config, training=replace(config.training, steps=wanted))
-        self.pace = measure(config, whole=True)
+        self.pace = measured_pace(trial(config), step_of(config), self.left())
         config = fit_training(config, self.given, self.pace, self.left(), done)
         if members.leads:
             say(described_fit(config, self.minutes, parameter_count(build(config, corpus).network)))
@@ -389,13 +428,13 @@ class Budget:
 
     def training_end(self, training: TrainingConfig) -> float:
         """Return the time at which training has to end."""
-        return self.end - (0.0 if self.pace is None else self.pace.reserve(training) + self.pace.step)
+        return self.end - (0.0 if self.pace is None else self.slowness * (self.pace.reserve(training) + self.pace.step))
 
     def affordable_nfe(self, nfe: int) -> int:
         """Return the network calls for samples: `nfe`, or fewer where they would exceed the time."""
         if self.pace is None:
             return nfe
-        return max(1, min(nfe, int((self.left() - 1) / self.pace.call)))
+        return max(1, min(nfe, int((self.left() - 1) / (self.slowness * self.pace.call))))
 
 
 def _continued(old: TrainingConfig, new: TrainingConfig, given: Collection[str]) -> TrainingConfig:
@@ -405,22 +444,16 @@ def _continued(old: TrainingConfig, new: TrainingConfig, given: Collection[str])
 
 
 class Timer:
-    """Measures training time, its limit, and the speed of the steps without validation and saving."""
+    """Measures training time, and the speed of the steps without validation and saving."""
 
-    def __init__(self, step: int, before: float, end: float) -> None:
+    def __init__(self, step: int, before: float) -> None:
         self._start = self._mark = time.monotonic()
-        self._before, self._end = before, end
-        self._step = step
+        self._before, self._step = before, step
 
     @property
     def seconds(self) -> float:
         """Return the training time of the run, including that before it was resumed."""
         return self._before + time.monotonic() - self._start
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the time limit of this process is reached."""
-        return time.monotonic() >= self._end
 
     def tokens_per_second(self, step: int, tokens: int) -> float:
         """Return the speed since the last call or pause, with so many tokens per step."""

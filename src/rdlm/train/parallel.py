@@ -25,9 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdlm.config import RunConfig, TrainingConfig
 from rdlm.errors import DivergedError, InputError
-from rdlm.model.network import device_of
+from rdlm.model.network import compile_network, device_of
 from rdlm.process.tokens import Codes
-from rdlm.storage.files import use_compile_cache
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: the leader may be downloading a corpus."""
@@ -104,13 +103,7 @@ class Team:
         """Return the module to call in place of `network`; FSDP shards the parameters of `network` in place."""
         call: nn.Module = MixedPrecision(network, self.device.type) if config.precision == "bfloat16" else network
         if config.compile:
-            if self.device.type == "cpu" and " " in torch.__file__:
-                raise InputError(
-                    f"training.compile: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
-                    "install rdlm elsewhere, or omit training.compile"
-                )
-            use_compile_cache()
-            network.compile()
+            compile_network(network, self.device, "training.compile")
         if self.world == 1:
             return call
         if config.parallel == "fsdp":

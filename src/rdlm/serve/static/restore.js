@@ -6,7 +6,7 @@ import { css, tokenColours } from "./colour.js";
 import { byId, make, percent, tokenGlyph, tokenName } from "./dom.js";
 import { drawTokens, newCanvas } from "./draw_frame.js";
 import { addExportButtons } from "./export.js";
-import { changed, fill, number, onEnter, values } from "./form.js";
+import { canNormalise, changed, fill, number, onEnter, values } from "./form.js";
 import { LatestRequest } from "./latest_request.js";
 import { TokenList } from "./token_list.js";
 
@@ -86,10 +86,10 @@ export class Restore {
     this.requested = JSON.stringify(changed(this.form));
     await this.request.run(this.form, async (signal) => {
       const model = await this.app.model();
-      const { text, channel, error, samples, passes, steps, seed } = values(this.form);
+      const { text, channel, error, samples, passes, steps, seed, normalise } = values(this.form);
       const body = {
         model: model.id, text, samples: number(samples), passes: number(passes), steps: number(steps),
-        seed: number(seed), ...(channel ? { channel, error: number(error) } : {}),
+        seed: number(seed), normalise: canNormalise(model, normalise), ...(channel ? { channel, error: number(error) } : {}),
       };
       this.answer = await fetchJson("v1/restore", { body, signal });
       byId("restore-result").hidden = false;
@@ -102,10 +102,11 @@ export class Restore {
     const { positions, changed: count, expected_errors: wrong, error } = this.answer;
     const sure = positions.reduce((sum, { probability }) => sum + probability, 0) / positions.length;
     const rate = error === null ? "" : ` Error rate of the reading: ${percent(error)}.`;
-    const word = count === 1 ? "character differs" : "characters differ";
+    const word = `${positions.length === 1 ? "character" : "characters"} ${count === 1 ? "differs" : "differ"}`;
     const expected = wrong < 0.05 ? "fewer than 0.1" : `about ${wrong.toFixed(1)}`;
+    const normalised = this.answer.normalised ? ` Normalised: ${this.answer.normalised}.` : "";
     return `${count} of ${positions.length} ${word} from the reading; ${percent(sure)} sure on average, `
-      + `${expected} expected to be wrong.${rate}`;
+      + `${expected} expected to be wrong.${rate}${normalised}`;
   }
 
   #cell(i) {
