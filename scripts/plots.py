@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,6 +166,31 @@ def reliability() -> Figure:
     return figure
 
 
+def soak() -> Figure:
+    """Memory, threads and descriptors of the service over time; p99 of small requests with and without long ones."""
+    rows, found = read("soak"), json.loads((ROOT / "docs" / "soak.json").read_text())
+    minutes = [float(row["seconds"]) / 60 for row in rows]
+    figure, (memory, counts, latency) = plt.subplots(1, 3, figsize=(12.6, 3.4))
+    memory.plot(minutes, [float(row["megabytes"]) for row in rows], color=COLORS[0])
+    memory.set_ylim(0)
+    plain(memory, "minutes", "resident memory (MB)")
+    for name, color in zip(("threads", "descriptors"), COLORS, strict=False):
+        counts.plot(minutes, [float(row[name]) for row in rows], color=color, label=name)
+    counts.set_ylim(0)
+    counts.legend(frameon=False)
+    plain(counts, "minutes", "count")
+    kinds = list(found["p99 loaded / alone"])
+    for shift, state, color in ((-0.2, "alone", COLORS[0]), (0.2, "loaded", COLORS[1])):
+        p99 = [found["latencies (ms)"][f"{kind}, {state}"]["p99"] for kind in kinds]
+        latency.bar([index + shift for index in range(len(kinds))], p99, 0.4, color=color, label=state)
+    latency.set_yscale("log")
+    latency.legend(frameon=False)
+    plain(latency, "", "p99 of small requests (ms)")
+    latency.set_xticks(range(len(kinds)), kinds)
+    figure.tight_layout()
+    return figure
+
+
 def systems() -> Figure:
     """Every method in its orders on text8-74m: the number at 8 and at 64 calls, mean of three seeds and each seed.
 
@@ -202,6 +228,7 @@ PLOTS: dict[str, Callable[[], Figure]] = {
     "compare": compare,
     "pretrained": pretrained,
     "reliability": reliability,
+    "soak": soak,
     "steps": steps,
     "systems": systems,
 }

@@ -11,13 +11,17 @@ message, within seconds and a gigabyte; anything else ends the process, and the 
 from __future__ import annotations
 
 import argparse
+import gzip
+import io
 import json
 import logging
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,9 +41,10 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
     import torch
     from safetensors.torch import save
 
-    from rdlm.data import own, store
+    from rdlm.api.orders import read_orders
+    from rdlm.data import own, recipe, store
     from rdlm.data.tokenizer import from_json, train_bpe
-    from rdlm.storage import config_file, files, manifest, tables
+    from rdlm.storage import config_file, files, manifest, measurements, tables
 
     foreign = {
         name.replace(" ", "-"): (
@@ -76,6 +81,17 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
 
         return list(own.own(CorpusRequest("own", path)).tokens)
 
+    def read_measurements(path: Path) -> list[str]:
+        return [measurements.interval(metric) for metric in measurements.read(path)["metrics"].values()]
+
+    metric = {"value": 1.5, "low": 1, "high": None, "unit": "bits", "convention": "upper bound"}
+    measured = {"split": "test", "protocol": "x", "claims_bound": True, "metrics": {"bits_per_character": metric}}
+    row = {"order": "strided", "block": 0, "calls": 4, "value": 1.5, "low": 1, "high": 2}
+    bounds = {name: "x" for name in ("weights", "protocol", "split", "unit")}
+    bounds |= {"sequences": 1, "evaluations": 2, "rows": [row]}
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.txt", "some text of mine " * 9)
     table = {"table": "x"}
     meta = {name: "x" for name in ("name", "protocol", "kind", "licence", "source")}
     meta |= {"format": 1, "length": 4, "classes": [], "image": None, "files": {}}
@@ -85,7 +101,16 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
         "JSON": (written("a.json", files.read_json), [b'{"a": [1, 2.5, null, "x"]}', b'{"a": NaN}']),
         "YAML": (
             written("config.yaml", config_file.read),
-            [b"method: mdlm\ntraining:\n  steps: 7\n  betas: [0.9, 0.95]\n"],
+            [
+                b"method: mdlm\ntraining:\n  steps: 7\n  betas: [0.9, 0.95]\n",
+                b"training: {betas: &a [0.5, 0.75]}\nobjective: {<<: {interval: *a}}\n",
+            ],
+        ),
+        "bounds-by-order": (written("orders.json", read_orders), [json.dumps(bounds).encode()]),
+        "measurements": (written("evaluation.json", read_measurements), [json.dumps(measured).encode()]),
+        "archives": (
+            lambda data: written(f"a.{'zip' if data[:1] == b'P' else 'gz'}", recipe.read_bytes)(data),
+            [zipped.getvalue(), gzip.compress(b"some text"), gzip.compress(b"some") + gzip.compress(b"text")],
         ),
         "manifest": (
             written(
@@ -114,6 +139,7 @@ def fuzz_one(name: str, arguments: list[str]) -> None:
     with atheris.instrument_imports(
         include=["rdlm.data", "rdlm.storage", "rdlm.config", "json", "csv", "yaml", "numpy.lib"]
     ):
+        import rdlm.api.orders
         import rdlm.data.corpus
         import rdlm.data.evidence
         import rdlm.data.hocr
@@ -148,13 +174,16 @@ def campaign(minutes: float, corpus: Path, names: list[str]) -> dict[str, dict[s
         limits = [f"-max_total_time={int(60 * minutes)}", f"-max_len={LONGEST}", f"-timeout={SECONDS}"]
         limits += [f"-rss_limit_mb={MEGABYTES}", f"-artifact_prefix={folder}/", "-print_final_stats=1", str(folder)]
         command = [sys.executable, __file__, "--target", name, *limits]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         said = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False).stderr
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         executed = re.search(r"number_of_executed_units: (\d+)", said)
         covered = re.findall(r"cov: (\d+)", said)
         crashes = sorted(path.name for kind in ("crash", "timeout", "oom") for path in folder.glob(f"{kind}-*"))
         found[name] = {
             "inputs": int(executed[1]) if executed else 0,
             "edges": int(covered[-1]) if covered else 0,
+            "processor seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
             "found": crashes,
         }
         print(f"{name}: {found[name]}", flush=True)

@@ -263,6 +263,8 @@ def damaged(**changes: Any) -> str:
         damaged(high=None),
         damaged(value="2.9"),
         damaged(high=10**400),
+        damaged(high=1e308),
+        damaged(calls=10**4000),
         damaged().replace("2.9,", "NaN,"),
         damaged().replace("2.9,", "Infinity,"),
     ],

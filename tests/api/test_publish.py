@@ -194,10 +194,11 @@ def test_a_damaged_evaluation_is_named(run: Path, model: LanguageModel, tmp_path
     leave_evaluation(run, fingerprint(model.method.network))
     file = run / "evaluation-validation" / "evaluation.json"
     found = json.loads(file.read_text())
-    found["metrics"]["known_words"]["value"] = "<script>"
-    file.write_text(json.dumps(found))
-    with pytest.raises(DamagedFileError, match=r"evaluation\.json is damaged"):
-        model.save(tmp_path / "out")
+    for value in ("<script>", 10**400):
+        found["metrics"]["known_words"]["value"] = value
+        file.write_text(json.dumps(found))
+        with pytest.raises(DamagedFileError, match=r"evaluation\.json is damaged"):
+            model.save(tmp_path / "out")
 
 
 # -- what is refused ---------------------------------------------------------------------------------
@@ -212,6 +213,10 @@ def test_a_published_folder_is_replaced_and_others_are_not(model: LanguageModel,
     with pytest.raises(InputError, match=r"such as thesis.tex"):
         model.save(place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+    (tmp_path / "link").symlink_to(place)
+    with pytest.raises(InputError, match="symbolic link"):
+        model.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

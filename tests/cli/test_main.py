@@ -119,6 +119,8 @@ class Act:
             "interrupt": KeyboardInterrupt(),
             "full": OSError(errno.ENOSPC, "No space left on device", "table"),
             "denied": PermissionError(errno.EACCES, "Permission denied", "table"),
+            "long": OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000),
+            "command": InputError("no model \x1b[2J\x9b2J"),
             "defect": ZeroDivisionError("defect"),
         }
         if self.ending in endings:
@@ -142,6 +144,8 @@ def act(monkeypatch: pytest.MonkeyPatch) -> None:
         ("interrupt", 130, "rdlm: interrupted\n"),
         ("full", 1, "rdlm: error: cannot write table: No space left on device\n"),
         ("denied", 1, "rdlm: error: no access to table: Permission denied\n"),
+        ("long", 2, f"rdlm: error: cannot use the path {'x' * 199}: File name too long\n"),
+        ("command", 2, "rdlm: error: no model \\x1b[2J\\x9b2J\n"),
     ],
 )
 def test_exit_codes(ending: str, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -258,3 +258,33 @@ def test_damaged_archives_are_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"not a tape"))
     with pytest.raises(DamagedFileError, match=r"a\.tar\.gz is damaged"):
         fetch.read_members(path, "*")
+
+
+@pytest.mark.parametrize(("place", "value", "message"), [(8, b"\x01", "encrypted"), (10, b"\x63", "method 99")])
+def test_members_that_cannot_be_unpacked_are_named(tmp_path: Path, place: int, value: bytes, message: str) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("a.txt", b"some text")
+    raw = bytearray(path.read_bytes())
+    listed = raw.find(b"PK\x01\x02") + place
+    raw[listed : listed + 1] = value
+    path.write_bytes(raw)
+    with pytest.raises(DamagedFileError, match=message):
+        fetch.read_members(path, "*")
+    with pytest.raises(DamagedFileError, match=message), fetch.open_member(path, "*"):
+        pass
+
+
+def test_members_that_lie_before_the_file_are_damage(tmp_path: Path) -> None:
+    """Found by a coverage-guided fuzzer: seeking a negative place was an OSError."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("a.txt", b"some text of mine")
+    raw = bytearray(path.read_bytes())
+    place = raw.find(b"PK\x05\x06") + 16
+    raw[place : place + 4] = (int.from_bytes(raw[place : place + 4], "little") + 60).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(DamagedFileError, match="is damaged"), fetch.open_member(path, "*"):
+        pass
+    with pytest.raises(DamagedFileError, match="is damaged"):
+        fetch.read_members(path, "*")

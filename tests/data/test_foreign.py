@@ -135,6 +135,7 @@ def character(text: str) -> str:
 
 BOMBS: list[tuple[str, Callable[[], bytes], str]] = [
     ("hOCR", lambda: b"<a>" * 100_000, "nested more than 64 deep"),
+    ("hOCR", lambda: b"<!DOCTYPE x [<!ATTLIST p class CDATA 'x'>]><p/>", "declares attributes of 'p'"),
     ("hOCR", lambda: f"<p>{character('a' * 10_000)}</p>".encode(), "more than 256 code points"),
     ("hOCR", lambda: f"<p>{character('a') * 40_000}</p>".encode(), "at most"),
     ("JSON lines", lambda: b"[" * 1_000_000, "not JSON"),
@@ -148,6 +149,7 @@ BOMBS: list[tuple[str, Callable[[], bytes], str]] = [
     ("confusion", lambda: json.dumps({"a": {"a" * 10**6: 1}}).encode(), "not one character"),
     ("text", lambda: b"a" * 40_000, "at most"),
     ("FASTQ", lambda: b"@a\n" + b"a" * 40_000 + b"\n+\n" + b"!" * 40_000, "at most"),
+    ("FASTQ", lambda: b"@\na\n+\n!\n" * 21_000, "21,000 reads: at most 20,000"),
     ("FASTQ", lambda: "@a\nß\n+\n!\n".encode(), "outside the alphabet"),
     ("npy", lambda: npy(np.zeros(8))[:-1], "header claims"),
     ("npy", lambda: npy(np.zeros(8)).replace(b"(8,)", b"(9**99,)"), "not an array"),
@@ -162,6 +164,7 @@ def test_files_that_would_take_all_memory_or_time_are_refused(
     name: str, content: Callable[[], bytes], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "MOST_NUMBERS", 100_000)
+    monkeypatch.setattr(evidence, "MOST_READS", 20_000)
     with pytest.raises((InputError, DamagedFileError), match=message) as error:
         READERS[name][0](content(), "abcdS")
     assert len(str(error.value)) < 400

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -123,6 +124,37 @@ def test_nothing_is_unpickled_and_files_are_regular(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="cannot read"):
         corpus.load("own", file=tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["own", "textfile"])
+def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, name: str) -> None:
+    folder, secret = tmp_path / "data", tmp_path / "secret"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n".join(LINES))
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    assert corpus.load(name, file=folder).train.size > 0
+    secret.write_text("a secret of the user " * 9)
+    (folder / "c.txt").symlink_to(secret)
+    with pytest.raises(InputError, match=r"c\.txt is a link to .*secret, outside of the folder"):
+        corpus.load(name, file=folder)
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 41 is not a JSON object"):
+        corpus.load("own", file=written(tmp_path, JSONL + '{"text": "\\ud800"}\n'))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_that_cannot_be_unpacked_is_damage(tmp_path: Path, method: int) -> None:
+    """Found by a coverage-guided fuzzer: bzip2 raised an OSError."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", method) as zipped:
+        zipped.writestr("a.txt", "\n".join(LINES))
+    raw = bytearray(path.read_bytes())
+    raw[50:150] = bytes(100)
+    path.write_bytes(raw)
+    with pytest.raises(DamagedFileError, match=r"a\.zip is damaged"):
+        corpus.load("own", file=path)
 
 
 def test_normalised_text_has_27_characters(tmp_path: Path) -> None:

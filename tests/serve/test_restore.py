@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from running import LENGTH, Served
 
 import rdlm
@@ -15,7 +19,8 @@ from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import read_text_through
 from rdlm.data.evidence import from_json_lines
 from rdlm.data.tokenizer import TEXT8_ALPHABET
-from rdlm.serve.schema import MOST_TOKENS
+from rdlm.serve.restore import positions
+from rdlm.serve.schema import LONGEST_TEXT, MOST_TOKENS
 
 TEXT = "th? k[ai]ng of"
 LONG = "the ?uick brown f[ao]x jumps over the lazy dog"
@@ -162,3 +167,16 @@ def test_the_schema_describes_the_fields(served: Served) -> None:
     fields = about["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert {"text", "evidence", "channel", "error", "passes", "samples", "likelihood"} <= set(fields)
     assert all("description" in field for field in fields.values())
+
+
+@given(st.text("ab[]\\?\n", max_size=40))
+def test_positions_are_counted_as_an_expression_counts_them(text: str) -> None:
+    assert positions(text) == len(re.findall(r"\\[\s\S]|\[[^\]]*\]|[\s\S]", text))
+
+
+@pytest.mark.parametrize("text", ["[" * LONGEST_TEXT, "[" * (LONGEST_TEXT - 1) + "]", "[]" * (LONGEST_TEXT // 2)])
+def test_positions_take_linear_time(text: str) -> None:
+    """The expression took most of a second of the event loop for brackets that are never closed."""
+    begin = time.process_time()
+    positions(text)
+    assert time.process_time() - begin < 0.2

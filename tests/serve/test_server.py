@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
+import h11
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -165,3 +166,26 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
     except ConnectionResetError:
         pass
     return found
+
+
+def body(pieces: int, size: int) -> bytes:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"%x\r\n%b\r\n" % (size, b"a" * size) * pieces + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("pieces", "size"), [(1000, 1), (5000, 64), (1024, 1)])
+def test_a_body_in_pieces_is_read(pieces: int, size: int) -> None:
+    parser = server.StrictParser(h11.SERVER, 1 << 15)
+    parser.receive_data(body(pieces, size))
+    events = [parser.next_event() for _ in range(pieces + 2)]
+    assert sum(len(one.data) for one in events if isinstance(one, h11.Data)) == pieces * size
+    assert isinstance(events[-1], h11.EndOfMessage)
+
+
+@pytest.mark.parametrize(("pieces", "size"), [(1025, 1), (5000, 63)])
+def test_a_body_in_thousands_of_tiny_pieces_is_refused(pieces: int, size: int) -> None:
+    """A megabyte of single bytes kept all other clients waiting for half a minute."""
+    parser = server.StrictParser(h11.SERVER, 1 << 15)
+    parser.receive_data(body(pieces, size))
+    with pytest.raises(h11.RemoteProtocolError, match="tiny pieces"):
+        [parser.next_event() for _ in range(pieces + 2)]

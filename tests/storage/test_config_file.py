@@ -18,6 +18,14 @@ def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
     assert config_file.read(tmp_path / "run.yaml") == config
 
 
+def references(depth: int) -> str:
+    """Return a list of lists, nine by references each: 9^(depth + 1) numbers."""
+    inner = "[1,1,1,1,1,1,1,1,1]"
+    for level in range(depth):
+        inner = f"[&y{level} {inner}{f',*y{level}' * 8}]"
+    return inner
+
+
 def test_tuples_paths_and_absent_values_survive() -> None:
     config = RunConfig(
         data=DataConfig("textfile", file=Path("a b/ü.txt"), length=64),
@@ -60,12 +68,27 @@ def test_missing_keys_keep_their_defaults() -> None:
         ("training: {steps: 5, lr: 0.1, 'steps': 7}", "duplicate key 'steps'"),
         ("training: {<<: {steps: 5, steps: 7}}", "duplicate key 'steps'"),
         ("- a", "a configuration must be a mapping"),
+        (f"training: {{seed: {references(9)}}}", "x.yaml is not YAML: more than 100000 parts"),
+        (f"training: {{<<: [{', '.join(['&a {}', *['*a'] * 200_000])}]}}", "more than 100000 parts"),
+        ("training: &a {seed: *a}", "a reference within what it refers to"),
+        ("training: &a {<<: *a}", "a reference within what it refers to"),
+        (f"training: {{seed: 0x{'f' * 50_000}}}", "training.seed is too large a number"),
+        (f"method: 0x{'f' * 50_000}", "unknown value of method 'a number of thousands of digits'"),
+        (f"? 0x{'f' * 50_000}\n: 1", "unknown key 'a number of thousands of digits'"),
+        (f"model: 0x{'f' * 50_000}", "model must be a mapping of names to values, got a number of thousands"),
+        ('data: {file: "a\\0b"}', "data.file must be text without null characters"),
         ("!!python/object/apply:os.system [ls]", "x.yaml is not YAML"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         config_file.from_yaml(text, "x.yaml")
+
+
+def test_references_are_read(tmp_path: Path) -> None:
+    text = "training: {betas: &both [0.5, 0.75]}\nobjective: {interval: *both}\n"
+    found = config_file.from_yaml(text)
+    assert found.training.betas == found.objective.interval == (0.5, 0.75)
 
 
 def test_a_merged_key_may_be_overridden() -> None:

@@ -98,6 +98,8 @@ def test_sha256_of_reads_every_block(tmp_path: Path, size: int) -> None:
         ("[" * 100_000, "recursion"),
         ("9" * 5000, "4300 digits"),
         ("[]", "not a JSON object"),
+        ('{"a": ["\\ud800"]}', "surrogates not allowed"),
+        ('{"\\uDFFF": 1}', "surrogates not allowed"),
         ('{"a": "' + "x" * 2000 + '"}', "more than 1000 bytes"),
         (b"\xff\xfe{}", "can't decode"),
     ],
@@ -107,6 +109,11 @@ def test_invalid_json_is_refused(text: str | bytes, message: str, tmp_path: Path
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(DamagedFileError, match=message):
         read_json(path, 1 << 20 if "x" * 2000 not in str(text) else 1000)
+
+
+def test_pairs_of_surrogates_are_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": "\\ud83d\\ude00"}')
+    assert read_json(tmp_path / "a.json") == {"a": "\U0001f600"}
 
 
 @pytest.fixture

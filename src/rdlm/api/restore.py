@@ -263,12 +263,9 @@ class ImageRestoration:
     def to_json(self) -> dict[str, Any]:
         """Return the restoration as plain values: nested lists of height, width and channels."""
         certainty = self.posterior.amax(-1)
-        about: dict[str, Any] = {
-            "shape": list(self.levels.shape),
-            "levels": self.levels.tolist(),
-            "mean": self.mean.tolist(),
-        }
-        about |= {"probability": certainty.tolist(), "expected_errors": float((1 - certainty).sum())}
+        about: dict[str, Any] = {"shape": list(self.levels.shape), "levels": self.levels.tolist()}
+        about |= {"mean": self.mean.tolist(), "probability": certainty.tolist()}
+        about |= {"expected_errors": float((1 - certainty).sum())}
         return {**about, "calls": self.calls} | ({"samples": self.samples.tolist()} if len(self.samples) else {})
 
 
@@ -314,10 +311,8 @@ def sequence_posterior(
     """
     evidence = check_evidence(model, evidence)
     for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
-        if value < least:
-            raise InputError(f"{name} must be at least {least}, got {value}")
-        if value > LONGEST:
-            raise InputError(f"{name} must be at most {LONGEST:,}, got {value:,}")
+        if not least <= value <= LONGEST:
+            raise InputError(f"{name} must be at least {least} and at most {LONGEST:,}, got {value}")
     spans = overlapping_windows(len(evidence), model.length)
     parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
     found = []

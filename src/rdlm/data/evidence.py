@@ -59,7 +59,7 @@ MOST_NUMBERS: Final = 1 << 26
 """Most entries of a channel, and of the evidence of all sequences of a file: 512 MB."""
 
 MOST_READS: Final = 1 << 18
-"""Most reads of a file: each takes kilobytes of memory, however short it is."""
+"""Most reads of a file: each takes 0.7 kB of memory, however short it is."""
 
 Evidence = Float[Tensor, "positions v"]
 

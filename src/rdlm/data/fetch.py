@@ -22,7 +22,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
@@ -121,24 +121,29 @@ def _download(archive: Archive, address: str, transport: Transport, path: Path) 
 @contextmanager
 def open_member(path: Path, pattern: str) -> Iterator[IO[bytes]]:
     """Open the member of a tar or zip archive that matches `pattern`."""
-    with _archive_errors(path):
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as zipped, zipped.open(_single_member(path, zipped, pattern)) as file:
-                yield file
-            return
-        with tarfile.open(path) as tar:
-            for entry in tar:
-                if entry.isfile() and fnmatchcase(entry.name, pattern):
-                    stream = tar.extractfile(entry)
-                    if stream is not None:
-                        yield stream
-                        return
-            raise DamagedFileError(f"{path} has no member {pattern}")
+    with ExitStack() as stack:
+        with _list_errors(path):
+            found = _member(path, pattern, stack)
+        with _archive_errors(path):
+            yield found
+
+
+def _member(path: Path, pattern: str, stack: ExitStack) -> IO[bytes]:
+    if zipfile.is_zipfile(path):
+        zipped = stack.enter_context(zipfile.ZipFile(path))
+        return stack.enter_context(zipped.open(_single_member(path, zipped, pattern)))
+    tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115
+    for entry in tar:
+        if entry.isfile() and fnmatchcase(entry.name, pattern):
+            stream = tar.extractfile(entry)
+            if stream is not None:
+                return stream
+    raise DamagedFileError(f"{path} has no member {pattern}")
 
 
 def read_members(path: Path, pattern: str) -> dict[str, bytes]:
     """Return name -> content of all members that match `pattern`, sorted by name."""
-    with _archive_errors(path):
+    with _list_errors(path):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as zipped:
                 members = [one for one in zipped.infolist() if fnmatchcase(one.filename, pattern)]
@@ -175,6 +180,17 @@ def _single_member(path: Path, zipped: zipfile.ZipFile, pattern: str) -> zipfile
         raise DamagedFileError(f"{path} has {len(found)} members {pattern}, not one")
     _check_readable(path, found[0])
     return found[0]
+
+
+@contextmanager
+def _list_errors(path: Path) -> Iterator[None]:
+    """Name an archive whose list of members cannot be read: the libraries raise errors of many kinds."""
+    try:
+        yield
+    except (InputError, DamagedFileError, PermissionError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
 
 
 @contextmanager

@@ -87,7 +87,10 @@ class LimitedReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes into a buffer and return their number."""
-        content = self._inner.read(len(buffer))
+        try:
+            content = self._inner.read(len(buffer))
+        except Exception as error:  # the libraries of compression raise errors of many kinds
+            raise DamagedFileError(f"{self._path} is damaged: {error}") from None
         self._left -= len(content)
         if self._left < 0:
             raise too_large(self._path, f"unpacked more than {self._limit:,}", LARGEST_RATIO)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -28,8 +27,6 @@ MOST_SYMBOLS = 2048
 """Largest alphabet: a channel is a matrix of this size."""
 MOST_NUMBERS = 1 << 22
 """Most positions times symbols of one request."""
-POSITION = re.compile(r"\\[\s\S]|\[[^\]]*\]|[\s\S]")
-"""One position of a text: a quoted character, alternatives, or a character."""
 
 
 async def restoration(service: Service, served: ServedModel, body: RestoreBody, request: Request) -> Response:
@@ -52,6 +49,19 @@ async def restoration(service: Service, served: ServedModel, body: RestoreBody, 
     return answer({"object": "restoration", "model": served.name, "normalised": changed, **found})
 
 
+def positions(text: str) -> int:
+    """Return the number of positions of a text: quoted characters, alternatives, and other characters; in one pass."""
+    count = at = 0
+    last = text.rfind("]")
+    while at < len(text):
+        if text[at] == "[" and at < last:
+            at = text.index("]", at) + 1
+        else:
+            at += 2 if text[at] == "\\" else 1
+        count += 1
+    return count
+
+
 def _check(served: ServedModel, body: RestoreBody) -> None:
     """Refuse a model that cannot restore, and a body that asks for too much or for nothing."""
     if served.cannot_restore is not None:
@@ -63,7 +73,7 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
     if body.evidence is not None and body.normalise:
         raise HttpError(400, "normalise: only a text is normalised, and evidence names symbols", "normalise")
     name, size = ("text" if body.evidence is None else "evidence"), served.model.tokenizer.size
-    count = len(body.evidence) if body.evidence is not None else len(POSITION.findall(body.text or ""))
+    count = len(body.evidence) if body.evidence is not None else positions(body.text or "")
     if size > MOST_SYMBOLS:
         raise HttpError(400, f"{served.name} has {size} symbols; at most {MOST_SYMBOLS} are restored here", "model")
     most = min(MOST_TOKENS, MOST_NUMBERS // size)
