@@ -18,6 +18,7 @@ from torch import Tensor
 from toy import LENGTH, Toy, blockwise_config, failing, spoiling, toy_config, toy_corpus
 
 from rdlm.data.batch import Batch
+from rdlm.display import progress
 from rdlm.errors import DivergedError, InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
@@ -131,6 +132,16 @@ def test_parts_of_a_batch_add_up_to_it(parts: int, tmp_path: Path, runs) -> None
         config = replace(config, model=replace(config.model, dropout=0.0))
         train(config, tmp_path / str(accumulate), Quiet, load=toy_corpus)
     assert 0 < runs.distance(tmp_path / "1", tmp_path / str(parts)) < 1e-5
+
+
+def test_a_run_with_a_time_limit_states_no_number_of_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    run(tmp_path / "limited", minutes=1e-9)
+    assert "rdlm: limited (1e-09 minutes): 1 steps, 0 s" in capsys.readouterr().err
+    run(tmp_path / "whole")
+    assert "rdlm: whole: 20 of 20 steps" in capsys.readouterr().err
 
 
 def test_a_time_limit_stops_a_run_and_the_next_call_continues(whole: Path, tmp_path: Path, runs) -> None:

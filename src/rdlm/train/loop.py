@@ -116,7 +116,9 @@ def train(
         interruption = stack.enter_context(Interruption())
         alone = members.world == 1  # other processes would wait for one that abandons a step
         record = stack.enter_context(opened_record(run, track)) if members.leads else None
-        progress = stack.enter_context(bar(training.steps, folder.name, "step", counters.step))
+        timed = minutes is not None and budget.given is None  # as many steps as there is time for
+        label = f"{folder.name} ({minutes:g} minutes)" if timed else folder.name
+        progress = stack.enter_context(bar(None if timed else training.steps, label, "step", counters.step))
         run.network.train()
         timer = Timer(counters.step, counters.seconds)
         if alone:
