@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from tqdm import tqdm
 
 from rdlm.config import RunConfig, TrainingConfig
 from rdlm.data.store import Corpus
@@ -116,9 +117,7 @@ def train(
         interruption = stack.enter_context(Interruption())
         alone = members.world == 1  # other processes would wait for one that abandons a step
         record = stack.enter_context(opened_record(run, track)) if members.leads else None
-        timed = minutes is not None and budget.given is None  # as many steps as there is time for
-        label = f"{folder.name} ({minutes:g} minutes)" if timed else folder.name
-        progress = stack.enter_context(bar(None if timed else training.steps, label, "step", counters.step))
+        progress = stack.enter_context(progress_of(run, budget))
         run.network.train()
         timer = Timer(counters.step, counters.seconds)
         if alone:
@@ -331,6 +330,14 @@ def result_of(run: Run) -> Result:
         run.team.leads,
         note,
     )
+
+
+def progress_of(run: Run, budget: Budget) -> tqdm[Any]:
+    """Return the progress of a run; without a number of steps if it takes as many as there is time for."""
+    name, begin = run.folder.name, run.counters.step
+    if budget.minutes is not None and budget.given is None:
+        return bar(None, f"{name} ({budget.minutes:g} minutes)", "step", begin)
+    return bar(run.config.training.steps, name, "step", begin)
 
 
 def trial_of(config: RunConfig, corpus: Corpus, build: Build, members: Team) -> Run:
