@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rdlm.config import Interface, TransformerConfig
 from rdlm.errors import InputError
-from rdlm.model.transformer import Transformer, angles, rotate
+from rdlm.model.transformer import Transformer, angles, attend, rotate
 
 CONFIG = TransformerConfig(width=16, layers=2, heads=2, time_width=8)
 CAUSAL = replace(CONFIG, causal=True)
@@ -223,3 +223,28 @@ def test_a_doubled_sequence_predicts_every_block_as_if_it_were_the_next(settings
             given = None if condition is None else condition[one]
             alone = network(seen, when, given, previous[one], block=block)
             torch.testing.assert_close(answer[one, first : first + block], alone[:, first : first + block])
+
+
+@pytest.mark.parametrize(("causal", "masked"), [(False, False), (True, False), (False, True)])
+def test_attention_in_half_precision_is_that_in_full_precision_with_its_gradients(causal: bool, masked: bool) -> None:
+    whole = [torch.randn(2, 3, 9, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    half = [one.detach().bfloat16().requires_grad_() for one in whole]
+    mask = (torch.rand(2, 1, 9, 9) < 0.5) | torch.eye(9, dtype=torch.bool) if masked else None
+    direction = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    expected, found = attend(*whole, mask, causal), attend(*half, mask, causal)
+    assert found.dtype == torch.bfloat16
+    # Eight bits of mantissa, in sums of nine terms.
+    torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
+    (expected * direction).sum().backward()
+    (found.double() * direction).sum().backward()
+    for one, other in zip(whole, half, strict=True):
+        assert one.grad is not None and other.grad is not None
+        torch.testing.assert_close(other.grad.double(), one.grad, rtol=0.1, atol=0.1)
+
+
+def test_attention_in_half_precision_ignores_what_is_masked() -> None:
+    query, key, value = (torch.randn(1, 1, 5, 4, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    attend(query, key, value, None, True)[..., 2, :].sum().backward()
+    assert value.grad is not None and key.grad is not None
+    assert value.grad[..., 3:, :].eq(0).all() and key.grad[..., 3:, :].eq(0).all()
+    assert value.grad[..., :3, :].ne(0).any()

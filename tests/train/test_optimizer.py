@@ -91,6 +91,27 @@ def test_the_rms_of_an_update_follows_the_learning_rate(kernel: tuple[int, ...])
     torch.testing.assert_close(matrix.detach(), 0.8 * before)
 
 
+def test_muon_in_half_precision_moves_as_in_full_precision() -> None:
+    start, gradient, moved = torch.randn(24, 16), torch.randn(24, 16), []
+    for dtype in (None, torch.bfloat16):
+        matrix = nn.Parameter(start.clone())
+        matrix.grad = gradient.clone()
+        Muon([matrix], lr=0.1, weight_decay=0.0, dtype=dtype).step()
+        assert matrix.dtype == torch.float32
+        moved.append((matrix.detach() - start).flatten())
+    assert float(torch.cosine_similarity(moved[0], moved[1], dim=0)) > 0.999
+    assert float(moved[1].norm() / moved[0].norm()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_run_in_half_precision_has_muon_in_half_precision() -> None:
+    network = build(TransformerConfig(width=16, layers=1, heads=2), Interface(features=5, outputs=4))
+    found = [
+        Optimizer(network, TrainingConfig(optimizer="muon", precision=precision)).parts["muon"]
+        for precision in ("float32", "bfloat16")
+    ]
+    assert [one.dtype for one in found if isinstance(one, Muon)] == [None, torch.bfloat16]
+
+
 def test_muon_is_for_the_matrices_between_hidden_states() -> None:
     interface = Interface(features=5, outputs=4)
     transformer = build(TransformerConfig(width=8, layers=2, heads=2), interface)
