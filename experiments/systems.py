@@ -134,7 +134,7 @@ def text8() -> Bench:
     return Bench(
         config,
         get_args(MethodName),
-        trial=100,
+        trial=200,
         samples=8,
         scorer_network=replace(network, width=32, layers=1, belief="ngram"),
         scorer_steps=30,
