@@ -149,7 +149,7 @@ def digits() -> Bench:
         model=TransformerConfig(width=96, layers=3, heads=4, places=64),
         d3pm=replace(config.d3pm, matrix="gauss", head="logistic"),
         tau_ldr=replace(config.tau_ldr, rates="gauss"),
-        training=replace(config.training, batch=16, **SHORT),
+        training=replace(config.training, batch=16, **SHORT, **HALF),
     )
     methods: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "d3pm", "tau_ldr", "bit_diffusion")
     return Bench(config, methods, trial=30, samples=32, measured=180)

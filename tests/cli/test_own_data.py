@@ -156,6 +156,25 @@ def test_a_run_begins_with_the_weights_of_another(capsys: pytest.CaptureFixture[
     assert "other tokens" in said and "these are new" in said
 
 
+def test_a_layer_is_put_below_a_network_that_was_trained_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """The head has two outputs more: those of the tokens are kept, and so are all of them on the way back."""
+    text = written("text")
+    assert cli.main(["train", "--data", *text, "--out", "plain", *TINY, "--model.belief", "none"]) == 0
+    plain = dict(rdlm.load("plain").method.network.named_parameters())
+    still = [*SMALL, "--training.steps", "1", "--training.lr", "1e-12"]
+    assert cli.main(["train", "--data", *text, "--out", "above", *still, "--init", "plain"]) == 0
+    assert "weights of plain\n" in capsys.readouterr().err
+    network = rdlm.load("above").method.network
+    above = {name.removeprefix("network."): parameter for name, parameter in network.named_parameters()}
+    assert above.keys() == plain.keys() and len(above["head.bias"]) == len(plain["head.bias"]) + 2
+    for name, parameter in plain.items():
+        assert torch.allclose(above[name][: len(parameter)], parameter, atol=1e-9), name
+    again = ["--model.belief", "none", "--init", "above"]
+    assert cli.main(["train", "--data", *text, "--out", "again", *still, *again]) == 0
+    for name, parameter in rdlm.load("again").method.network.named_parameters():
+        assert torch.allclose(parameter, plain[name], atol=1e-9), name
+
+
 def test_weights_of_another_network_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     text = written("text")
     assert cli.main(["train", "--data", *text, "--out", "first", *TINY]) == 0

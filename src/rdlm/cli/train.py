@@ -53,8 +53,9 @@ class Train:
     out: Path | None = None
     """Folder of the run; None: runs/NAME."""
     init: str | None = None
-    """Start from the weights of this run, checkpoint or model; an n-gram model is counted anew in the data. Only the
-    weights of equal name and shape are taken, and the others are stated."""
+    """Start from the weights of this run, checkpoint or model. Weights of equal name and shape are taken, and the other
+    ones are listed. An n-gram model (model.belief) is counted anew in the data; it can also be added to a network that
+    was trained without one, or left out."""
     minutes: float | None = None
     """Minutes of the whole command: loading, training, validation, samples and report. Network, batch, steps, warm-up
     and validation are fitted to the time, by the speed of the first steps, and stated; keys that are given as options

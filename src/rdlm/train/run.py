@@ -21,6 +21,7 @@ from rdlm.data.tokenizer import from_json, to_standard
 from rdlm.display.progress import say
 from rdlm.errors import InputError
 from rdlm.methods.base import Method
+from rdlm.model.belief import WEIGHTS, BeliefNetwork
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
@@ -156,14 +157,35 @@ class Run:
 
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
-    """Copy the parameters of equal name and shape, and return the names of the others of the target."""
-    given, own = dict(source.named_parameters()), dict(target.named_parameters())
-    fitting = {name for name in own if name in given and given[name].shape == own[name].shape}
+    """Copy the parameters of equal name and shape, and return the names of the others of the target.
+
+    A network with an inference layer can start from one without it, and the other way round: its head has `WEIGHTS`
+    more outputs, behind those of the tokens, which start as they were initialised.
+    """
+    given, own = _parameters(source), _parameters(target)
+    more = WEIGHTS * (isinstance(target, BeliefNetwork) - isinstance(source, BeliefNetwork))
+    pairs = {name: _common_rows(given[name], own[name], more) for name in own if name in given}
+    fitting = {name: pair for name, pair in pairs.items() if pair is not None}
     if 2 * sum(own[name].numel() for name in fitting) < sum(parameter.numel() for parameter in own.values()):
         raise InputError("most weights of the given model do not fit this network: use the model.* options of its run")
-    for name in fitting:
-        own[name].copy_(given[name])
+    for old, new in fitting.values():
+        new.copy_(old)
     return [name for name in own if name not in fitting]
+
+
+def _parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names in the network without its inference layer."""
+    return {name.removeprefix("network."): parameter for name, parameter in network.named_parameters()}
+
+
+def _common_rows(source: Tensor, target: Tensor, more: int) -> tuple[Tensor, Tensor] | None:
+    """Return what to copy and where to: everything, or the rows of the tokens if the target has so many `more`."""
+    if source.shape == target.shape:
+        return source, target
+    if not source.ndim or source.shape[1:] != target.shape[1:] or len(target) - len(source) != more:
+        return None
+    rows = min(len(source), len(target))
+    return source[:rows], target[:rows]
 
 
 def load_corpus_of_model(config: RunConfig, file: Path | None = None) -> Corpus:
