@@ -37,8 +37,6 @@ from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError, require
 
 Format = Literal["text", "CSV", "TSV", "JSONL", "FASTA", "FASTQ", "images", "array"]
-RECORDS: tuple[Format, ...] = ("CSV", "TSV", "JSONL", "FASTA", "FASTQ")
-"""Formats of records, which are not to be read as plain text."""
 
 HEAD = 1 << 16
 """Bytes by which a format is recognised."""

@@ -304,14 +304,9 @@ class Convolution2D(nn.Module):
             raise InputError(f"images of {self.config.image} have {length} tokens, got {inputs.shape[1]}")
         level, certainty = self._tokens(inputs).unbind(-1)  # [B, H, W, C] each
         mean, weight = self.interpolation(level, certainty)
-        x = (
-            self.input(self._grouped(self._features(inputs, level, certainty, mean, weight))) + self.place
-        )  # [B, h, w, width]
-        embedding = self.time(time, labels)
-        if embedding.shape[1] > 1:  # of every token: the mean of those that share a position
-            embedding = self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
-        else:
-            embedding = embedding[:, :, None]
+        grouped = self._grouped(self._features(inputs, level, certainty, mean, weight))
+        x = self.input(grouped) + self.place  # [B, h, w, width]
+        embedding = self._embedding(time, labels)
         for block in self.blocks:
             x = block(x, embedding)
         numbers = self._split(self.outer(self.norm(x))).split((self.head.inputs, self.interpolation.inputs), -1)
@@ -319,8 +314,8 @@ class Convolution2D(nn.Module):
         logits: Tensor = self.head(numbers[0], location.flatten(1))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _embedded(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "b h w t"]:
-        """Return the embedding of times and labels; of one time per token, the mean over those of a position."""
+    def _embedding(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "b h w t"]:
+        """Return the embedding of times and labels; with a time per token, its mean over the tokens of a position."""
         embedding: Tensor = self.time(time, labels)
         if embedding.shape[1] == 1:
             return embedding[:, :, None]

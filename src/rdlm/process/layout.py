@@ -114,12 +114,6 @@ class Layout:
         signal = signal if signal.ndim == 3 else signal[..., None]
         return signal.repeat_interleave(self.positions, dim=1)
 
-    @property
-    def invalid_fraction(self) -> float:
-        """Return the fraction of the b^m digit strings that spell no token; 0 for exact powers."""
-        codes: int = self.base**self.digits
-        return 1 - self.vocabulary / codes
-
     def encode(self, ids: Int[Tensor, "... length"]) -> Int[Tensor, ...]:
         """Return the digits of each id, Eq. (39): [..., L, m] if packed, [..., L * m] if serial."""
         # On another device the check would wait for it: there only the CPU's callers are checked.
