@@ -455,7 +455,7 @@ class SamplingOptions:
 
     @property
     def changes_distribution(self) -> bool:
-        """Return whether samples depend on more than the model and its condition: then no bound of the model holds."""
+        """Whether samples depend on more than the model and its condition: then no bound of the model holds."""
         given = (self.prompt, self.suffix, self.infill, self.ban, self.forbid, self.require, self.regex)
         truncated = self.temperature != 1 or self.top_k is not None or self.top_p is not None
         return any(given) or truncated or self.greedy or self.guidance != 1

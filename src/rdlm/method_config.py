@@ -217,7 +217,7 @@ class BeliefConfig:
 
     @property
     def chain_states(self) -> int:
-        """Return the number of states of the chain."""
+        """The number of states of the chain."""
         return self.states or {"none": 0, "ngram": 16384, "hmm": 256}[self.belief]
 
 

@@ -106,7 +106,7 @@ class Generation:
 
     @property
     def tokens(self) -> Int[Tensor, "num length"]:
-        """Return the ids of all samples."""
+        """The ids of all samples."""
         return torch.tensor([sample.tokens for sample in self.samples])
 
 
@@ -206,7 +206,7 @@ class PreparedSampling:
 
     @property
     def claims_bound(self) -> bool:
-        """Return whether the likelihood bound of the same chain holds for these samples."""
+        """Whether the likelihood bound of the same chain holds for these samples."""
         plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
         return plain and not self.options.changes_distribution and self.solver.bound is not None
 

@@ -73,7 +73,7 @@ class LanguageModel:
 
     @property
     def rdlm(self) -> Rdlm:
-        """Return the method if it is RDLM; InputError for a baseline."""
+        """The method if it is RDLM; InputError for a baseline."""
         if not isinstance(self.method, Rdlm):
             raise InputError(
                 f"{self.name} has the method {self.config.method!r}; this needs a model of the method 'rdlm'"
@@ -82,12 +82,12 @@ class LanguageModel:
 
     @property
     def kind(self) -> str:
-        """Return the kind of data: text, image or dna."""
+        """The kind of data: text, image or dna."""
         return str(self.about["kind"])
 
     @property
     def length(self) -> int:
-        """Return the number of tokens of a training sequence."""
+        """The number of tokens of a training sequence."""
         return int(self.about["length"])
 
     def sample_length(self, requested: int | None = None) -> int:
@@ -104,17 +104,17 @@ class LanguageModel:
 
     @property
     def nfe(self) -> int:
-        """Return the network evaluations of a sample unless a number is given: 64, or one per block."""
+        """The network evaluations of a sample unless a number is given: 64, or one per block."""
         return self.method.sampling_nfe(self.length)
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters of the network."""
+        """The number of parameters of the network."""
         return sum(parameter.numel() for parameter in self.method.network.parameters())
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the network."""
+        """The device of the network."""
         return next(self.method.network.parameters()).device
 
     def to(

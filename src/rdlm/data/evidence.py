@@ -314,7 +314,7 @@ class Reading(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Return the number of characters other than blanks that stay as they are."""
+        """The number of characters other than blanks that stay as they are."""
         pairs = zip(self.read, self.seen, strict=True)
         return sum(is_kept(char, view) and not str(char).isspace() for char, view in pairs)
 

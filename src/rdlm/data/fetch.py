@@ -60,7 +60,7 @@ class Archive:
 
     @property
     def origin(self) -> str:
-        """Return the origin, for messages."""
+        """The origin, for messages."""
         return self.package if self.kind == "url" else f"{self.kind} {self.package} {self.version}"
 
 

@@ -88,17 +88,17 @@ class Corpus:
 
     @property
     def train(self) -> NDArray[Any]:
-        """Return the training split."""
+        """The training split."""
         return self.split("train")
 
     @property
     def validation(self) -> NDArray[Any]:
-        """Return the validation split."""
+        """The validation split."""
         return self.split("validation")
 
     @property
     def test(self) -> NDArray[Any]:
-        """Return the test split."""
+        """The test split."""
         return self.split("test")
 
     def split(self, name: str) -> NDArray[Any]:

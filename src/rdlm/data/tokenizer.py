@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def size(self) -> int:
-        """Return the number of tokens V."""
+        """The number of tokens V."""
 
     def encode(self, text: str) -> Ids:
         """Return the ids of a text, in the smallest unsigned type that holds them."""
@@ -81,7 +81,7 @@ class Characters:
 
     @property
     def size(self) -> int:
-        """Return the number of characters."""
+        """The number of characters."""
         return len(self.alphabet)
 
     @cached_property
@@ -133,7 +133,7 @@ class Bytes:
 
     @property
     def size(self) -> int:
-        """Return 256."""
+        """256."""
         return 256
 
     def encode(self, text: str) -> Ids:
@@ -197,7 +197,7 @@ class Subwords:
 
     @property
     def size(self) -> int:
-        """Return the number of tokens, special ones included."""
+        """The number of tokens, special ones included."""
         return int(self.inner.get_vocab_size())
 
     def special(self, token: str) -> int:

@@ -6,10 +6,11 @@ The vector of token k has `n = ceil(log2 V)` bits, or V coordinates of which one
 
 The sampler is DDPM's, the drift chain of `gaussian_codes`, from strength 0; M calls are at the times m / M, and the
 last one draws the token. Its bound, Eq. (74), is that of VDM with fixed codes; the literature prints none for bits.
-Logits of bits give `p(k) ~ prod over bits j of p_j(bit j of k)`, normalised over the V tokens: numbers that are no
-token's have probability 0, so nothing is lost where V is no power of two. Self-conditioning is `model.self_condition`.
+Logits of bits give `p(k) ~ prod over bits j of p_j(bit j of k)`, normalised over the V tokens: numbers without a token
+have probability 0, so no mass is lost if V is not a power of two. Self-conditioning is `model.self_condition`.
 
-Not here: asymmetric times, which tell the network less noise than there is, for few calls; no bound is known for them.
+Asymmetric times, which understate the noise to the network for few calls, are not implemented; no bound is known for
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens as vectors seen through Gaussian noise: what bfn, bit_diffusion, plaid and diffusion_lm share.
+"""Gaussian observations of token vectors: the base class of bfn, bit_diffusion, plaid and diffusion_lm.
 
 A state is the sum `u` of observations of the token's vector `c_k` with total strength `a` (signal-to-noise ratio),
 
@@ -30,10 +30,10 @@ from rdlm.random import draw_token, normal
 
 
 class GaussianCodes(Stepwise):
-    """A chain of Gaussian observations; a subclass gives the vectors, the strengths and the network.
+    """A chain of Gaussian observations; a subclass defines the vectors, the strengths and the network.
 
-    With self-conditioning (`model.self_condition`) a call is two evaluations of the network, the second of which sees
-    the mean that the first predicts: so a prediction depends on the state alone, as the bound requires.
+    With self-conditioning (`model.self_condition`) a call is two evaluations of the network; the mean that the first
+    predicts is an input of the second. So predictions depend on the state alone, as the bound requires.
     """
 
     config: RunConfig
@@ -97,7 +97,7 @@ class GaussianCodes(Stepwise):
     ) -> Float[Tensor, "batch length v"]:
         """Return the predicted log-probabilities of the tokens.
 
-        In training `first` marks the sequences that see no earlier prediction.
+        In training, `first` marks the sequences without an earlier prediction.
         """
         if self.evaluations == 1:
             return self.predict(state, time, condition, None)

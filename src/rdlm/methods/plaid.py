@@ -1,4 +1,4 @@
-"""Gaussian diffusion of learned vectors: Plaid, trained on its bound, and Diffusion-LM as another configuration of it.
+"""Gaussian diffusion of learned vectors: Plaid, trained on its bound, and Diffusion-LM as a variant.
 
 The vectors `c_k` are learned unit vectors. The chain is the drift chain of `gaussian_codes` at the times `m / (M - 1)`,
 
@@ -10,8 +10,8 @@ with the bound of Eq. (74). Plaid's loss is that bound in continuous time, Eq. (
     1/2 int a'(t) E |c_k - sum_l p_l c_l|^2 dt  +  E[-log p_k at t = 1]
 
 An eighth of the sequences has the second part. Diffusion-LM's loss is the squared error without the weight a', and the
-second part; it is not its bound. Self-conditioning is `model.self_condition`. Not here: Plaid's learned schedule (of
-which only the ends change the bound), its warm-up of the output prior, and its adaptive split of the batch; of
+second part; it is not its bound. Self-conditioning is `model.self_condition`. Not implemented: Plaid's learned schedule
+(of which only the ends change the bound), its warm-up of the output prior, and its adaptive split of the batch; of
 Diffusion-LM, vectors of free length and a decoder without the network.
 """
 
@@ -62,7 +62,7 @@ class Plaid(GaussianCodes):
         return torch.linspace(0, 1, steps, dtype=torch.float64)
 
     def strength(self, time: Tensor) -> Tensor:
-        """Return a strength of which the logarithm grows about evenly."""
+        """Return a strength whose logarithm grows nearly linearly."""
         return LAST * torch.expm1(STEEPNESS * time.double()) / math.expm1(STEEPNESS)
 
     def weight(self, time: Tensor) -> Tensor:

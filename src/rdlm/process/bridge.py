@@ -113,7 +113,7 @@ def default_total(dimension: int) -> float:
 
 
 IRRELEVANT: Final = 25.0
-"""Evidence so many nats below that of the best token is as good as none."""
+"""Difference in nats to the best token beyond which the evidence of a token is negligible."""
 
 FARTHEST: Final = 2.8
 """Largest angle at which evidence is interpolated; the antipode is singular."""
@@ -123,7 +123,7 @@ FARTHEST: Final = 2.8
 class Bridge(Channel):
     """The family of bridges from `start` to each token's point with total noise `total`, Eq. (10).
 
-    The law of a bridge does not depend on the vectors of the tokens, Eq. (55), so they are no part of its identity.
+    The law of a bridge does not depend on the vectors of the tokens, Eq. (55), so comparisons ignore them.
     """
 
     start: Start
@@ -272,5 +272,5 @@ class Bridge(Channel):
         scale: Float[Tensor, ...] | None,
         weight: Float[Tensor, ...],
     ) -> Float[Tensor, "... d"]:
-        """Return the states after the tangent part of the step `s a`, Eq. (4); `weight` has no part in it."""
+        """Return the states after the tangent part of the step `s a`, Eq. (4); `weight` is not used."""
         return sphere.exponential_(state, ambient, scale)

@@ -90,12 +90,12 @@ class StreamedText:
 
     @property
     def text(self) -> str:
-        """Return the text returned so far."""
+        """The text returned so far."""
         return self._sent
 
     @property
     def reason(self) -> str:
-        """Return why the text ends, in OpenAI's words."""
+        """Why the text ends, in OpenAI's words."""
         return "stop" if self.stopped else "length"
 
     def _cut(self, text: str) -> int | None:

@@ -51,12 +51,12 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files together."""
+        """The bytes of all files together."""
         return sum(entry["bytes"] for entry in self.files.values())
 
     @property
     def digest(self) -> str:
-        """Return a SHA-256 over the checksums of all files, sorted by name."""
+        """A SHA-256 over the checksums of all files, sorted by name."""
         return hashlib.sha256("".join(self.files[name]["sha256"] for name in sorted(self.files)).encode()).hexdigest()
 
     def check_sizes(self) -> None:

@@ -404,7 +404,7 @@ class Budget:
 
     @property
     def slowness(self) -> float:
-        """Return how many times as long as measured the latest work took, at least 1: other processes may be busy."""
+        """How many times as long as measured the latest work took, at least 1: other processes may be busy."""
         return max(1.0, statistics.median(self._ratios)) if self._ratios else 1.0
 
     def left(self) -> float:
@@ -461,7 +461,7 @@ class Timer:
 
     @property
     def seconds(self) -> float:
-        """Return the training time of the run, including that before it was resumed."""
+        """The training time of the run, including that before it was resumed."""
         return self._before + time.monotonic() - self._start
 
     def tokens_per_second(self, step: int, tokens: int) -> float:

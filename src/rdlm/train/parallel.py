@@ -49,7 +49,7 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Return whether this process is the leader, which writes files and prints."""
+        """Whether this process is the leader, which writes files and prints."""
         return self.rank == 0
 
     def add(self, values: Sequence[float]) -> list[float]:

@@ -153,7 +153,7 @@ class Counters:
 
     @property
     def skipped(self) -> int:
-        """Return the number of steps without an update, because the loss or the gradient was not finite."""
+        """The number of steps without an update, because the loss or the gradient was not finite."""
         return self.step - self.updates
 
 
