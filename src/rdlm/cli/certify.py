@@ -68,7 +68,7 @@ class Certify:
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Run the certificate that is asked for, report it, and return 0 if every bound holds, else 1."""
+        """Run the requested certificate, report it, and return 0 if every bound holds, else 1."""
         if self.steps < 2 or self.paths < 2:
             raise InputError(f"certify needs at least 2 steps and 2 paths, got {self.steps} and {self.paths}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():

@@ -40,7 +40,7 @@ MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
 
 
 BUDGET_REPEATS = 8
-"""Most estimates of a bound where the comparison has to end in time."""
+"""Largest number of estimates of a bound in a comparison with a time limit."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Compare:
 
 
 def _note(row: dict[str, Any]) -> str | None:
-    """Return what is to be known about the bound of a row."""
+    """Return the notes on the bound of a row."""
     from rdlm.display.comparison import label_of
 
     notes = [] if row["trained_for_order"] else ["not trained for this order"]

@@ -174,7 +174,7 @@ def orders_table(rows: list[dict[str, Any]]) -> str:
 
 
 def text_frames(frames: list[Frame]) -> str:
-    """Return the likeliest characters at some steps, with dots for those that have less than 50%, as lines."""
+    """Return the most likely characters at some steps, with dots for those that have less than 50%, as lines."""
     from rdlm.api.trace import spaced
 
     lines = []

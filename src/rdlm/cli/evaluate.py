@@ -112,7 +112,7 @@ class Evaluate(ModelOptions):
         return 0
 
     def _order(self, model: LanguageModel) -> tuple[TokenSchedule, int]:
-        """Return the token schedule and the network calls of the options, and print what the user should know."""
+        """Return the token schedule and the network calls of the options, and print warnings."""
         from rdlm.api.orders import choose_order
         from rdlm.process.order import TokenSchedule
 

@@ -1,4 +1,4 @@
-"""`rdlm methods`: the methods behind one interface, and what the number of each is."""
+"""`rdlm methods`: the methods behind one interface, and the kind of likelihood of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rdlm plan`: what a run would cost on other devices, before it is started."""
+"""`rdlm plan`: the expected cost of a run on other devices."""
 
 from __future__ import annotations
 

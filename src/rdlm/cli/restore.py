@@ -1,4 +1,4 @@
-"""`rdlm restore`: the most likely text or image, and how sure it is, from an uncertain reading."""
+"""`rdlm restore`: the most likely text or image given an uncertain reading, with its probabilities."""
 
 from __future__ import annotations
 

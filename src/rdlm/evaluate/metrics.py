@@ -106,7 +106,7 @@ _BINS: Final = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often predictions of a certainty are right: per bin the mean certainty, the share right, and the number."""
+    """Accuracy of predictions by their certainty: per bin the mean certainty, the share right, and the number."""
 
     certainty: Float[Tensor, " bins"]
     right: Float[Tensor, " bins"]

@@ -15,8 +15,8 @@ Poisson(h rate) times, with constant rates, so with few calls it samples from an
 *estimate*.
 
     rates gauss      between tokens with near numbers, reversible with a wide Gaussian end; jumps add up, clamped
-    rates uniform    to any token; a position that would jump twice does not jump corrector        after each leap,
-    leaps with forward plus backward rates, which leave the distribution invariant
+    rates uniform    to any token; a position that would jump twice does not jump
+    corrector        after each leap, leaps with forward plus backward rates, which leave the distribution invariant
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class Denoiser:
             raise InputError(f"given evidence needs a model with {needed}")
         if self.config.timed:
             raise InputError(
-                "evidence from outside needs a network without a time input, which tells it how much is known: "
+                "given evidence needs a network without a time input, which states how much is known: "
                 "models of version 0.1.0 have one, those trained with the defaults of this version "
                 "(denoiser.time false) do not"
             )

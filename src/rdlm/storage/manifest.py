@@ -5,7 +5,7 @@ Checkpoints (state.json), published models (config.json) and corpora (meta.json)
     "files": {"tokenizer.json": {"bytes": 85, "sha256": "5dbe..."}, ...}
 
 Reading goes from cheap to expensive: the list of names, then sizes, then contents. A checksum detects damage; it does
-not prove who wrote a file.
+not prove the origin of a file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rdlm.storage.files import damaged, memory_bytes, sha256_of
 
 @dataclass(frozen=True)
 class Manifest:
-    """Name -> entry of the files of a folder; an entry holds `bytes`, `sha256` and whatever else its format adds."""
+    """Name -> entry of the files of a folder; an entry has `bytes`, `sha256` and further keys of its format."""
 
     folder: Path
     files: Mapping[str, dict[str, Any]]
     advice: str = ""
-    """What the user can do about damage; part of every error message."""
+    """Advice to the user about damage; part of every error message."""
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
