@@ -360,7 +360,7 @@ def prepare(
     codes = token_codes(tokenizer.size, layout.base, layout.digits) if layout.symbols_per_token > 1 else None
     condition, grid = _condition(model, options, prompt.length), grid_of(model, options.grid)
     encoded = (prompt, kept, solver_of(options.solver), automaton, codes, condition, grid)
-    device = next(model.method.network.parameters()).device
+    device = model.device
     is_signal = condition is not None and condition.is_floating_point()
     return PreparedSampling(model, options, *encoded, order, device, is_signal, classifier, classifier_scale)
 

@@ -68,14 +68,11 @@ class BFN(GaussianCodes):
         """Return the observation: all vectors have one length."""
         return y
 
-    def predict(
-        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
+    def features(
+        self, state: Float[Tensor, "batch length v"], time: Float[Tensor, " batch"]
     ) -> Float[Tensor, "batch length v"]:
-        """Return the log-probabilities of the tokens by one evaluation of the network."""
-        features = 2 * torch.softmax(state, dim=-1) - 1
-        more = () if previous is None else (previous,)
-        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
-        return torch.log_softmax(logits, dim=-1)
+        """Return the posterior of the tokens under a uniform prior, scaled to [-1, 1]."""
+        return 2 * torch.softmax(state, dim=-1) - 1
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the loss in continuous time, or a random one of n steps, in nats per token."""

@@ -55,18 +55,9 @@ class BitDiffusion(GaussianCodes):
         """Return the bits of all tokens as -1 and 1."""
         return self.table.to(like)
 
-    def predict(
-        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
-    ) -> Float[Tensor, "batch length v"]:
-        """Return the log-probabilities of the tokens by one evaluation of the network."""
-        strength = self.strength(time.to(state.device)).to(state).view(-1, 1, 1)
-        tiny = torch.finfo(state.dtype).tiny  # without observations the state is 0
-        features = state / (strength * (1 + strength)).clamp_min(tiny).sqrt()  # of variance one
-        more = () if previous is None else (previous,)
-        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
-        if self.options.head == "bit":
-            logits = logits @ (self.codes(logits).T + 1) / 2  # the sum over the bits that are 1
-        return torch.log_softmax(logits, dim=-1)
+    def token_logits(self, output: Tensor, state: Float[Tensor, "batch length n"]) -> Float[Tensor, "batch length v"]:
+        """Return the logits of the tokens: with the head bit, the sums of the logits of the bits that are 1."""
+        return output @ (self.codes(output).T + 1) / 2 if self.options.head == "bit" else output
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the squared error of the predicted bits per coordinate, or the cross-entropy, at uniform times."""

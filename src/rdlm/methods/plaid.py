@@ -51,6 +51,7 @@ class Plaid(GaussianCodes):
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config, self.dimension = config, config.plaid.dimension
+        self.spread = self.dimension
         interface = Interface(self.dimension, vocabulary, classes=classes, signal=signal)
         network = build(config.model, interface)
         network.codes = Codes(vocabulary, self.dimension)
@@ -73,16 +74,9 @@ class Plaid(GaussianCodes):
         """Return the unit vectors, through which gradients flow."""
         return self.learned.learning().vectors(like)
 
-    def predict(
-        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
-    ) -> Float[Tensor, "batch length v"]:
-        """Return the log-probabilities of the tokens by one evaluation of the network."""
-        strength = self.strength(time.to(state.device)).to(state).view(-1, 1, 1)
-        tiny = torch.finfo(state.dtype).tiny  # without observations the state is 0
-        features = state / (strength * (1 + strength / self.dimension)).clamp_min(tiny).sqrt()  # of variance one
-        more = () if previous is None else (previous,)
-        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
-        return torch.log_softmax(logits + state @ self.codes(state).T if self.evidence else logits, dim=-1)
+    def token_logits(self, output: Tensor, state: Float[Tensor, "batch length d"]) -> Float[Tensor, "batch length v"]:
+        """Return the logits of the tokens, with the evidence of the states if it is used."""
+        return output + state @ self.codes(state).T if self.evidence else output
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the loss in nats per token, Eq. (79): an eighth of the sequences has that of the last call."""

@@ -175,7 +175,7 @@ class Rdlm:
         """Set the density of training levels to the information at each level, Eq. (50), where it is due and used."""
         objective = self.config.objective
         if self.proposal.due(draw.step) and objective.asynchronous < 1 and objective.blockwise < 1:
-            held_out = held_out.to(next(self.network.parameters()).device)
+            held_out = held_out.to(self.device)
             nats = measured_information(self, held_out, generator_of("information", draw.seed, draw.step))
             self.proposal.set_information(nats)
 

@@ -200,7 +200,7 @@ def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: fl
     sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), FEWEST_SEQUENCES, own.validation_sequences)
     nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), FEWEST_CALLS, own.validation_nfe)
     training = replace(own, validation_sequences=sequences, validation_nfe=nfe)
-    training = _kept(training, own, given)
+    training = with_given(training, own, given)
     renewal = pace.sequence * PER_BIN * BINS if config.objective.proposal == "information" else 0.0
     seconds = (left - pace.reserve(training)) * (1 - SLACK)
     steps = min(own.steps, done + max(1, _steps_in(seconds, pace.step, renewal, done)))
@@ -212,7 +212,7 @@ def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: fl
         validate_every=min(own.validate_every, every),
         save_every=min(own.save_every, every),
     )
-    return replace(config, training=_kept(training, own, given))
+    return replace(config, training=with_given(training, own, given))
 
 
 def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
@@ -243,6 +243,7 @@ def _within(value: float, low: int, high: int) -> int:
     return min(high, max(low, int(value)))
 
 
-def _kept(training: TrainingConfig, own: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+def with_given(training: TrainingConfig, own: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+    """Return the settings `training` with the keys that the user has given, whose values are those of `own`."""
     names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
     return replace(training, **{name: getattr(own, name) for name in names})

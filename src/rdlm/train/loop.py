@@ -29,7 +29,7 @@ from rdlm.storage import config_file, run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.storage.memory import keep_freed_memory
 from rdlm.train import optimizer
-from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes
+from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes, with_given
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record, Tracker, TrackerName, check_trackers, open_trackers
@@ -428,7 +428,7 @@ class Budget:
         else:
             model = config.model if any(key.startswith("model.") for key in self.given) else old.model
             wanted = config.training.steps
-            config = replace(config, model=model, training=_continued(old.training, config.training, self.given))
+            config = replace(config, model=model, training=with_given(old.training, config.training, self.given))
             config = replace(config, training=replace(config.training, steps=wanted))
         self.pace = measured_pace(trial(config), step_of(config), self.left())
         config = fit_training(config, self.given, self.pace, self.left(), done)
@@ -445,12 +445,6 @@ class Budget:
         if self.pace is None:
             return nfe
         return max(1, min(nfe, int((self.left() - 1) / (self.slowness * self.pace.call))))
-
-
-def _continued(old: TrainingConfig, new: TrainingConfig, given: Collection[str]) -> TrainingConfig:
-    """Return the settings of a run that is continued, with the keys given by the user."""
-    names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
-    return replace(old, **{name: getattr(new, name) for name in names})
 
 
 class Timer:
