@@ -105,7 +105,12 @@ def compile_network(network: nn.Module, device: torch.device, flag: str = "--com
     network.compile()
 
 
+def without_belief(network: nn.Module) -> nn.Module:
+    """Return a network without its inference layer, if it has one."""
+    return network.network if isinstance(network, BeliefNetwork) else network
+
+
 def transformer_of(network: nn.Module) -> Transformer | None:
     """Return the transformer of a network, with or without an inference layer; None for another kind of network."""
-    inner = network.network if isinstance(network, BeliefNetwork) else network
+    inner = without_belief(network)
     return inner if isinstance(inner, Transformer) else None

@@ -156,15 +156,20 @@ def train(
             if last:
                 break
 
-        result = result_of(run)
-        try:
-            with interruption.abandonable(alone):
-                samples = draw_samples(run, budget.affordable_nfe(training.validation_nfe))
-        except AbandonedError:
-            raise InterruptedRunError(interruption.received, counters.step) from None
-        if members.leads:
-            write_report(config, run.corpus, result.to_json(), samples, folder)
-        return result
+        return finish(run, budget, interruption, alone)
+
+
+def finish(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
+    """Draw the samples of a finished run, write its report, and return its result."""
+    result = result_of(run)
+    try:
+        with interruption.abandonable(alone):
+            samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
+    except AbandonedError:
+        raise InterruptedRunError(interruption.received, run.counters.step) from None
+    if run.team.leads:
+        write_report(run.config, run.corpus, result.to_json(), samples, run.folder)
+    return result
 
 
 def opened_record(run: Run, track: Sequence[TrackerName | Tracker]) -> Record:

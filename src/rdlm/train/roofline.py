@@ -22,9 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from rdlm.config import Interface, RunConfig
 from rdlm.errors import InputError, unknown
 from rdlm.methods.rdlm import Process
-from rdlm.model.belief import BeliefNetwork
 from rdlm.model.denoiser import Denoiser
-from rdlm.model.network import build, parameter_count
+from rdlm.model.network import build, parameter_count, without_belief
 
 UTILISATION: Final = 0.4
 """Share of the peak arithmetic that training reaches, typical of well-tuned transformers."""
@@ -169,7 +168,7 @@ def network_cost(config: RunConfig, data: DataSize) -> tuple[int, float, float]:
     with torch.device("meta"):
         network = build(config.model, interface)
     count = parameter_count(network) + (0 if process.codes is None else parameter_count(process.codes))
-    inner = network.network if isinstance(network, BeliefNetwork) else network  # the chain's tables cannot be read
+    inner = without_belief(network)  # the tables of the chain cannot be read on the meta device
     positions = data.length * process.layout.positions
     flops, saved = _measured(inner, interface, positions)
     if not config.objective.blockwise:
