@@ -127,7 +127,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causa
         mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1, dtype=torch.bfloat16) @ value
+    attended: Tensor = scores.softmax(-1, dtype=torch.bfloat16) @ value
+    return attended
 
 
 class Attention(nn.Module):
