@@ -1,4 +1,4 @@
-"""What makes the continuous process learn: one change at a time, and masked and autoregressive models beside it.
+"""Ablation of the continuous process: one change at a time, compared with masked and autoregressive models.
 
     python -m experiments.ablation --seeds 0 1 2 --out runs/ablation        # all rows; hours; continues where it was
     python -m experiments.ablation --only belief masked --seeds 0           # rows whose names begin so

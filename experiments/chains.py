@@ -1,4 +1,4 @@
-"""Chains of the inference layer: what an n-gram model alone knows, and what exact inference under it costs.
+"""Chains of the inference layer: likelihood of an n-gram model alone, and the cost of exact inference under it.
 
     python -m experiments.chains --corpus text8 --orders 4 5 6 7 --states 8192 16384 32768
 

@@ -1,4 +1,4 @@
-"""Training loss and validation bound of runs, side by side: `python -m experiments.curves RUN ... --out FILE.png`."""
+"""Training loss and validation bound of several runs: `python -m experiments.curves RUN ... --out FILE.png`."""
 
 from __future__ import annotations
 

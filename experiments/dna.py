@@ -1,4 +1,4 @@
-"""DNA designed for a cell type, judged by a classifier of real sequences: the paper's Table 4 in kind.
+"""DNA designed for a cell type, evaluated by a classifier of real sequences, as in the paper's Table 4.
 
     python -m experiments.dna --accept-licence --out runs/dna --csv docs/data/dna.csv     # an hour on one core
     python -m experiments.dna --model dna --each 64 --out runs/dna-model --csv docs/data/dna-model.csv    # 10 minutes
@@ -6,14 +6,14 @@
 Each row of the table is a method, trained at equal steps, batch, width and depth (autoregression has a transformer with
 as many parameters), with the best of three learning rates: that with the lowest held-out loss after a shorter training.
 Samples have the class that the classifier should find; weights of guidance other than 1 are measured for RDLM. The
-reference is the test split, chromosome 1; `real` is as many sequences of the validation split, chromosome 2, judged in
-the same way, and is what perfect samples would have. The corpus is for academic and non-profit use only, which the flag
-accepts. An interrupted table continues with the rows that are missing. With `--model` a trained model is judged in the
-same way, on the corpus and with the labels that it was trained on.
+reference is the test split, chromosome 1; `real` is the same number of sequences of the validation split, chromosome 2,
+evaluated in the same way: the result of perfect samples. The corpus is for academic and non-profit use only, which the
+flag accepts. An interrupted table continues with the rows that are missing. With `--model` a trained model is evaluated
+in the same way, on the corpus and with the labels that it was trained on.
 
 | column | meaning |
 |---|---|
-| right, low, high | share of samples for which the classifier predicts the wanted cell type, with its 95% interval |
+| right, low, high | share of samples for which the classifier predicts the requested cell type, with its 95% interval |
 | mse | squared error of predicted activity between pairs of a generated and a real sequence; also has their variance |
 | mse_means | the same of the mean activities of each cell type |
 | kmer4, kmer6 | Jensen-Shannon divergence of k-mer frequencies from those of real sequences, bits |
@@ -97,7 +97,7 @@ MEASURES = ("right", "mse", "mse_means", "kmer4", "kmer6", "motifs", "distinct",
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, and where the runs are."""
+    """The settings of the measurement, and the folder of the runs."""
 
     out: Path
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -162,7 +162,7 @@ def samples(method: Method, label: Tensor, length: int, seed: int, weight: float
 
 
 class Reference:
-    """Real sequences, the classifier, and what is measured of others against them."""
+    """Real sequences, the classifier, and the measures of generated sequences."""
 
     def __init__(self, corpus: Corpus, out: Path) -> None:
         self.corpus = corpus
@@ -189,7 +189,7 @@ class Reference:
         return right(self.activity, self.label)
 
     def measure(self, made: Tensor, label: Tensor) -> Row:
-        """Return the measures of sequences with the labels that they should have."""
+        """Return the measures of sequences with their requested labels."""
         activity = self.judge.probabilities(made)
         mse, means = judging.activity_errors(activity, self.activity, label, self.label)
         found = right(activity, label) | {"mse": mse, "mse_means": means}
@@ -325,7 +325,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, sample, judge, and print the table."""
+    """Train, sample, evaluate, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accept-licence", action="store_true", help="accept the licence of the corpus")
     parser.add_argument("--model", default=None, help="a trained model with labels, which is judged instead")

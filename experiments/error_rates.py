@@ -1,4 +1,4 @@
-"""The error rate that `--error auto` finds in texts of 2,000 characters, against the share of wrong ones.
+"""Error rates estimated by `--error auto` in texts of 2,000 characters, against the true shares.
 
     python -m experiments.error_rates text8 --csv docs/data/error-rates.csv
     python -m experiments.error_rates text8 --corpus demo --texts 4 --csv docs/data/error-rates.csv    # rows are added

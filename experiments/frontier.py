@@ -1,7 +1,7 @@
 """The frontier of sample quality: generative perplexity against entropy, by temperature, steps and solver.
 
-A low perplexity alone is easy: a model that repeats itself has one. Every setting is therefore a point, with the
-entropy of its samples on the x axis and their perplexity under a scorer on the y axis, and the temperature traces a
+A low perplexity alone is not a sign of quality: repetitive samples have one. Every setting is therefore a point, with
+the entropy of its samples on the x axis and their perplexity under a scorer on the y axis, and the temperature traces a
 curve. Of two curves, the lower one at equal entropy is better. Held-out data are a point, too: the target.
 
 | column | convention |
@@ -39,7 +39,7 @@ ROWS = 16
 
 @dataclass(frozen=True)
 class Frontier:
-    """What is measured: a curve over temperatures for each solver and each number of steps."""
+    """The settings: a curve over temperatures for each solver and each number of steps."""
 
     temperatures: tuple[float, ...] = TEMPERATURES
     steps: tuple[int, ...] = STEPS

@@ -67,7 +67,7 @@ ROWS: dict[str, tuple[MethodName, Change]] = {
 """Method and changes of the preset, by row."""
 
 ORDERS = (("random", 16), ("random", 64), ("random", 256), ("synchronous", 64), ("synchronous", 256))
-"""Orders and network calls in which our model is measured."""
+"""Orders and network calls for the bounds of RDLM."""
 
 CALLS = {"masked": 256, "D3PM Gauss": 1000, "autoregressive": 0}
 
@@ -100,7 +100,7 @@ def train_for(config: RunConfig, folder: Path, minutes: float) -> None:
 
 
 def seconds_per_step(config: RunConfig, folder: Path) -> float:
-    """Return the mean time of a few steps of a run that is thrown away."""
+    """Return the mean time of a few steps of a temporary run."""
     with team("cpu") as members, open_run(config, folder, members, methods.build) as run:
         run.network.train()
         times = []
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def work(options: argparse.Namespace, out: Path, corpus: Corpus) -> None:
-    """Do what the options ask for."""
+    """Run the actions of the options."""
     out.mkdir(parents=True, exist_ok=True)
     if options.pictures is not None:
         pictures(language_model.load(options.run), corpus, options.pictures)

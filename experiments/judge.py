@@ -1,6 +1,6 @@
-"""How samples of DNA are judged: by a classifier of real sequences, by k-mers and by motifs.
+"""Evaluation of DNA samples by a classifier of real sequences, by k-mers and by motifs.
 
-| function | what it compares |
+| function | compares |
 |---|---|
 | `Judge` | predicted probability of every class, by a convolutional network trained on real sequences only |
 | `activity_errors` | predicted probabilities of generated and of real sequences of the same class |

@@ -1,11 +1,11 @@
-"""The paper's Table 4: promoters generated for transcription signals, judged by a predictor of their activity.
+"""The paper's Table 4: promoters generated for transcription signals, evaluated by a predictor of their activity.
 
     rdlm train promoter-paper --data.file promoters.npz --out runs/promoter            # 100,000 steps: a GPU
     python -m experiments.promoter runs/promoter --file promoters.npz --predictor sei_activity:activity
 
 For the signal of every test sequence a sequence is generated in 300 steps; the figure is the mean squared error between
-the predicted activities of the generated and of the real sequence. The published predictor is Sei, which cannot be had
-from a registry: the flag names a function of your own, `activity(ids [n, 1024]) -> [n]` with 0 to 3 for A, C, G, T. For
+the predicted activities of the generated and of the real sequence. The published predictor is Sei, which no package
+registry has: the flag names a user-defined function, `activity(ids [n, 1024]) -> [n]` with 0 to 3 for A, C, G, T. For
 Sei it pads the one-hot sequences to 4,096 positions by 0.25 for every base, and takes the mean of the outputs whose
 target is H3K4me3. `experiments.dna` is the same comparison with labels and a predictor that is trained here.
 """
@@ -85,7 +85,7 @@ def measured(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Generate, judge, and print one JSON object."""
+    """Generate, evaluate, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a run of promoter or promoter-paper, or of a baseline on the same corpus")
     parser.add_argument("--file", type=Path, required=True, help="the data that it was trained on")

@@ -1,4 +1,4 @@
-"""How a bridge approaches its token: the angle of Eq. (12) over time, by schedule and by dimension."""
+"""Radial convergence of bridges: the angle of Eq. (12) to the token over time, by schedule and by dimension."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""DNA reads with qualities, restored: errors before and after, by what knows the genome.
+"""Restoration of DNA reads with qualities: errors before and after, by several models of the genome.
 
     python -m experiments.reads --csv docs/data/reads.csv           # the packaged model; two minutes
     python -m experiments.reads RUN ... --csv docs/data/reads.csv    # runs of chr22
 
-Reads are simulated from the test split of chr22, regions that no model has seen: a base of quality Q is wrong with
-probability 10^(-Q/10), as FASTQ defines it, and any other base is as likely. They are restored as `rdlm restore dna
-reads.fastq` does it. A posterior without knowledge of the genome changes nothing; the 8-mers are a chain counted on the
+Reads are simulated from the test split of chr22, regions that are in no training data: a base of quality Q is wrong
+with probability 10^(-Q/10), as FASTQ defines it, and any other base is as likely. They are restored as in `rdlm restore
+dna reads.fastq`. A posterior without a model of the genome changes nothing; the 8-mers are a chain counted on the
 training split, with exact inference.
 
 | column | meaning |
@@ -80,7 +80,7 @@ def posteriors(restorer: LanguageModel | Ngram, reads: Sequence[Reading]) -> Ten
 
 
 def row_of(name: str, posterior: Tensor, reads: Sequence[Reading], truth: Tensor) -> Row:
-    """Return what a restoration gains."""
+    """Return the errors and bits before and after a restoration."""
     given = torch.stack([read.evidence for read in reads]).log_softmax(-1)
     wrong, still = given.argmax(-1) != truth, posterior.argmax(-1) != truth
     bits = [-law.double().gather(-1, truth[..., None]).mean() / math.log(2) for law in (given, posterior.log())]

@@ -1,4 +1,4 @@
-"""Restoration: what a reading's posterior is worth, by kind of noise, against the alternatives that a user has.
+"""Restoration: quality of the posterior of a reading by kind of noise, compared with alternative methods.
 
     python -m experiments.restoration --rdlm RUN... --masked RUN... --autoregressive RUN... --csv FILE
     python -m experiments.restoration --corpus demo --rdlm RUN... --csv FILE   # rows are added
@@ -65,7 +65,7 @@ Marginals = Callable[[Tensor], Tensor]
 """From evidence [n, length, V] to log-probabilities of every position."""
 Row = dict[str, str]
 Parameters = tuple[float, ...]
-"""What is chosen for a restorer."""
+"""The parameters of a restorer."""
 
 BATCH = 16
 SHARES = tuple((share, burn) for share in (0.05, 0.2, 0.6) for burn in (0.25, 0.5))
@@ -231,7 +231,7 @@ def layer_of(model: LanguageModel) -> str:
 
 
 def of_rdlm(model: LanguageModel, passes: bool) -> Iterator[Restorer]:
-    """Yield what an RDLM can do, with passes if they are wanted, and its inference layer alone, which has no seed."""
+    """Yield the restorers of an RDLM, with passes if requested, and its inference layer alone, which has no seed."""
     seed, method, about = model.config.training.seed, model.rdlm, layer_of(model)
     posterior: Marginals = partial(posterior_of, method)
     if isinstance(method.network, BeliefNetwork):
@@ -329,7 +329,8 @@ def chosen(restorer: Restorer, validation: Reading) -> Parameters:
 
 
 def measure(restorer: Restorer, reading: Reading, validation: Reading, parameters: Parameters | None = None) -> Row:
-    """Return what a restorer is worth for one noise, with given parameters or those chosen on validation sequences."""
+    """Return the measures of a restorer for one noise, with given parameters or those chosen on validation
+    sequences."""
     parameters = chosen(restorer, validation) if parameters is None else parameters
     marginals = restorer.tuned(*parameters) if parameters and restorer.tuned is not None else restorer.marginals
     begin = time.process_time()

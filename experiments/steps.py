@@ -4,8 +4,8 @@
 
 The defaults of the sampler were chosen from this table. Rows are compared at an equal number of network calls: a solver
 that calls the network twice per step takes half as many steps. With windows, steps in which no token moves need no
-call. Temperatures other than 1 are used for one column alone, the perplexity at the entropy of the data; without it a
-sampler that repeats itself would look good.
+call. Temperatures other than 1 are used only for the perplexity at the entropy of the data, as repetitive samples have
+a low perplexity.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Steps:
-    """What is measured: every solver on every grid, and the first solver with windows and blocks."""
+    """The settings: every solver on every grid, and the first solver with windows and blocks."""
 
     nfe: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
     solvers: tuple[str, ...] = tuple(SOLVERS)
@@ -96,7 +96,7 @@ class Steps:
     """Tokens of a sequence, on which the number of calls for blocks depends."""
     samples: int = 64
     evaluations: int = 1024
-    """Sequences through the network for each bound."""
+    """Network evaluations of sequences per bound."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,17 +1,17 @@
-"""Every system of the paper's tables on one bench: bounds at two numbers of calls, samples at matched entropy, cost.
+"""All methods under the same conditions: bounds at two numbers of calls, samples at matched entropy, cost.
 
     python -m experiments.systems text8 --steps 200 --csv docs/data/systems-text8.csv
 
 All methods have one network, corpus, batch, number of steps and three seeds, and train in turn; the learning rate of
-each is the best of short trials, searched further until it lies inside of those tried (`rdlm compare`), or the middle
-one where the trials do not tell them apart. Every method is
-measured in each of its orders. An interrupted table continues with the runs and rows that are missing.
+each is the best of short trials, extended until it lies inside of those tried (`rdlm compare`), or the middle one if
+the differences are not significant. Every method is measured in each of its orders. An interrupted table continues with
+the runs and rows that are missing.
 
 | column | meaning |
 |---|---|
-| kind | exact, bound, or estimate: what the method's number is (`rdlm methods`) |
-| calls | evaluations of the network in a sample; `bits` is the number of this sampler, per token |
-| best | whether the order is the method's best one with so many calls; samples are drawn in it |
+| kind | kind of the method's likelihood: exact, bound or estimate (`rdlm methods`) |
+| calls | evaluations of the network in a sample; `bits` is the likelihood of this sampler, per token |
+| best | whether the order is the method's best one with these calls; samples are drawn in it |
 | stderr | standard error over sequences and noise; the sequences are the same for all rows of a kind |
 | perplexity, entropy | of samples of the first seed under the scorer, and nats per token within a sample |
 | matched | perplexity at the entropy of data, interpolated between temperatures; empty if none comes near it |

@@ -245,6 +245,21 @@ def test_the_index_of_the_theory_names_code_that_exists() -> None:
     assert [entry for entry in table_column(THEORY.read_text(), "code") if missing(entry)] == []
 
 
+def test_the_symbols_of_the_theory_have_names_that_exist() -> None:
+    names: set[str] = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names |= {
+                value for key in ("id", "attr", "arg", "name") if isinstance(value := getattr(node, key, None), str)
+            }
+    symbols = THEORY.read_text().partition("## 1. Symbols")[2].partition("## 2.")[0]
+    cells = [line.rsplit("|", 2)[1] for line in symbols.splitlines() if line.startswith("| $")]
+    found = {
+        name for cell in cells for code in re.findall("`(.+?)`", cell) for name in re.findall(r"[A-Za-z_]\w+", code)
+    }
+    assert "start_cosine" in found and sorted(found - names) == []
+
+
 def test_the_index_of_the_theory_credits_works_that_have_a_reference() -> None:
     text = THEORY.read_text()
     works = {"classical", "ours", "the paper", *table_column(text.partition("## 14")[2], "name")}

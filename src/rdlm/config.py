@@ -45,7 +45,7 @@ READ_EVIDENCE: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "ardm
 
 
 def _check_order(config: ProcessConfig | SamplingOptions, kind: str, choices: Iterable[str]) -> None:
-    """Replace the former name of an order in a configuration; an unknown name raises an error."""
+    """Replace the former name of an order in a configuration; raise InputError for an unknown name."""
     order = ORDERS.get(str(config.order), str(config.order))
     if order not in choices:
         raise unknown(kind, order, choices)
@@ -63,20 +63,20 @@ class DataConfig:
     protocol: str | None = None
     """Protocol of the corpus (splits and preprocessing), if it has several."""
     file: Path | None = None
-    """Your file or folder, for corpora that read one."""
+    """Your file or folder, for corpora that need one."""
     hub: str | None = None
     """Dataset of the Hugging Face hub in place of a file, as NAME[:CONFIG][/SPLIT]."""
     limit: int | None = None
-    """Characters of your own text that are read at most; if not given, all of a file, 100 million of a dataset."""
+    """Largest number of characters to read from your own text; by default all of a file, 100 million of a dataset."""
     column: str | None = None
     """Column of your CSV, TSV or JSONL file, or of a dataset of the hub."""
     tokenizer: str | None = None
     """Tokenizer for your own text: characters, bytes, wordpiece (of BERT), bpe (trained on it), a tokenizer.json of
     the `tokenizers` library, or hf://NAME of the hub."""
     alphabet: str | None = None
-    """Characters of your own text; other ones become spaces, or are left out where there is no space."""
+    """Alphabet of your own text; other characters become spaces, or are dropped if it has no space."""
     normalise: bool = False
-    """Reduce your own text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
+    """Reduce your own text to 27 characters as in text8: lower case, digits spelled, other characters to spaces."""
     vocabulary: int = 8192
     """Vocabulary size of a tokenizer that is trained on your own text."""
     accept_licence: bool = False
@@ -92,12 +92,13 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ProcessConfig:
-    """The diffusion process: bridge, start, noise schedule, token schedule, and the split of tokens into digits."""
+    """The diffusion process: bridge, start, noise schedule, token schedule, and splitting of tokens into digits."""
 
     bridge: Literal["brownian", "logarithm", "gaussian"] = "brownian"
     """The Brownian bridge of the sphere, the paper's logarithm bridge, or Gaussian observations in flat space."""
     path: Literal["masked", "uniform", "constant", "switch"] = "masked"
-    """Start: the mask, the centre, a random one of the two, or the centre with a switch to the masked path."""
+    """Start of the bridge: the mask, the centre, a random one of the two, or the centre with a switch to the masked
+    path."""
     weight: float = 0.5
     """Probability of the masked path with path constant."""
     switch: float = 0.35
@@ -113,25 +114,25 @@ class ProcessConfig:
     base: int | None = None
     """Split tokens into digits of this base; None: one sphere per token."""
     codes: Literal["auto", "onehot", "learned", "arc"] = "onehot"
-    """Points of the tokens: one coordinate per token, learned unit vectors in fewer coordinates, or for ordered tokens
-    such as grey levels points of a half circle; auto: learned for more than 1,024 tokens."""
+    """Vectors of the tokens: onehot; learned unit vectors in fewer coordinates; arc, points of a half circle for
+    ordered tokens such as grey levels; auto: learned for more than 1,024 tokens."""
     dimension: int = 16
-    """Coordinates of learned codes and of the space of the half circle, without the mask's."""
+    """Coordinates of learned codes and of the space of the half circle, not counting that of the mask."""
     layout: Literal["packed", "serial"] = "packed"
     """The digits of a token share a position (packed), or have one position each as in the paper (serial)."""
     window: float = 1.0
-    """Share of the time during which one token moves in sampling and in the bound; 1: all tokens move together."""
+    """Share of the time during which a token moves in sampling and in the bound; 1: all tokens move together."""
     order: OrderName = "strided"
-    """Order in which tokens start to move; strided: random, with tokens that move together far apart. With a window of
-    1 every order is synchronous."""
+    """Order in which tokens start to move; strided: random, but tokens that move together are far apart. With a window
+    of 1 every order is synchronous."""
     block: int = 0
-    """Tokens of a block. Blocks are generated left to right; 0: the whole sequence is one block."""
+    """Tokens per block. Blocks are generated left to right; 0: the whole sequence is one block."""
     law: Literal["exact", "normal", "simulated"] = "exact"
-    """Law of the training states: exact, the paper's Riemannian normal approximation, or simulated."""
+    """Distribution of the training states: exact, the paper's Riemannian normal approximation, or simulated."""
     levels: int = 256
-    """Noise levels in the table of the law."""
+    """Noise levels in the table of the distribution."""
     pairs: int = 16384
-    """Draws per level in the table of the exact law."""
+    """Draws per noise level in the table of the exact distribution."""
 
     def __post_init__(self) -> None:
         _within("process.weight", self.weight, 0, 1)
@@ -167,20 +168,21 @@ class ProcessConfig:
 
 @dataclass(frozen=True)
 class DenoiserConfig:
-    """The network input for a state, and the probabilities from its logits."""
+    """The input features of the network, and the probabilities from its logits."""
 
     features: Literal["evidence", "mean", "statistic", "coordinates", "tokens", "top", "level"] = "evidence"
-    """Network input: evidence as probabilities; for codes of many tokens the mean of their vectors under it, or state
-    over noise as a vector of the unit ball; all coordinates, those of tokens, or those with the top ones marked; for
-    ordered tokens the mean level under the evidence and how certain it is."""
+    """Network input. evidence: the evidence as probabilities; mean: the mean token vector under the evidence, for codes
+    of many tokens; statistic: state over noise as a vector of the unit ball; coordinates, tokens, top: all coordinates,
+    those of tokens, or all with the largest ones marked; level: for ordered tokens, the mean level under the evidence
+    and its certainty."""
     top: int = 8
-    """Number of coordinates that are marked by features top."""
+    """Number of coordinates that are marked with features top."""
     evidence: bool = True
     """Add the exact log-likelihood of the state at each position to its logits; --no-evidence: do not."""
     head: Head = "token"
     """Softmax over whole tokens, or over each digit separately."""
     time: bool | None = None
-    """Give the network the time as well; None: only where its features are not evidence."""
+    """Give the network the time as a second input; None: only if its features are not evidence."""
 
     @property
     def timed(self) -> bool:
@@ -195,29 +197,31 @@ class ObjectiveConfig:
     loss: Literal["cross_entropy", "drift_error"] = "cross_entropy"
     """Cross-entropy, or the drift error of the likelihood bound."""
     proposal: Literal["information", "uniform", "interval", "adaptive"] = "information"
-    """Training times: by the information gained at each noise level, measured on held-out sequences, with weight 1; or
-    weighted ones: uniform, mostly from an interval as in the paper, or adapted to the variance of the loss."""
+    """Distribution of the training times. information: in proportion to the information gained at each noise level,
+    measured on held-out sequences, without weights; with importance weights: uniform, interval (mostly from an
+    interval, as in the paper), or adaptive to the variance of the loss."""
     interval: tuple[float, float] = (0.3, 0.6)
     """Interval of the interval proposal."""
     floor: float = 0.05
-    """Share of uniform times in the interval and adaptive proposals; of log-uniform strengths with information."""
+    """Share of uniform times in the interval and adaptive proposals, and of log-uniform noise levels with
+    information."""
     low_discrepancy: bool = True
     """Stratify the times of a batch (low-discrepancy sampling); --no-low-discrepancy: draw them independently."""
     mixed: float = 0.0
     """Share of sequences in which each token has its own noise level, from a range of random width of the proposal."""
     readings: float = 0.0
-    """Share of sequences of which the network is given a reading with errors and gaps, as in `rdlm restore`."""
+    """Share of sequences whose input is a reading with errors and gaps, as in `rdlm restore`."""
     asynchronous: float = 0.0
     """Share of sequences in which each token has its own time, within a window of random width."""
     narrow: float = 0.5
-    """Share of those windows that are so narrow that tokens are generated one by one."""
+    """Share of those windows that are narrow enough to generate tokens one by one."""
     order: Literal["random", "left_to_right", "both"] = "both"
     """Token order in those windows."""
     prefix: float = 0.0
     """Share of sequences with a clean prefix of random length."""
     blockwise: float = 0.0
     """Share of sequences trained block by block, each block conditioned on the clean blocks before it (BD3-LM); such
-    a sequence costs twice as much, because the network processes a clean and a noisy copy."""
+    a sequence costs twice as much, because the network processes a clean and a noisy copy of it."""
     block_sizes: tuple[int, ...] = (1,)
     """Block sizes of those sequences, drawn uniformly; 1 is the autoregressive order."""
     condition_dropout: float = 0.1
@@ -269,7 +273,7 @@ class TrainingConfig:
     clip: float = 1.0
     """Gradient norm clipping."""
     ema: float = 0.9999
-    """Decay of the exponential moving average of the weights, which is used for evaluation; it warms up."""
+    """Decay of the exponential moving average of the weights that is used for evaluation, after a warm-up."""
     seed: int = 0
     """Random seed of weights, data order and noise."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -281,7 +285,8 @@ class TrainingConfig:
     device: str = "auto"
     """Device: auto, cpu, cuda, mps."""
     tolerance: int = 10
-    """Consecutive steps with a non-finite loss or gradient, which are skipped, after which the run stops."""
+    """Number of consecutive steps with a non-finite loss or gradient after which the run stops; such steps are
+    skipped."""
     record_every: int = 10
     """Steps between lines of the training record."""
     save_every: int = 500
@@ -291,7 +296,7 @@ class TrainingConfig:
     validation_sequences: int = 64
     """Sequences of a validation."""
     validation_nfe: int = 64
-    """Network calls M of the sampler whose bound a validation measures."""
+    """Network calls M of the sampler in validation bounds."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -360,28 +365,29 @@ COLDEST = 0.001
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How to sample, declared once for the command line, Python and the HTTP service."""
+    """Sampling options, declared once for the command line, Python and the HTTP service."""
 
     num: int = 1
     """Number of samples."""
     length: int | None = None
-    """Tokens of a sample; the model's own length, or the infill's, if not given. Past the model's length, windows
-    slide along the sequence."""
+    """Tokens of a sample; by default the length of the model or of the infill. Beyond the model's length, a window
+    slides along the sequence."""
     steps: int | None = None
-    """Sampling steps (network evaluations, NFE; heun and corrector take two per step); the model's own number if not
-    given: 64, or one per block."""
+    """Sampling steps (network evaluations, NFE; heun and corrector take two per step); by default the model's, which is
+    64, or one per block."""
     solver: SolverName = "mixture"
-    """What a step does to the states."""
+    """Solver of the steps."""
     grid: GridName = "time"
-    """Where the steps are: uniform in time, in equal ratios of noise (log), or with equal information as evaluated."""
+    """Grid of the steps: uniform in time, in equal ratios of noise (log), or with equal information, as measured by
+    `rdlm evaluate`."""
     seed: int = 0
-    """Seed of the first sample; the next ones count up."""
+    """Seed of the first sample; sample i has the seed + i."""
     prompt: str = ""
-    """Text that samples begin with."""
+    """Text at the beginning of every sample."""
     suffix: str = ""
-    """Text that samples end with."""
+    """Text at the end of every sample."""
     infill: str | None = None
-    """Text in which every gap character is one open token, such as "the ____ of"."""
+    """Text in which every gap character is one token to generate, such as "the ____ of"."""
     gap: str = "_"
     """The gap character."""
     ban: str = ""
@@ -391,15 +397,15 @@ class SamplingOptions:
     require: dict[int, str] = field(default_factory=dict)
     """Tokens of which one must occur at a position."""
     regex: str | None = None
-    """Regular expression that every whole sample matches."""
+    """Regular expression that the whole sample matches."""
     label: str | None = None
     """Class to sample, by its name or number."""
     signal: tuple[float, ...] | None = None
     """Profile to condition on, one number per token."""
     guidance: float = 1.0
-    """Weight of the condition: 0 ignores it, 1 is the model as trained, more exaggerates it."""
+    """Guidance weight of the condition: 0 ignores it, 1 is the model as trained, larger values amplify it."""
     temperature: float = 1.0
-    """Below 1, likely tokens become more likely. Applies to what the context predicts, not to the evidence."""
+    """Below 1, likely tokens become more likely. Applies to the prediction from the context, not to the evidence."""
     top_k: int | None = None
     """Draw from this many of the most likely tokens."""
     top_p: float | None = None
@@ -407,27 +413,27 @@ class SamplingOptions:
     greedy: bool = False
     """Decode the most likely token in the last step instead of drawing one."""
     window: float | None = None
-    """For experts: fraction of the sampling time during which one position is active; 1: all positions together. The
-    order's own if not given."""
+    """For experts: share of the sampling time during which a position is active; 1: all positions together. By default
+    that of the order."""
     order: OrderChoice | None = "auto"
     """Order of generation: synchronous (all tokens move together in every step), random or strided (tokens are decoded
-    once, in random order; strided: those of one step far apart), left-to-right (block by block), or auto: the order
-    with the best measured bound within the steps, or the model's own if none was measured or a window or block is
+    once, in random order; strided: tokens of one step are far apart), left-to-right (block by block), or auto: the
+    order with the best measured bound within the steps, or the model's own if none was measured or a window or block is
     given."""
     block: int | None = None
-    """Tokens of a block; blocks are generated left to right, each in the given order; 0: the whole sequence is one
-    block. If not given, left-to-right has blocks of 1, larger ones with fewer steps than tokens, and other orders have
-    one block. Of the model's own order, blocks are larger with fewer steps than blocks, or there is one."""
+    """Tokens per block; blocks are generated left to right, each in the given order; 0: the whole sequence is one
+    block. By default, left-to-right has blocks of 1, or larger ones with fewer steps than tokens, and other orders have
+    one block. The blocks of the model's own order are enlarged, or merged into one, with fewer steps than blocks."""
     stride: int | None = None
-    """Tokens that each window adds past the model's length; half of that length if not given."""
+    """Tokens that each further window adds beyond the model's length; by default half of that length."""
     clean: bool = True
-    """Clamp known tokens to their vertices from step 0; --no-clean: where all positions are synchronous, they follow
-    their own bridges, as in training."""
+    """Clamp known tokens to their vertices from step 0; --no-clean: if all positions are synchronous, known tokens
+    follow their bridges, as in training."""
     batch: int = 16
-    """Samples in one batch; it does not change them."""
+    """Samples per batch; does not affect the samples."""
     rows: int | None = None
-    """Sequences per forward pass. If not given, on a CPU as many as leave every sample's bits unchanged, and elsewhere
-    the whole batch."""
+    """Sequences per forward pass. By default, on a CPU the largest number that does not change the bits of any sample,
+    on other devices the whole batch."""
 
     def __post_init__(self) -> None:
         for name in ("num", "steps", "batch", "length", "rows", "top_k"):
@@ -449,7 +455,7 @@ class SamplingOptions:
 
     @property
     def changes_distribution(self) -> bool:
-        """Return whether samples follow anything but the model and its condition: then no bound of the model holds."""
+        """Whether samples depend on more than the model and its condition: then no bound of the model holds."""
         given = (self.prompt, self.suffix, self.infill, self.ban, self.forbid, self.require, self.regex)
         truncated = self.temperature != 1 or self.top_k is not None or self.top_p is not None
         return any(given) or truncated or self.greedy or self.guidance != 1

@@ -1,4 +1,4 @@
-"""The errors a user can cause, each naming what was wrong and what would be right."""
+"""Errors that a user can cause; messages name the wrong value and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterable
 
 LONGEST_MESSAGE = 4000
-"""Characters of a message: it may quote a foreign file of megabytes."""
+"""Largest number of characters of a message, which may quote a file of megabytes."""
 
 
 def _shortened(message: object) -> object:
@@ -31,7 +31,7 @@ class DamagedFileError(RuntimeError):
 
 
 class DivergedError(RuntimeError):
-    """A run's numbers are no longer finite: too many steps in a row, or the weights themselves."""
+    """A run has diverged: the loss of too many consecutive steps, or a weight, is not finite."""
 
 
 def require(package: str, extra: str, what: str) -> None:
@@ -41,7 +41,7 @@ def require(package: str, extra: str, what: str) -> None:
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> InputError:
-    """Return the error for a name that is none of `choices`, with the nearest ones suggested."""
+    """Return the error for a name that is not one of `choices`, with suggestions of the nearest ones."""
     names = sorted(choices)
     near = difflib.get_close_matches(value, names, n=3)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names)}"

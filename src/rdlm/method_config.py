@@ -1,5 +1,4 @@
-"""The options of networks, and of methods other than rdlm: sections of the configuration of a run, one frozen
-dataclass each."""
+"""Options of networks and of the baselines: sections of the configuration of a run, one frozen dataclass each."""
 
 from __future__ import annotations
 
@@ -41,20 +40,21 @@ def check_within(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class DiscreteConfig:
-    """The discrete baselines: mdlm, udlm and sedd."""
+    """The discrete baselines mdlm, udlm and sedd."""
 
     schedule: Literal["log_linear", "cosine"] = "log_linear"
     """Schedule of the probability that a token is not corrupted."""
     graph: Literal["absorb", "uniform"] = "absorb"
     """Transition graph of sedd: to the mask, or to any token."""
     order: Literal["random", "strided"] = "random"
-    """Tokens that mdlm reveals in one call: random ones, as in the literature, or tokens that are far apart."""
+    """Tokens that mdlm reveals in one call: random, as in the literature, or strided, which are far apart."""
     stride: int = 25
     """Distance of consecutive positions in the canonical order of mac."""
     block: int = 16
     """Tokens of a block of block_diffusion."""
     spindle: float = 0.3
-    """How much earlier diffusion_bert reveals frequent tokens than rare ones; 0: all alike."""
+    """Strength of diffusion_bert's schedule, which reveals frequent tokens before rare ones; 0: one schedule for
+    all."""
 
     def __post_init__(self) -> None:
         if self.order == "strided" and self.schedule != "log_linear":
@@ -66,18 +66,18 @@ class DiscreteConfig:
 
 @dataclass(frozen=True)
 class D3PMConfig:
-    """The baseline d3pm: discrete diffusion in T steps; multinomial has the steps alone."""
+    """The baseline d3pm: discrete diffusion in T steps; multinomial uses only the number of steps."""
 
     matrix: Literal["uniform", "absorbing", "gauss"] = "uniform"
     """Transitions of the forward process: to any token, to the mask, or to tokens with near numbers (for pixels)."""
     steps: int = 1000
     """Steps T of the forward process; fewer steps in sampling use every (T/M)-th level."""
     hybrid: float = 0.001
-    """Weight of the cross-entropy of the predicted tokens beside the divergence of a step; 0: the bound alone."""
+    """Weight of the cross-entropy of the predicted tokens, added to the divergence of a step; 0: the bound alone."""
     head: Literal["logits", "logistic"] = "logits"
     """Output: a logit per token, or location and scale of a logistic distribution over ordered tokens."""
     betas: tuple[float, float] = (1e-4, 0.02)
-    """First and last noise of the matrix gauss, for 1000 steps; few tokens need more."""
+    """First and last noise of the matrix gauss, for 1000 steps; small vocabularies need more."""
 
     def __post_init__(self) -> None:
         check_within("d3pm.steps", self.steps, 1, 1 << 20)
@@ -91,7 +91,7 @@ class BFNConfig:
     """The baseline bfn: Bayesian flow networks."""
 
     accuracy: float = 0.5625
-    """Accuracy b of all observations together, times the vocabulary the strength of the Gaussian channel."""
+    """Total accuracy b of the observations; b times the vocabulary size is the strength of the Gaussian channel."""
     steps: int = 0
     """Steps n of the training loss; 0: continuous time."""
 
@@ -191,7 +191,7 @@ class Interface:
     scale: float = 1.0
     """Norm of the feature vector of a known token; 1 for ids and one-hot vectors."""
     timed: bool = True
-    """Whether times are an input; without them the modulation of the layers is a learned constant per class."""
+    """Whether the time is an input; without it the modulation of the layers is a learned constant per class."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})
@@ -201,7 +201,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class BeliefConfig:
-    """The inference layer below a network: exact beliefs under a small Markov chain."""
+    """The inference layer below a network: exact posteriors under a small Markov chain."""
 
     belief: Literal["none", "ngram", "hmm"] = "none"
     """Inference layer: none, an n-gram model of the training data, or a hidden Markov model, trained jointly."""
@@ -210,13 +210,14 @@ class BeliefConfig:
     states: int | None = None
     """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
     belief_input: bool = False
-    """The posterior of the inference layer is a second input of the network; else it is only added to the logits."""
+    """Use the posterior of the inference layer as a second input of the network; otherwise it is only added to the
+    logits."""
     network_class: str | None = None
     """Your own network, as module:Class, built like rdlm's from the model's options; needs --trust."""
 
     @property
     def chain_states(self) -> int:
-        """Return the number of states of the chain."""
+        """The number of states of the chain."""
         return self.states or {"none": 0, "ngram": 16384, "hmm": 256}[self.belief]
 
 
@@ -247,7 +248,7 @@ class TransformerConfig(BeliefConfig):
     places: int = 0
     """Positions with a learned embedding, such as all pixels of an image; 0: none, as for text."""
     frequencies: bool = False
-    """Start the output, where it has a logit for each token, at their log-frequencies; saves steps for many tokens."""
+    """Initialise the output bias at the log-frequencies of the tokens; saves steps for large vocabularies."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"width": 2, "layers": 1, "heads": 1, "mlp_ratio": 1, "time_width": 1, "places": 0})
@@ -291,7 +292,7 @@ class ConvolutionConfig(BeliefConfig):
 
 @dataclass(frozen=True)
 class Convolution2DConfig(BeliefConfig):
-    """Two-dimensional convolutions over patches of an image, whose tokens are levels; the defaults are for CIFAR-10."""
+    """Two-dimensional convolutions over patches of an image with levels as tokens; the defaults are for CIFAR-10."""
 
     image: tuple[int, int, int] = (32, 32, 3)
     """Height, width and channels; a sequence has their product of tokens, in this order."""
@@ -304,9 +305,9 @@ class Convolution2DConfig(BeliefConfig):
     expansion: int = 2
     """Width of the hidden layer of a block, in units of the width."""
     patch: int = 2
-    """Pixels along each side of the square that shares a position of the convolutions."""
+    """Side of the square of pixels that shares a position of the convolutions."""
     rank: int = 8
-    """Numbers per token from which a correction of the level distribution is computed; 0: none."""
+    """Outputs per token from which a correction of the level distribution is computed; 0: none."""
     time_scale: float = 1000.0
     """Radians per unit of time of the fastest sinusoid of the time embedding, Eq. (44)."""
     dropout: float = 0.0

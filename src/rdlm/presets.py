@@ -3,10 +3,10 @@
 `rdlm train NAME` trains one, and every key can be changed: `rdlm train text8-small --model.width 384`. Docstrings give
 the number of parameters and, where they have been measured, the cost and the metric.
 
-A plain name has our settings: the Brownian bridge, evidence, levels by information and no time input, trained for every
-order of generation. A name that ends in `-paper` has the paper's settings, with one exception: the share of times
-outside of the proposal's interval is 0.01 instead of 0.0001, which would give rare samples weights in the thousands and
-large gradients. `text8`, `lm1b`, `cifar10` and `promoter` have the paper's size.
+A preset without a suffix has the settings of this project: the Brownian bridge, evidence, levels by information and no
+time input, trained for every order of generation. A name that ends in `-paper` has the paper's settings, with one
+exception: the share of times outside of the proposal's interval is 0.01 instead of 0.0001, which would give rare
+samples weights in the thousands and large gradients. `text8`, `lm1b`, `cifar10` and `promoter` have the paper's size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SMALL = TrainingConfig(
     validate_every=250,
     validation_sequences=256,
 )
-"""For minutes to an hour on two cores: Muon with a high, decaying learning rate, and a fast weight average."""
+"""For runs of minutes to an hour on two cores: Muon with a high, decaying learning rate, and a fast weight average."""
 
 PAPER = TrainingConfig(
     steps=1_000_000,
@@ -257,7 +257,7 @@ def textfile() -> RunConfig:
 
 
 def own() -> RunConfig:
-    """Your own text, CSV, JSONL, FASTA, FASTQ, images or array, recognised by content, on 2 cores: 3.2M parameters.
+    """Your own text, CSV, JSONL, FASTA, FASTQ, images or array, detected from the content, on 2 cores: 3.2M parameters.
 
     `rdlm train --data PATH`, or `rdlm train own --data.file PATH`. Not measured here. Network as in `textfile`.
     """
@@ -322,8 +322,8 @@ def cifar10_paper() -> RunConfig:
 
 
 LEVELS = ProcessConfig(bridge="gaussian", schedule="cosine", order="synchronous", codes="arc", dimension=3)
-"""Ordered levels as points of a half circle: a state is a noisy level, and evidence narrows it down. Near levels are
-told apart at the end, where the cosine schedule has many steps."""
+"""Ordered levels as points of a half circle: a state is a noisy level. Near levels are resolved at the end, where the
+cosine schedule has many steps."""
 
 ERASED = ObjectiveConfig(mixed=0.1, asynchronous=0.6, narrow=1.0, order="random")
 """For images on 2 cores: 60% of the images with random levels erased, 10% with mixed noise and 30% synchronous."""
@@ -385,7 +385,7 @@ def promoter_chr22() -> RunConfig:
     """Promoters of human chromosome 22 on 2 cores: 5 convolutions over 1,024 bases, 0.84M parameters.
 
     `rdlm train promoter-chr22 --minutes 5`. Measured: 1.900 [1.893, 1.907] bits per base in strided order at 64 calls
-    after 150 steps. An n-gram chain alone has 1.915, and the network learns no faster above it.
+    after 150 steps. An n-gram chain alone has 1.915, and does not speed up the training of the network.
     """
     return RunConfig(
         data=DataConfig("promoter-chr22"),

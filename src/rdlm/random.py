@@ -201,7 +201,7 @@ def draw_token(log_probs: Tensor, generator: torch.Generator | None = None) -> I
     Gumbel noise in float32 would silently lower the temperature.
     """
     shape, device = log_probs.shape[:-1], log_probs.device
-    if device.type == "cpu":  # elsewhere, reading a result would wait for the device
+    if device.type == "cpu":  # on other devices, reading a result would synchronise
         check_numbers(log_probs.sum())  # log-probabilities are not positive: only NaN makes NaN
     generator = on_device(generator, device)
     return pick_token(log_probs, torch.rand(shape, generator=generator, dtype=torch.float64, device=device))

@@ -98,15 +98,6 @@ def test_labels_and_signals_follow_their_rows() -> None:
     assert torch.equal(batch.signal, batch.ids.float() / 2)
 
 
-def test_sequential_visits_every_row_in_order() -> None:
-    batches = Batches(STREAM, "train", batch_size=4)
-    sizes = [len(b.ids) for b in batches.sequential()]
-    assert sizes == [4, 4, 2]
-    assert torch.cat([b.ids for b in batches.sequential()]).flatten().tolist() == list(range(40))
-    ranks = [torch.cat([b.ids for b in batches.sequential(r, 2)]) for r in (0, 1)]
-    assert torch.equal(torch.stack(ranks, 1).flatten(), torch.arange(40))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

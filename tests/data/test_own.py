@@ -216,7 +216,7 @@ def test_the_parts_of_a_name_of_the_hub(text: str, parts: tuple[str, str | None,
 
 @pytest.mark.parametrize("text", ["hf://", "hf://../x", "hf:///etc/passwd", "hf://a/b/c/d", "hf://a:b:c", "hf://a b"])
 def test_other_names_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="no dataset of the hub"):
+    with pytest.raises(InputError, match="not a dataset of the hub"):
         own.parsed_hub_name(text)
 
 
@@ -241,7 +241,7 @@ def test_a_limit_ends_the_stream(hub: dict[str, Any]) -> None:
     [
         (Dataset([{"a": "x", "b": "y"}]), None, "has the columns a, b; choose one with --column"),
         (Dataset([{"a": "x", "b": "y"}]), "c", "has no column 'c'; it has a, b"),
-        (Dataset([{"a": 3}]), "a", "has values such as 3, which are no text"),
+        (Dataset([{"a": 3}]), "a", "has values such as 3, which are not text"),
         (Dataset([{"a": None}]), "a", "has no text in the column 'a'"),
         (Dataset([{"a": "x"}], "pandas"), "a", "has the format pandas; parquet"),
         (ValueError("Bad split: dev. Available: ['train']"), None, "cannot be read from the hub: Bad split: dev"),

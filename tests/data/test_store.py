@@ -103,7 +103,7 @@ def test_a_crafted_index_is_refused(key: str, value: object, tmp_path: Path) -> 
 
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     store.write(tmp_path / "toy", draft(train=[np.array([[0, 1, 300]], np.uint16)]), ABOUT)
-    with pytest.raises(DamagedFileError, match="tokens that its tokenizer has not"):
+    with pytest.raises(DamagedFileError, match="tokens exceed the vocabulary of its tokenizer"):
         store.read(tmp_path / "toy")
 
 

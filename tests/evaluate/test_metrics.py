@@ -21,7 +21,6 @@ from rdlm.evaluate.metrics import (
     permutation_test,
     perplexity_metric,
     size_of_texts,
-    squared_mmd,
 )
 from rdlm.likelihood import Estimate
 
@@ -76,6 +75,10 @@ def by_definition(x, y, width):
     n, m = len(x), len(y)
     within = (kernel(x, x).sum() - n) / (n * (n - 1)) + (kernel(y, y).sum() - m) / (m * (m - 1))
     return (within - 2 * kernel(x, y).mean()).item()
+
+
+def squared_mmd(x, y, bandwidth):
+    return permutation_test(x, y, 1, bandwidth=bandwidth).value
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,4 +1,4 @@
-"""The remark on a bound that is worse than the uniform code."""
+"""The note on a bound that is worse than the uniform code."""
 
 from __future__ import annotations
 

@@ -46,7 +46,6 @@ def test_every_code_is_a_token_or_invalid(size: tuple[int, int]) -> None:
     assert torch.equal(ids[: layout.vocabulary], torch.arange(layout.vocabulary))
     assert (ids[layout.vocabulary :] == -1).all()
     assert invalid == len(ids) - layout.vocabulary
-    assert invalid / len(ids) == pytest.approx(layout.invalid_fraction)
 
 
 def test_digits_run_from_the_most_significant() -> None:
@@ -73,11 +72,6 @@ def test_number_of_digits_is_exact_at_powers(vocabulary: int, base: int, digits:
     assert Layout(vocabulary, base).digits == digits
     assert Layout(vocabulary, base, "packed").positions == 1
     assert Layout(vocabulary, base, "serial").positions == digits
-
-
-def test_half_of_the_base_3_strings_spell_no_wordpiece() -> None:
-    assert Layout(30522, 3).invalid_fraction == pytest.approx(0.4831, abs=1e-4)
-    assert Layout(243, 3).invalid_fraction == 0
 
 
 @settings(deadline=None, max_examples=60)

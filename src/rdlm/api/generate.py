@@ -1,7 +1,7 @@
-"""Samples of a model: any condition, any solver, any length, and the same sample for the same seed.
+"""Samples of a model, with conditions and solvers, of any length, reproducible by seed.
 
-Sample `i` of a request with seed `s` has the seed `s + i`, and depends on nothing else: not on the batch, not on the
-number of samples.
+Sample `i` of a request with seed `s` has the seed `s + i`, and does not depend on the batch or on the number of
+samples.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BASELINE_OPTIONS: Final = ("num", "length", "steps", "seed", "batch")
 """The options of methods other than rdlm."""
 
 CURVE: Final = "curve.json"
-"""The measured information beside a checkpoint: `{"noise": [S, ..., 0], "nats": [0, ..., total]}`, the nats gained by
-the time that so much noise remains."""
+"""The measured information beside a checkpoint: `{"noise": [S, ..., 0], "nats": [0, ..., total]}`, the nats gained down
+to each level of remaining noise."""
 
 SHOWN: Final = 60
 """Characters of a sample in its one-line representation."""
@@ -54,7 +54,7 @@ Progress = Callable[[int, int], object]
 
 
 class WindowStep(NamedTuple):
-    """What a callback sees after each step of a sample."""
+    """The argument of the callback after each step of a sample."""
 
     window: Window
     tokens: Int[Tensor, "rows length"]
@@ -79,12 +79,12 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """Samples, and how they were made."""
+    """Samples, and the settings of their generation."""
 
     samples: tuple[Sample, ...]
     options: SamplingOptions
     network_calls: int
-    """Network evaluations of a sample, at most: steps in which no position is active take none."""
+    """Largest number of network evaluations per sample: steps in which no position is active take none."""
     invalid_codes: int
     """Codes drawn again because their digits are the code of no token."""
     claims_bound: bool
@@ -92,7 +92,7 @@ class Generation:
     trace: Trace | None = None
     model: LanguageModel | None = None
     known: tuple[bool, ...] = ()
-    """Which tokens were given, such as a prompt's; empty where none can be."""
+    """The given tokens, such as those of a prompt; empty for methods without prompts."""
     order: ChosenOrder | None = None
     """The order in which tokens were generated; None for baselines."""
 
@@ -106,7 +106,7 @@ class Generation:
 
     @property
     def tokens(self) -> Int[Tensor, "num length"]:
-        """Return the ids of all samples."""
+        """The ids of all samples."""
         return torch.tensor([sample.tokens for sample in self.samples])
 
 
@@ -123,7 +123,7 @@ def generate(
     """Return samples of the model; `changes` are fields of `SamplingOptions`, such as `num=4, prompt="the "`.
 
     A `classifier` is a differentiable log-likelihood [batch] of probabilities [batch, length, v] (classifier guidance).
-    A `trace` records how the first sample takes shape.
+    A `trace` records the steps of the first sample.
     """
     options = replace(options or SamplingOptions(), **changes)
     with _evaluation_mode(model.method.network):
@@ -163,7 +163,7 @@ def generate_steps(model: LanguageModel, options: SamplingOptions) -> Generator[
 
 
 def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: Progress | None) -> Generation:
-    """Return samples of a baseline, which has no conditions and no choice but the number of its steps."""
+    """Return samples of a baseline, which has no conditions and no option but the number of steps."""
     plain = SamplingOptions(**{name: getattr(options, name) for name in BASELINE_OPTIONS})
     others = [one.name for one in fields(options) if getattr(options, one.name) != getattr(plain, one.name)]
     length = model.sample_length(options.length)
@@ -206,7 +206,7 @@ class PreparedSampling:
 
     @property
     def claims_bound(self) -> bool:
-        """Return whether the likelihood bound of the same chain holds for these samples."""
+        """Whether the likelihood bound of the same chain holds for these samples."""
         plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
         return plain and not self.options.changes_distribution and self.solver.bound is not None
 
@@ -217,9 +217,9 @@ class PreparedSampling:
 
     @cached_property
     def batcher(self) -> Batcher:
-        """What evaluates the queries of these samples."""
+        """The batcher of the queries of these samples."""
         method, on_cpu = self.model.rdlm, self.device.type == "cpu"
-        # Whether rows round alike is tested without a signal, so that rows with one are evaluated one by one.
+        # The test of equal rounding has no signal, so rows with a signal are evaluated one by one.
         rows = self.options.rows or (None if on_cpu and not self.is_signal else 1 if on_cpu else self.options.batch)
         return Batcher(method.denoiser, method.network, self.model.config.model.self_condition, rows=rows)
 
@@ -238,7 +238,8 @@ class PreparedSampling:
     def sample(
         self, seeds: Sequence[int], callback: Callable[[Sequence[int], WindowStep], object] | None = None
     ) -> Generator[Query, Tensor, Output]:
-        """Sample one batch; a generator of network queries. The callback gets the places of the rows in the batch."""
+        """Sample one batch; a generator of network queries. The callback receives the indices of the rows in the
+        batch."""
         noise = RandomStreams([generator_of("sample", seed) for seed in seeds], len(seeds))
         token = self.prompt.known.repeat(len(seeds), 1)
         nfe, invalid = torch.zeros(len(seeds), dtype=torch.long), 0
@@ -314,7 +315,7 @@ class PreparedSampling:
         )
 
     def _make_cache(self, chain: Chain) -> Callable[[], Cache] | None:
-        """Return what makes a KV cache; None where more than the current block has to be evaluated."""
+        """Return the constructor of a KV cache; None if more than the current block has to be evaluated."""
         transformer = transformer_of(self.model.rdlm.network)
         # A classifier and a regex need tokens ahead, guidance two evaluations, and self-conditioning whole predictions.
         ahead = self.classifier is not None or self.options.regex is not None
@@ -343,7 +344,7 @@ def prepare(
     classifier_scale: float = 1.0,
     trace: bool = False,
 ) -> PreparedSampling:
-    """Return the options prepared for a model; every mistake in them is found here."""
+    """Return the checked options for a model; InputError for any invalid one."""
     layout, tokenizer = model.rdlm.layout, model.tokenizer
     prompt = _prompt(model, options)
     order = _order(model, options, prompt)
@@ -359,13 +360,13 @@ def prepare(
     codes = token_codes(tokenizer.size, layout.base, layout.digits) if layout.symbols_per_token > 1 else None
     condition, grid = _condition(model, options, prompt.length), grid_of(model, options.grid)
     encoded = (prompt, kept, solver_of(options.solver), automaton, codes, condition, grid)
-    device = next(model.method.network.parameters()).device
+    device = model.device
     is_signal = condition is not None and condition.is_floating_point()
     return PreparedSampling(model, options, *encoded, order, device, is_signal, classifier, classifier_scale)
 
 
 def _order(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> ChosenOrder:
-    """Return the order of the options, for the longest sequences that the network is given."""
+    """Return the order of the options, for the longest sequences of the network."""
     known, length = prompt.known != OPEN, min(prompt.length, model.length)
     ahead = bool((known & ~known.cumprod(0).bool()).any())
     return choose_order(model, options.order or "auto", options.steps, length, options.block, options.window, ahead)
@@ -376,7 +377,7 @@ def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:
     if options.infill is not None:
         known = infilled(tokenizer, options.infill, options.gap)
         if options.length not in (None, len(known)):
-            raise InputError(f"the infill has {len(known)} tokens, but length {options.length} was asked for")
+            raise InputError(f"the infill has {len(known)} tokens, but the length is {options.length}")
     else:
         known = framed(tokenizer, model.sample_length(options.length), options.prompt, options.suffix)
     if model.kind == "image" and len(known) != model.length:
@@ -438,7 +439,8 @@ def _class_of(model: LanguageModel, label: str) -> int:
 
 
 def grid_of(model: LanguageModel, name: str) -> Callable[[int], Grid]:
-    """Return what makes a grid of so many steps; equal information needs a measured curve beside the checkpoint."""
+    """Return the function from a number of steps to a grid; equal information needs a measured curve beside the
+    checkpoint."""
     process = model.rdlm.process
     if name == "time":
         return process.grid
@@ -468,7 +470,7 @@ def read_curve(path: Path, total: float) -> tuple[Tensor, Tensor]:
 
 
 class _StepCount:
-    """Counts steps over batches, windows and paths, and shows the first sample to a trace."""
+    """Counts steps over batches, windows and paths, and records the first sample in a trace."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0.0

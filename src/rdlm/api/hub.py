@@ -1,6 +1,6 @@
 """Upload of published models to the Hugging Face hub, and download into the cache.
 
-Only the files of a published model are downloaded, config.json first: a model of another library is refused before its
+Only the files of a published model are downloaded, config.json first: a model of another library is rejected before its
 weights are transferred. Downloaded models can be used offline (HF_HUB_OFFLINE=1 forbids any request).
 """
 
@@ -67,7 +67,7 @@ def download(name: str) -> Path:
 
 
 def _limited(name: str, most: int) -> type[Any]:
-    """Return a progress bar that ends a download after `most` bytes: a server may send without end."""
+    """Return a progress bar that ends a download after `most` bytes: a server may send unlimited data."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Limited(tqdm):

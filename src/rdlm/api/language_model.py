@@ -1,4 +1,4 @@
-"""A trained model with everything needed to use it (method, tokenizer, corpus), and how it is loaded."""
+"""A trained model with its method, tokenizer and corpus, and its loading."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 EXTRA_BYTES, EXTRA_TENSORS = 1 << 26, 1000
-"""What a model may allocate beyond the weights in its files, for grids and buffers."""
+"""Bytes that a model may allocate beyond the weights in its files, for grids and buffers."""
 
 TENSOR_BYTES = 32
-"""Bytes that a tensor takes at least in a file, for its name and shape."""
+"""Least number of bytes of a tensor in a file, for its name and shape."""
 
 LONGEST_UNREQUESTED = 1 << 14
-"""Tokens of the longest sample that is generated without an explicit length."""
+"""Largest number of tokens of a sample without an explicit length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class LanguageModel:
 
     @property
     def rdlm(self) -> Rdlm:
-        """Return the method if it is RDLM; InputError for a baseline."""
+        """The method if it is RDLM; InputError for a baseline."""
         if not isinstance(self.method, Rdlm):
             raise InputError(
                 f"{self.name} has the method {self.config.method!r}; this needs a model of the method 'rdlm'"
@@ -82,18 +82,18 @@ class LanguageModel:
 
     @property
     def kind(self) -> str:
-        """Return the kind of data: text, image or dna."""
+        """The kind of data: text, image or dna."""
         return str(self.about["kind"])
 
     @property
     def length(self) -> int:
-        """Return the number of tokens of a training sequence."""
+        """The number of tokens of a training sequence."""
         return int(self.about["length"])
 
     def sample_length(self, requested: int | None = None) -> int:
         """Return the tokens of a sample: those requested, else the model's own unless they are excessive.
 
-        The length of a model is a claim of its files; nothing in them has to be of that size.
+        The length is stated by the files of a model, which need not contain anything of that size.
         """
         if requested is None and self.length > LONGEST_UNREQUESTED:
             raise InputError(
@@ -104,17 +104,17 @@ class LanguageModel:
 
     @property
     def nfe(self) -> int:
-        """Return the network evaluations of a sample unless a number is given: 64, or one per block."""
+        """The network evaluations of a sample unless a number is given: 64, or one per block."""
         return self.method.sampling_nfe(self.length)
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters of the network."""
+        """The number of parameters of the network."""
         return sum(parameter.numel() for parameter in self.method.network.parameters())
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the network."""
+        """The device of the network."""
         return next(self.method.network.parameters()).device
 
     def to(
@@ -127,7 +127,7 @@ class LanguageModel:
         """Move the network to a device (auto, cpu, cuda, cuda:1, mps), set its precision, and return this model.
 
         With bfloat16 the network runs under autocast; states, evidence and probabilities stay in float32. With
-        `compile`, torch's compiler translates the network, which takes up to a minute at the first call of each shape.
+        `compile`, the network is compiled, which takes up to a minute at the first call of each shape.
         """
         if device is not None:
             self.method.network.to(device_of(str(device)))
@@ -175,12 +175,12 @@ class LanguageModel:
     ) -> Generation:
         """Return `num` samples; for several prompts, see `generate_each`.
 
-        Each option is explained at the field of its name of `rdlm.config.SamplingOptions`. The most important ones:
+        The options are the fields of `rdlm.config.SamplingOptions`, which documents them. The most important ones:
         `num` samples of `length` tokens in `steps` network calls, with `seed`, `seed + 1`, ...; `prompt`, `suffix`,
-        `infill` with gaps, `ban` and `regex` constrain the text; `label` or `signal` condition it, `guidance` more so;
-        `temperature`, `top_k`, `top_p` and `greedy` sharpen the choice of tokens; `order` is that of generation. A
-        `classifier` is a differentiable log-likelihood [batch] of probabilities [batch, length, v]; a `trace` records
-        how the first sample takes shape; `progress` is called with the steps done and their total.
+        `infill` with gaps, `ban` and `regex` constrain the text; `label` or `signal` condition it, with weight
+        `guidance`; `temperature`, `top_k`, `top_p` and `greedy` sharpen the choice of tokens; `order` is that of
+        generation. A `classifier` is a differentiable log-likelihood [batch] of probabilities [batch, length, v]; a
+        `trace` records the steps of the first sample; `progress` is called with the steps done and their total.
         """
         given = {name: value for name, value in locals().items() if name in SamplingOptions.__dataclass_fields__}
         from rdlm.api.generate import generate
@@ -201,7 +201,7 @@ class LanguageModel:
         options: SamplingOptions | None = None,
         progress: Progress | None = None,
     ) -> list[Generation]:
-        """Return the samples of each prompt, the same as `generate(prompt=...)` returns with these options.
+        """Return the samples of each prompt, identical to those of `generate(prompt=...)` with these options.
 
         `progress` is called with the steps done and their total, over all prompts.
         """
@@ -244,12 +244,12 @@ class LanguageModel:
     ) -> list[Score]:
         """Return the likelihood bound of each text with its 95% interval, in nats and in bits per character.
 
-        With `prompts`, one for each text: of `-log p(text | prompt)`, exact where tokens are decoded one by one.
-        The bound is that of the sampler of `nfe` network calls in an `order`, with tokens in blocks of `block`; it is
-        estimated from `draws` whole paths (`estimator="path"`) or random steps ("steps") of each window. Characters
-        outside of the vocabulary are an error, or with `unknown` skipped ("skip") or replaced by spaces ("replace").
-        `advance` is called with the number of windows that have passed through the network. An `effort` replaces nfe,
-        order, block, estimator, draws and seed.
+        With `prompts`, one for each text: of `-log p(text | prompt)`, exact if tokens are decoded one by one. The bound
+        is that of the sampler of `nfe` network calls in an `order`, with tokens in blocks of `block`; it is estimated
+        from `draws` whole paths (`estimator="path"`) or random steps ("steps") of each window. Characters outside of
+        the vocabulary are an error, or with `unknown` skipped ("skip") or replaced by spaces ("replace"). `advance` is
+        called with the number of windows that have passed through the network. An `effort` replaces nfe, order, block,
+        estimator, draws and seed.
         """
         from rdlm.api.notebook import ScoreList
         from rdlm.api.score import chosen_effort, score
@@ -279,7 +279,7 @@ class LanguageModel:
         Characters that the model lacks are kept: see `rdlm.data.evidence.to_symbols`.
         `channel` is symmetric or keyboard, with an `error` rate, or a matrix [true, read]. The posterior is that of
         one network call, or the mean over `passes` of the sampler in `steps` calls each; with `whole` the text is the
-        likeliest whole one that is found; `samples` are drawn from the joint posterior in an `order`.
+        most likely whole text found; `samples` are drawn from the joint posterior in an `order`.
         """
         from rdlm.api.restore import restore
 
@@ -326,8 +326,8 @@ def load(
     """Return the model that `find` locates, with the moving average of its weights unless `averaged` is False.
 
     `device`, `precision` and `compile` are those of `LanguageModel.to`. Nothing in the files is executed; names,
-    shapes and checksums are compared before a number is used. A model with a network, schedule or bridge of somebody's
-    own is built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
+    shapes and checksums are compared before a number is used. A model with a user-defined network, schedule or bridge
+    is built only if `trust` has its class, or its name such as "my_module:MyNetwork", which is then imported.
     """
     place = device_of(str(device))
     with trusting(trust):
@@ -346,7 +346,7 @@ def _load(path: Path, averaged: bool) -> LanguageModel:
     config, about, method = _build(path / "state.json", state, tokenizer.size, _bytes(state))
     parameters, all_tensors = dict(method.network.named_parameters()), method.network.state_dict()
     weights = {}
-    if not averaged or len(all_tensors) > len(parameters):  # tables that are not learned have no average
+    if not averaged or len(all_tensors) > len(parameters):  # buffers have no average
         weights = checkpoint.read_part(path, "network", all_tensors)
     if averaged:
         weights |= checkpoint.read_part(path, "ema", parameters)
@@ -366,7 +366,7 @@ def _load_published(path: Path) -> LanguageModel:
 
 
 def _without_paths(options: DataConfig, path: Path) -> DataConfig:
-    """Return the options without the files of the model's author, which would be others here."""
+    """Return the options without the paths of the model's author, which do not apply on this machine."""
     name = str(path / "tokenizer.json") if str(options.tokenizer).endswith(".json") else options.tokenizer
     return replace(options, file=None, tokenizer=name)
 

@@ -170,7 +170,7 @@ def _steps(frames: Sequence[Frame]) -> str:
         for m in shown
     ]
     digest = hashlib.sha256("".join(panels).encode()).hexdigest()[:8]
-    name = f"rdlm-{digest}-{next(_numbers)}"  # the number keeps the buttons apart if a page shows the same sample twice
+    name = f"rdlm-{digest}-{next(_numbers)}"  # the number distinguishes the buttons of a sample that is shown twice
     chosen = len(shown) // 2
     buttons = [
         f'<input type="radio" name="{name}" aria-label="step {i + 1}"{" checked" * (i == chosen)}>'

@@ -1,4 +1,4 @@
-"""Orders of generation: the token schedule that a request names, and the measured bounds by which `auto` chooses.
+"""Orders of generation: the token schedule of a request, and the measured bounds for the order `auto`.
 
 `rdlm evaluate RUN --orders` writes orders.json beside a checkpoint:
 
@@ -28,7 +28,7 @@ ORDERS: Final = "orders.json"
 """The bounds by order beside a checkpoint."""
 
 LARGEST_BOUND: Final = 1e6
-"""Largest bound in bits per character, pixel or base that is believed; a vocabulary of any size has fewer than 64."""
+"""Largest plausible bound in bits per character, pixel or base; no vocabulary has 64."""
 
 HOW: Final = "rdlm evaluate RUN --orders measures them"
 
@@ -56,16 +56,16 @@ class OrderBound:
 
 @dataclass(frozen=True)
 class ChosenOrder:
-    """The token schedule and the network calls of a request, and what its user should know about them."""
+    """The token schedule and the network calls of a request, with warnings."""
 
     order: OrderChoice
-    """Options that give the same schedule again: order, block and window."""
+    """Options that reproduce the schedule: order, block and window."""
     block: int
     window: float | None
     schedule: TokenSchedule
     nfe: int
     choice: str | None = None
-    """What `auto` has chosen."""
+    """The message about the choice of `auto`."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -99,8 +99,8 @@ def choose_order(
     """Return the order of a request for sequences of `length`; None for calls, block and window: not given.
 
     Left to right has one call per token if nothing else is given, so that its likelihoods are exact.
-    With `ahead`, known tokens follow open ones: blocks, which do not attend to what comes after them, are not chosen.
-    With `exact`, `auto` prefers an order whose likelihoods are exact, whatever its calls, to others that are as good.
+    With `ahead`, known tokens follow open ones: blocks, which do not attend to later tokens, are not chosen. With
+    `exact`, `auto` prefers an order with exact likelihoods, for any number of calls, if it is as good as the others.
     """
     if block is not None and block > length:
         raise InputError(f"a block of {block} tokens is longer than the sequence of {length} tokens")
@@ -129,7 +129,7 @@ def _named(
     block: int | None,
     window: float | None,
 ) -> ChosenOrder:
-    """Return an order by its name, with warnings about calls that it cannot use and about missing training."""
+    """Return an order by its name, with warnings about unused calls and about missing training."""
     schedule, nfe = named_schedule(order, calls, length, block, window)
     model.rdlm.check_blocks(schedule.block)
     warnings = []
@@ -183,8 +183,7 @@ def _exact(rows: list[OrderBound], length: int) -> ChosenOrder | None:
 def _measured(rows: list[OrderBound], calls: int, length: int) -> ChosenOrder:
     """Return the order with the best bound within the calls; with fewer calls than measured, the best at the fewest.
 
-    Of bounds within one standard error of the best, which the measurement does not tell apart, the one with the fewest
-    calls is taken.
+    Of the bounds within one standard error of the best, the one with the fewest calls is used.
     """
     within = [row for row in rows if row.calls <= calls]
     fewest = min(row.calls for row in rows)
@@ -215,7 +214,7 @@ def _block_warning(schedule: TokenSchedule, calls: int, length: int) -> list[str
 
 
 def is_trained_for(config: RunConfig, schedule: TokenSchedule) -> bool:
-    """Return whether the objective has sequences of this kind: synchronous, one token after the other, or in blocks."""
+    """Return whether the objective includes this order: synchronous, one token after the other, or in blocks."""
     objective = config.objective
     whole = 1 - objective.blockwise
     if schedule.block:
@@ -227,7 +226,7 @@ def is_trained_for(config: RunConfig, schedule: TokenSchedule) -> bool:
 
 
 def _untrained(model: LanguageModel, order: OrderName, nfe: int) -> str:
-    """Return the warning about an order that the model was not trained for, with its bound where it was measured."""
+    """Return the warning about an order without training, with its bound if it was measured."""
     rows = [row for row in _stored(model)[0] if row.order == order]
     if not rows:
         return f"the model was not trained for order {order}, and its bound was not measured ({HOW})"

@@ -17,7 +17,7 @@ from rdlm.storage.files import write_atomic
 
 FASTA_WIDTH = 70
 LONGEST_SIDE = 256
-"""Pixels at least of a grid of small images, which are enlarged by a whole factor."""
+"""Least number of pixels per side of a grid; small images are enlarged by an integer factor."""
 
 
 def write_samples(model: LanguageModel, generation: Generation, path: Path) -> None:

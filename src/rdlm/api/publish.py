@@ -1,4 +1,4 @@
-"""Published models: folders with what is needed to use a model, written atomically and validated before use.
+"""Published models: folders with the files of a model, written atomically and validated before use.
 
 NAME/
     config.json         format, configuration, corpus, type and fingerprint of the weights; manifest of the files below

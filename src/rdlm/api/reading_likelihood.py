@@ -1,9 +1,9 @@
-"""The likelihood of a reading: which of two readings, channels or models is better.
+"""The likelihood of a reading, for comparing readings, channels or models.
 
-| function | what it returns | network calls |
+| function | result | network calls |
 |---|---|---|
 | `observation_bound` | an upper bound on `-log p(reading)`, Eq. (58) | twice the steps per draw |
-| `pseudo_log_likelihood` | a cheap figure for comparing readings, not a bound | one row per position |
+| `pseudo_log_likelihood` | a cheap score for comparing readings, not a bound | one row per position |
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def free_energy(
 ) -> Float[Tensor, " rows"]:
     """Return `log r(k) - log p(k) - sum_i log lambda_i(k_i)` of sequences drawn from `r`, Eq. (58).
 
-    In every step some positions are decided, with the evidence by `r` and without it by `p`, given those before.
+    In every step some positions are drawn from `r`, with the evidence, and scored by `p`, without it, given those
+    before.
     """
     length, size = given.shape
     offsets = token_steps.offsets(rows, length, generator).to(given.device)

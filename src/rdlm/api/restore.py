@@ -104,7 +104,7 @@ class Restoration:
 
     @property
     def certainty(self) -> Float[Tensor, " characters"]:
-        """Return the posterior probability of every character of the text; 1 where it was kept."""
+        """The posterior probability of every character of the text; 1 where it was kept."""
         found = self.posterior.gather(-1, self.chosen[:, None])[:, 0]
         if self.rows is None:
             return found
@@ -113,7 +113,7 @@ class Restoration:
 
     @property
     def changed(self) -> list[int]:
-        """Return the places whose character is not the one that was read."""
+        """The places whose character is not the one that was read."""
         return [at for at, (new, old) in enumerate(zip(self.text, self.read, strict=True)) if new != old]
 
     def alternatives(self, place: int) -> dict[str, float]:
@@ -252,12 +252,12 @@ class ImageRestoration:
 
     @property
     def levels(self) -> Int[Tensor, "height width channels"]:
-        """Return the most likely level of every pixel."""
+        """The most likely level of every pixel."""
         return self.posterior.argmax(-1)
 
     @property
     def mean(self) -> Float[Tensor, "height width channels"]:
-        """Return the mean of the posterior, from 0 to 1; it has the least expected squared error."""
+        """The mean of the posterior, from 0 to 1; it has the least expected squared error."""
         return self.posterior @ torch.linspace(0, 1, self.posterior.shape[-1])
 
     def to_json(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Effort:
         return self.nfe if schedule is None else schedule.discretize(self.nfe, length).side_by_side().nfe
 
     def is_exact(self, model: LanguageModel, length: int) -> bool:
-        """Return whether all paths of a window are the same: its value is `-log p`, and one path gives it."""
+        """Return whether all paths of a window are the same: then one path gives its exact `-log p`."""
         chosen = self.estimator == "path" and self.order is not None
         return chosen and not_exact_because(model, self.order, length) is None
 
@@ -175,9 +175,9 @@ def chosen_effort(
 def order_for(
     model: LanguageModel, order: OrderChoice = "auto", nfe: int | None = None, block: int | None = None
 ) -> ChosenOrder | None:
-    """Return the order in which a score assumes texts to be generated; None for baselines, which have no choice.
+    """Return the order of generation that a score assumes; None for baselines, which have a single order.
 
-    If nothing is asked for, it is one with exact likelihoods where that is as good as the best: it takes one call.
+    By default, it is one with exact likelihoods if that is as good as the best: it takes one call.
     """
     own = model.method.token_schedule
     if own is None:
@@ -293,7 +293,7 @@ def _draws(
 
 
 def score_note(model: LanguageModel, texts: Sequence[Encoded], scores: Sequence[Score]) -> str | None:
-    """Return the remark on a bound of all texts together that is worse than the uniform code; None if it is better."""
+    """Return the note on a bound of all texts together that is worse than the uniform code; None if it is better."""
     nats, chars = sum(one.nats.value for one in scores), sum(text.chars for text in texts)
     tokens, unit = sum(len(text.ids) for text in texts), "bits per character"
     note = uniform_note(nats, tokens, model.tokenizer.size, model.config, unit, chars)
@@ -339,9 +339,9 @@ def _known(ids: Ids, missing: int, text: str, unknown: Unknown) -> Ids:
 
 
 def not_exact_because(model: LanguageModel, order: ChosenOrder | None, length: int) -> str | None:
-    """Return why tokens have no exact probability given those before them; None where they have.
+    """Return the reason why tokens have no exact probability given those before them; None if they have one.
 
-    They have one in autoregression, and where one call decodes one token, from left to right. `order` is None for
+    They have one in autoregression, and if each call decodes one token, from left to right. `order` is None for
     baselines.
     """
     if isinstance(model.method, Autoregressive):
@@ -403,9 +403,9 @@ def score_continuations(
 ) -> list[Score]:
     """Return the score of `-log p(continuation | prompt)` for pairs of a prompt and a continuation.
 
-    The value is exact where the order decodes one token per call from left to right; otherwise it bounds the
-    likelihood of the sampler with that prompt. A continuation longer than the model is scored half a length at a
-    time; of the tokens before each part, those that fit are its prompt.
+    The value is exact if the order decodes one token per call from left to right; otherwise it bounds the likelihood of
+    the sampler with that prompt. A continuation longer than the model is scored half a length at a time; of the tokens
+    before each part, those that fit are its prompt.
     """
     check_weights(model.method.network)
     effort = effort or effort_for(model, len(pairs), order=order_for(model))

@@ -1,4 +1,4 @@
-"""Traces: the steps of one sample, as a web page, an animated GIF (needs pillow) or a still picture.
+"""Traces: the steps of one sample, as a web page, an animated GIF (needs pillow) or a figure.
 
 `Trace` records the most likely tokens, their probabilities and some states at every step. `write_animation` writes HTML
 or GIF, and `draw` a figure.
@@ -251,7 +251,7 @@ SHOWN_ROWS = 16
 SHOWN_LETTERS = 64
 """Largest number of tokens per row."""
 CERTAIN = 0.99
-"""Probability from which on a token counts as certain in the choice of steps."""
+"""Probability from which a token counts as certain in the choice of steps."""
 
 
 def spaced(frames: Sequence[Frame], most: int) -> list[tuple[str, Frame]]:

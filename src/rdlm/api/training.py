@@ -1,4 +1,4 @@
-"""Training from Python: `rdlm.train(data="book.txt", minutes=3)`, also with the user's own network or process."""
+"""Training from Python: `rdlm.train(data="book.txt", minutes=3)`, optionally with a user-defined network or process."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def train_model(
     in `rdlm train --data`; `column` chooses one of a CSV or JSONL file or of a dataset. `config` is a configuration,
     the name of a preset or a YAML file; by default, the preset for your own data, or else the demo.
     `out` is runs/NAME by default; the returned model's `folder` is its checkpoint in there. With `minutes`, the size of
-    the network and the training are fitted to the time, except for what a given configuration sets.
+    the network and the training are chosen by the time, except for the keys of a given configuration.
 
-    `track` has trackers of the numbers of the run: "wandb", or objects with `write(kind, step, values)` and
+    `track` has trackers for the record of the run: "wandb", or objects with `write(kind, step, values)` and
     `close(code)`.
 
-    Your own classes are built as rdlm's are:
+    User-defined classes are constructed like those of rdlm:
 
     | argument | class | built as |
     |---|---|---|
@@ -56,7 +56,7 @@ def train_model(
     | `schedule` | derived from `rdlm.process.schedule.Schedule` | `MySchedule(total)` |
     | `bridge` | derived from `rdlm.process.bridge.Bridge`, with its own `pull` and `slope` | as `Bridge` is |
 
-    The run stores their import names; `rdlm.load(out, trust=[MyNetwork])` loads it, and nothing does without consent.
+    The run stores their import names; it is loaded by `rdlm.load(out, trust=[MyNetwork])` only.
     """
     name, default = _configuration(config, data)
     chosen = _with_data_and_device(default, data, device)
@@ -109,7 +109,7 @@ def _with_process(
 
 
 def _with_network(config: RunConfig, network: type[nn.Module], told: bool) -> RunConfig:
-    """Return the configuration with the user's own network, which has no block mask."""
+    """Return the configuration with a user-defined network, which has no block mask."""
     config = replace(config, model=replace(config.model, network_class=import_name(network)))
     if told and (config.objective.blockwise or config.process.block):
         say("an own network has no block mask: trained without objective.blockwise and process.block")

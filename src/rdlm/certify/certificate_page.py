@@ -156,7 +156,7 @@ def described(estimator: Estimator) -> tuple[str, str]:
 
 
 def expected(name: str) -> bool:
-    """Return whether theory says that the estimator with this name is a bound."""
+    """Return whether the estimator with this name is a bound in theory."""
     return next(bound for estimator, bound in GALLERY.items() if estimator.__name__ == name)
 
 

@@ -10,7 +10,8 @@
 | `coverage` | standard errors agree with the spread of repetitions, Eq. (63) | a mean with a standard error |
 
 A law is violated beyond `CERTAINTY` standard errors. It is held if a violation by `resolution` (a share of the entropy)
-is excluded with the same certainty; else the check cannot tell, and says how many samples would.
+is excluded with the same certainty; else the check is inconclusive, and states the number of samples that would
+suffice.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Finding:
     stderr: float
     samples: int
     needed: int | None = None
-    """Samples that would tell, where the outcome is `cannot tell`."""
+    """Number of samples for a conclusive outcome, if this one is `cannot tell`."""
 
     @property
     def slack(self) -> float:
@@ -205,7 +206,7 @@ def skewness(value: Float[Tensor, " n"]) -> float:
 
 
 def judge(excess: Estimate, scale: float, plan: Plan, skew: float = 0.0) -> tuple[Outcome, int | None]:
-    """Return the outcome of `excess >= 0` and, if it cannot be told, the samples that would tell.
+    """Return the outcome of `excess >= 0` and, if it is inconclusive, the number of samples that would suffice.
 
     Values with rare large ones have a mean that is too small more often than a normal one: the interval is longer
     upwards by the first term of the Cornish-Fisher expansion of a studentised mean, Eq. (61).

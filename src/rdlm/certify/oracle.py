@@ -1,4 +1,4 @@
-"""What a certified estimator is given: samples of a source, and posteriors of whatever states it makes of them.
+"""The argument of a certified estimator: samples of a source, and posteriors given noisy states of them.
 
 Every state that diffusion models of tokens use is a set of observations that are independent given the tokens. It
 enters the posterior through its evidence, the log-likelihood of every token at every position, Eq. (60):
@@ -159,7 +159,7 @@ that was aimed at; returns logits [n, length, vocabulary]."""
 
 
 class LearnedOracle(Oracle):
-    """An oracle whose posteriors of erased tokens come from a network; other states are refused."""
+    """An oracle whose posteriors of erased tokens come from a network; other states raise InputError."""
 
     def __init__(self, network: Network, source: Source, tokens: Tensor, generator: torch.Generator) -> None:
         super().__init__(source, tokens, generator)
@@ -182,7 +182,7 @@ class LearnedOracle(Oracle):
 
 
 def network_log_probs(network: Network, ids: Tensor, mask: Tensor, t: Tensor) -> Float[Tensor, "n length v"]:
-    """Return the logits of a network that never sees an erased token; raises InputError for a wrong shape."""
+    """Return the logits of a network without the erased tokens in its input; InputError for a wrong shape."""
     logits = network(torch.where(mask, 0, ids), mask, t.float())
     if not isinstance(logits, Tensor) or logits.shape[:-1] != ids.shape:
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

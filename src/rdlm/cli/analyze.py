@@ -57,7 +57,7 @@ class Analyze:
     steps: int | None = None
     """Training steps of each run, for objectives, splitting and changes."""
     only: str | None = None
-    """Beginnings of names of changes, separated by semicolons, such as 'noise; windows: all'; None: all."""
+    """Prefixes of the names of changes, separated by semicolons, such as 'noise; windows: all'; None: all."""
     scorer: str | None = None
     """Scorer of samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
     temperatures: str | None = None

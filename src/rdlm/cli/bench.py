@@ -17,18 +17,18 @@ COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")
 
 @dataclass(frozen=True)
 class Bench:
-    """Time the package on one thread: every figure is a ratio of two workloads that alternate in this run.
+    """Measure the speed of the package on one thread, as ratios of two workloads that alternate within this run.
 
-    Ratios are medians over turns with their quartiles, mostly of processor time, which depends little on the load of
-    the machine. A missed target is reported but does not fail the command. Needs a checkout of the repository.
+    Ratios are medians over repetitions with their quartiles, mostly of processor time, which depends little on the
+    load of the machine. Missed targets are reported without an error. Needs a checkout of the repository.
     """
 
     json: bool = False
     """Print one JSON object instead of a table."""
     quick: bool = False
-    """Measure small sizes, which takes about two minutes; not judged by the targets, which are for the full sizes."""
+    """Measure small sizes, which takes about two minutes; the targets, which are for full sizes, are not applied."""
     only: str | None = None
-    """Figures to measure, separated by commas; None: all. An unknown name lists the known ones."""
+    """Figures to measure, separated by commas; None: all. An unknown name prints the list."""
     out: Path | None = None
     """Folder for bench.json and growth.png; None: nothing is written."""
 
@@ -39,7 +39,7 @@ class Bench:
 
         names = chosen(self.only)
         if not names:
-            raise InputError(f"--only names no figure; known: {', '.join(REGISTRY)}")
+            raise InputError(f"--only has no known figure; choose from: {', '.join(REGISTRY)}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; give a folder")
         rows = _measure(names, self.quick)

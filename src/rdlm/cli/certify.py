@@ -32,12 +32,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Certify:
-    """Compare likelihood bounds with the entropy of sources whose distribution is known: the package's, or yours.
+    """Compare likelihood bounds, those of the package or your own, with the entropy of known sources.
 
-    With --estimator, your function gets samples of a source and exact posteriors of the states that it makes of them,
-    and returns nats per sequence; docs/guides/certify.md has examples. With --model, your network is trained on each
-    source first. Both run in a process of their own. The exit code is 1 if an estimate that is labelled a bound lies
-    significantly below the entropy, or if your estimator violates a law.
+    With --estimator, your function maps samples of a source and exact posteriors to nats per sequence;
+    docs/guides/certify.md has examples. With --model, your network is trained on each source first. Both run in a
+    separate process. The exit code is 1 if an estimate that is labelled a bound lies significantly below the entropy,
+    or if your estimator violates a law.
     """
 
     estimator: str | None = None
@@ -68,7 +68,7 @@ class Certify:
     """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Run the certificate that is asked for, report it, and return 0 if every bound holds, else 1."""
+        """Run the requested certificate, report it, and return 0 if every bound holds, else 1."""
         if self.steps < 2 or self.paths < 2:
             raise InputError(f"certify needs at least 2 steps and 2 paths, got {self.steps} and {self.paths}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():

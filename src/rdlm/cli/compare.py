@@ -40,7 +40,7 @@ MINUTES = {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}
 
 
 BUDGET_REPEATS = 8
-"""Most estimates of a bound where the comparison has to end in time."""
+"""Largest number of estimates of a bound in a comparison with a time limit."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,20 @@ class Compare:
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Configuration of all methods."""
     methods: str = "rdlm,mdlm,autoregressive"
-    """Methods, separated by commas, or all; `rdlm methods` lists them. The inference layer of model.belief is that of
-    methods that read evidence, and with it, all means those."""
+    """Methods, separated by commas, or all; `rdlm methods` lists them. With an inference layer (model.belief), all
+    means the methods that accept evidence."""
     steps: int | None = None
     """Optimiser steps of each method; None: the preset's, unless --budget is given."""
     budget: str | None = None
-    """Time of the whole comparison, evaluation included, such as 90s, 30m or 2h, instead of --steps."""
+    """Time limit of the whole comparison, including evaluation, such as 90s, 30m or 2h, in place of --steps."""
     nfe: int = 64
     """Network calls M of every bound and every sampler."""
     sequences: int = 256
-    """Validation sequences of a bound."""
+    """Validation sequences per bound."""
     samples: int = 64
-    """Generated sequences for the sample quality."""
+    """Generated sequences for measuring sample quality."""
     seeds: int = 1
-    """Training seeds of every method, counted up from --training.seed; of several, bounds are means with intervals
+    """Number of training seeds per method, from --training.seed upwards; with several, bounds are means with intervals
     over seeds."""
     lrs: str = ""
     """Learning rates, separated by commas: every method takes the best one after short trials. If that is the smallest
@@ -133,7 +133,7 @@ class Compare:
 
 
 def _note(row: dict[str, Any]) -> str | None:
-    """Return what is to be known about the bound of a row."""
+    """Return the notes on the bound of a row."""
     from rdlm.display.comparison import label_of
 
     notes = [] if row["trained_for_order"] else ["not trained for this order"]

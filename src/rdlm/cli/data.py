@@ -24,7 +24,7 @@ class Data:
     """Name of the corpus; `verify` without a name checks all prepared corpora."""
 
     file: Path | None = None
-    """Your file or folder, for corpora that read one."""
+    """Your file or folder, for corpora that need one."""
 
     protocol: str | None = None
     """Protocol (splits and preprocessing), for corpora that have several."""

@@ -42,13 +42,13 @@ TEXT_ROWS = 9
 class Demo:
     """Train a small character model of English, measure its bound for every order of generation, and sample from it.
 
-    After minutes on two cores the samples have words, but no meaning. The same command continues the training.
+    After a few minutes on two cores, samples consist of words without meaning. The same command continues the training.
     """
 
     minutes: float = 4.0
     """Minutes of training."""
     nfe: int = 64
-    """Network calls per sample, and the largest number at which bounds are measured."""
+    """Network calls per sample, and largest number of calls for which bounds are measured."""
     out: Path = Path("runs/demo")
     """Folder of the run."""
     json: bool = False
@@ -174,7 +174,7 @@ def orders_table(rows: list[dict[str, Any]]) -> str:
 
 
 def text_frames(frames: list[Frame]) -> str:
-    """Return the likeliest characters at some steps, with dots for those that have less than 50%, as lines."""
+    """Return the most likely characters at some steps, with dots for those that have less than 50%, as lines."""
     from rdlm.api.trace import spaced
 
     lines = []

@@ -1,4 +1,4 @@
-"""`rdlm doctor`: check the machine, the installation and the caches, and advise what to do."""
+"""`rdlm doctor`: check the machine, the installation and the caches, and give advice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Doctor:
     """
 
     developer: bool = False
-    """Also check the packages that only tests and development need."""
+    """Also check the packages for tests and development."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

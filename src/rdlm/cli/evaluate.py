@@ -31,13 +31,13 @@ class Evaluate(ModelOptions):
     sequences (`--estimator steps`); from about 20 calls on, this needs fewer network calls for the same interval than
     whole paths do. The baselines have their own estimators; that of fisher_flow is not a bound. Writes evaluation.json
     and report.html, and writes the measured information curve, curve.json, into the checkpoint for the sampler. The
-    option --orders measures which order of generation has the best bound.
+    option --orders measures the bounds of all orders of generation.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     file: Path | None = None
-    """Your file or folder, for corpora that read one. None: that of the run; a published model has none."""
+    """Your file or folder, for corpora that need one. None: that of the run; a published model has none."""
     split: Literal["validation", "test"] = "validation"
     """Held-out split; use the test split for final numbers only."""
     nfe: Annotated[int | Literal["inf"] | None, tyro.conf.arg(aliases=["--steps"])] = None
@@ -50,11 +50,11 @@ class Evaluate(ModelOptions):
     order: OrderChoice | None = None
     """Order of generation, as in rdlm generate. None: the run's."""
     block: int | None = None
-    """Tokens of a block; blocks are generated left to right. 0: the whole sequence is one block. None: the order's,
+    """Tokens per block; blocks are generated left to right. 0: the whole sequence is one block. None: the order's,
     or the run's, or 0 with --window."""
     window: float | None = None
-    """For experts: share of the time during which one token moves; 1: all tokens move together. None: the order's, or
-    the run's."""
+    """For experts: share of the time during which a token moves; 1: all tokens move together. None: the order's, or the
+    run's."""
     orders: bool = False
     """Measure every order instead, at 8, 16, 32, 64 and 128 network calls and at one per token, or at those of
     --curve-nfe; print the table and write it, orders.json, into the checkpoint for --order auto."""
@@ -63,11 +63,11 @@ class Evaluate(ModelOptions):
     states: Literal["exact", "simulated"] = "exact"
     """States of single steps: drawn from the exact law, or simulated step by step in all dimensions, which is slow."""
     sequences: int = 512
-    """Sequences of the split; all of them if it has fewer."""
+    """Number of sequences of the split; all if it has fewer."""
     evaluations: int = 1024
-    """Sequences that pass through the network for each bound; four times as many halve the interval."""
+    """Network evaluations of sequences per bound; four times as many halve the interval."""
     samples: int = 16
-    """Sequences to generate for the sample quality; 0: none."""
+    """Number of sequences to generate for measuring sample quality; 0: none."""
     scorer: str | None = None
     """Scorer of the samples: folder or hub name of a causal model of transformers, or an autoregressive run."""
     paper: bool = False
@@ -112,7 +112,7 @@ class Evaluate(ModelOptions):
         return 0
 
     def _order(self, model: LanguageModel) -> tuple[TokenSchedule, int]:
-        """Return the token schedule and the network calls of the options, and print what the user should know."""
+        """Return the token schedule and the network calls of the options, and print warnings."""
         from rdlm.api.orders import choose_order
         from rdlm.process.order import TokenSchedule
 

@@ -29,18 +29,17 @@ class Generate(ModelOptions, SamplingOptions):
     """Sample from a trained model: text, images or DNA."""
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, a checkpoint or a published model, or user/name on the hub; the packaged text model if not
-    given."""
+    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     num: Annotated[int, tyro.conf.arg(aliases=["-n", "--samples"], help=HELP["num"])] = 1
     steps: Annotated[int | None, tyro.conf.arg(aliases=["--nfe"], help=HELP["steps"])] = None
     normalise: bool = False
-    """Bring prompt, suffix and infill into the model's alphabet first, and report what was changed."""
+    """Convert prompt, suffix and infill to the model's alphabet first, and report the changes."""
     out: Path | None = None
-    """File of the samples: text, FASTA for DNA, a PNG with all of them for images."""
+    """Output file: text, FASTA for DNA, a PNG of all samples for images."""
     trace: Path | None = None
-    """File that shows how the first sample takes shape: .html, or .gif where pillow is installed."""
+    """Output file of an animation of the first sample: .html, or .gif with pillow."""
     overwrite: bool = False
-    """Replace the files of --out and --trace where they exist."""
+    """Overwrite existing files of --out and --trace."""
     json: bool = False
     """Print one JSON object instead of the samples."""
 

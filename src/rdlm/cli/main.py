@@ -48,9 +48,9 @@ class Entry(NamedTuple):
 COMMANDS = {
     "demo": Entry("rdlm.cli.demo", "Demo", "train, evaluate and sample from a small model, in minutes"),
     "train": Entry("rdlm.cli.train", "Train", "train a preset or your own configuration", two_stages=True),
-    "plan": Entry("rdlm.cli.plan", "PlanRun", "state what a run would cost on other devices", two_stages=True),
-    "methods": Entry("rdlm.cli.methods", "Methods", "list the methods, and what the number of each is"),
-    "presets": Entry("rdlm.cli.train", "Presets", "list the presets, with a line on each"),
+    "plan": Entry("rdlm.cli.plan", "PlanRun", "estimate the cost of a run on other devices", two_stages=True),
+    "methods": Entry("rdlm.cli.methods", "Methods", "list the methods and the kind of likelihood of each"),
+    "presets": Entry("rdlm.cli.train", "Presets", "list the presets with a summary of each"),
     "compare": Entry("rdlm.cli.compare", "Compare", "train and compare several methods", two_stages=True),
     "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, with or without conditions"),
     "serve": Entry("rdlm.cli.serve", "Serve", "serve models over HTTP, with a web page"),
@@ -59,8 +59,8 @@ COMMANDS = {
     "score": Entry("rdlm.cli.score", "ScoreText", "bound the likelihood of texts"),
     "publish": Entry("rdlm.cli.publish", "Publish", "export a model with its card to a folder or the hub"),
     "analyze": Entry("rdlm.cli.analyze", "Analyze", "repeat an analysis of the paper (in a checkout)"),
-    "certify": Entry("rdlm.cli.certify", "Certify", "check the likelihood bound against known entropies"),
-    "bench": Entry("rdlm.cli.bench", "Bench", "measure the speed against targets (in a checkout)"),
+    "certify": Entry("rdlm.cli.certify", "Certify", "check likelihood bounds against known entropies"),
+    "bench": Entry("rdlm.cli.bench", "Bench", "measure the speed (in a checkout)"),
     "data": Entry("rdlm.cli.data", "Data", "list, get and verify corpora"),
     "doctor": Entry("rdlm.cli.doctor", "Doctor", "check this machine and this installation"),
 }

@@ -1,4 +1,4 @@
-"""`rdlm methods`: the methods behind one interface, and what the number of each is."""
+"""`rdlm methods`: the methods behind one interface, and the kind of likelihood of each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ COLUMNS = ("method", "process", "number", "certificate", "paper")
 
 @dataclass(frozen=True)
 class Methods:
-    """List the methods: the process, the kind of number that `rdlm compare` prints, its certificate, and the paper.
+    """List the methods: process, kind of likelihood, certificate and paper.
 
-    A number is exact or a bound for the sampler that runs, with the same number of calls, or it is an estimate. The
-    certificate is how far it exceeds the entropy of a known source with the exact posterior.
+    A likelihood is exact or a bound, for the sampler with the same number of network calls, or an estimate. The
+    certificate is its excess over the entropy of a known source, with the exact posterior.
     """
 
     json: bool = False
@@ -28,7 +28,7 @@ class Methods:
             return 0
         print(table(rows, COLUMNS))
         print(
-            "\nexact, bound: of the sampler that runs with as many calls; certificate: excess over the entropy of an"
+            "\nexact, bound: for the sampler with the same number of calls; certificate: excess over the entropy of an"
             "\nindependent source with the exact posterior and 64 calls. PixelCNN++, Sparse Transformer, Transformer-XL"
             "\nand other architectures of autoregression are represented by autoregressive on the common network."
         )

@@ -14,13 +14,13 @@ class ModelOptions:
     """How a model is loaded."""
 
     device: str = "cpu"
-    """Device of the network: cpu, cuda, cuda:1, mps, or auto, the first of cuda, mps and cpu that is there."""
+    """Device of the network: cpu, cuda, cuda:1, mps, or auto, the first available of cuda, mps and cpu."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network; states, evidence and probabilities are always in float32 or float64."""
     compile: bool = False
-    """Compile the network with torch.compile: the first calls take up to a minute, and long work is faster."""
+    """Compile the network with torch.compile: the first calls take up to a minute, later ones are faster."""
     trust: tuple[str, ...] = ()
-    """Names module:Class of somebody's own network, schedule or bridge that may be imported and run."""
+    """Names module:Class of user-defined networks, schedules or bridges that may be imported and run."""
 
     def load(self, run: str | None) -> LanguageModel:
         """Return a model on the device."""

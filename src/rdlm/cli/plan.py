@@ -1,4 +1,4 @@
-"""`rdlm plan`: what a run would cost on other devices, before it is started."""
+"""`rdlm plan`: the expected cost of a run on other devices."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ CORPORA: dict[str, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class PlanRun:
-    """State what a run would cost: parameters, FLOPs, memory, speed by the roofline, hours and dollars.
+    """Estimate the cost of a run: parameters, FLOPs, memory, speed by the roofline model, hours and dollars.
 
-    Nothing is trained and no data are read: the network is built without memory, and its matrix products are counted.
-    The estimate has not been compared with a measured run; all its assumptions are printed.
+    Nothing is trained and no data are read: the network is built on the meta device, and its matrix products are
+    counted. The estimate has not been compared with a measured run; all its assumptions are printed.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
@@ -44,9 +44,9 @@ class PlanRun:
     device: str = "h100"
     """Devices: h100, a100, l4 or rtx4090, with their number, such as h100:8."""
     price: float | None = None
-    """Dollars per device and hour; None: an assumed one, which is printed."""
+    """Dollars per device and hour; None: an assumed price, which is printed."""
     vocabulary: int | None = None
-    """Tokens in the vocabulary of your own data; 100 if not given."""
+    """Vocabulary size of your own data; by default 100."""
     json: bool = False
     """Print one JSON object instead of lines."""
 

@@ -1,4 +1,4 @@
-"""`rdlm restore`: the most likely text or image, and how sure it is, from an uncertain reading."""
+"""`rdlm restore`: the most likely text or image given an uncertain reading, with its probabilities."""
 
 from __future__ import annotations
 
@@ -54,45 +54,45 @@ class Restore(ModelOptions):
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
-    """Input; - or nothing: standard input. A file as the only argument is restored by the pretrained model."""
+    """Input; - or none: standard input. A file as the only argument is restored by the pretrained model."""
     format: Format = "auto"
-    """Format of the input; auto: by the file's name, else text."""
+    """Format of the input; auto: by the suffix of the file, else text."""
     channel: str | None = None
-    """How characters are misread: symmetric (any other one), keyboard (a neighbouring key), or a confusion matrix, as
-    CSV or JSON {true: {read: probability}}; None: what can be read is right."""
+    """Error model: symmetric (any other character), keyboard (a neighbouring key), or a confusion matrix as CSV or JSON
+    {true: {read: probability}}; None: readable characters are correct."""
     error: str | None = None
-    """Share of misread characters, for symmetric and keyboard, 0.1 if not given; auto: estimated from the text."""
+    """Share of misread characters, for symmetric and keyboard, by default 0.1; auto: estimated from the text."""
     literal: bool = False
     """Take ? _ [ ] and backslashes in a text as ordinary characters."""
     normalise: bool = False
-    """Restore the text in the model's own characters (lower case, spelled digits and spaces for text8) and report what
-    was changed. Without it, the model sees letters in its own case and the rest as spaces, and all is put back."""
+    """Convert the text to the model's alphabet (lower case, spelled digits and spaces for text8), and report the
+    changes. Without it, characters outside of the alphabet are mapped for the model and kept in the output."""
     noise: float | None = None
-    """Standard deviation of the noise of an image; 1 is the whole range from black to white."""
+    """Standard deviation of the noise of an image; 1 is the range from black to white."""
     whole: bool = False
-    """Print the likeliest whole text that is found in 8 more network calls, not the likeliest character of every
-    position: more words are right, and not more characters."""
+    """Print the most likely whole text found in 8 more network calls in place of the most likely character of every
+    position: more words are right, but not more characters."""
     passes: int = 0
-    """Take the posterior as the mean over so many passes of the sampler; 0: one network call."""
+    """Number of sampler passes whose mean is the posterior; 0: one network call."""
     samples: int = 0
-    """Draw so many texts from the joint posterior."""
+    """Number of texts to draw from the joint posterior."""
     steps: int = 64
     """Network calls of a sample or pass."""
     order: OrderName = "synchronous"
-    """Order in which a sample is decided, as in rdlm generate; there are no blocks."""
+    """Order in which samples are generated, as in rdlm generate, without blocks."""
     seed: int = 0
     """Random seed of samples and passes."""
     bound: bool = False
     """Bound -log p of the reading itself, in nats; for readings of at most the model's length."""
     out: Path | None = None
-    """File of the restored text, .fastq with the new qualities for FASTQ, or .png of an image: given, restored,
+    """Output file: the text, FASTQ with new qualities, or for images a PNG of the input, the restoration and
     samples."""
     html: Path | None = None
-    """File of a web page that shows what was changed and how sure the model is."""
+    """Output file of a web page with the changes and their probabilities."""
     overwrite: bool = False
-    """Replace the files of --out and --html where they exist."""
+    """Overwrite existing files of --out and --html."""
     color: Literal["auto", "always", "never"] = "auto"
-    """Colours in the terminal; auto: if standard output is a terminal and NO_COLOR is not set."""
+    """Colours in the output; auto: if standard output is a terminal and NO_COLOR is not set."""
     json: bool = False
     """Print one JSON object: every position with its probability and alternatives."""
 

@@ -39,10 +39,10 @@ class ScoreText(ModelOptions):
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
-    """UTF-8 text file; - or nothing: standard input. A file as the only argument is scored by the pretrained model."""
+    """UTF-8 text file; - or none: standard input. A file as the only argument is scored by the pretrained model."""
     prompt: str | None = None
-    """Score every text as a continuation of this prompt: -log p(text | prompt), exact where the order decodes one token
-    per call from left to right, else a bound."""
+    """Score every text as a continuation of this prompt: -log p(text | prompt), exact if tokens are decoded one per
+    call from left to right, else a bound."""
     document: bool = False
     """Score the whole file as one text instead of line by line."""
     nfe: Annotated[int | None, tyro.conf.arg(aliases=["--steps"])] = None
@@ -50,16 +50,16 @@ class ScoreText(ModelOptions):
     order: OrderChoice = "auto"
     """Order in which the sampler generates a text, as in rdlm generate."""
     block: int | None = None
-    """Tokens of a block; blocks are generated left to right."""
+    """Tokens per block; blocks are generated left to right."""
     estimator: Literal["auto", "path", "steps"] = "auto"
-    """Whole paths, which are precise at M times the cost, or random steps; auto: paths for up to 128 windows."""
+    """Whole paths, which are more precise at M times the cost, or random steps; auto: paths for up to 128 windows."""
     draws: int | None = None
     """Paths or random steps per window; None: 4 paths, or as many steps as 32,768 windows allow, but at least 3."""
     unknown: Literal["error", "skip", "replace"] = "error"
     """A character outside of the vocabulary is an error, is skipped, or is replaced by a space."""
     normalise: bool = False
-    """Bring texts into the model's alphabet first, and report what was changed; for text8: lower case, digits spelled,
-    other characters to spaces."""
+    """Convert texts to the model's alphabet first, and report the changes; for text8: lower case, digits spelled, other
+    characters to spaces."""
     seed: int = 0
     """Random seed."""
     positions: bool = False
@@ -158,7 +158,7 @@ class ScoreText(ModelOptions):
         return enough
 
     def _dropped(self, model: LanguageModel, lines: Iterable[str]) -> int:
-        """Return the number of characters outside of the alphabet, and say what became of them."""
+        """Return the number of characters outside of the alphabet, and report what was done with them."""
         alphabet = model.tokenizer.to_json().get("alphabet")
         if alphabet is None or self.unknown == "error":
             return 0

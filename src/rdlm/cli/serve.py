@@ -35,9 +35,9 @@ class Serve(ModelOptions):
     steps: int | None = None
     """Sampler steps of requests that do not set them; None: the model's."""
     queue: int = 64
-    """Samples that may wait; further requests are rejected with status 429."""
+    """Number of samples that may be queued; further requests are rejected with status 429."""
     batch: int = 16
-    """Samples that are computed together; the samples do not depend on it."""
+    """Samples per batch; does not affect the samples."""
     deadline: float = 60.0
     """Seconds after which a request times out."""
     threads: int | None = None

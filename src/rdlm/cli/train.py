@@ -42,29 +42,29 @@ class Train:
     """Configuration of the run."""
     path: Annotated[str | None, tyro.conf.arg(name="data", metavar="PATH|hf://NAME")] = None
     """Your data in place of a preset: text, CSV, TSV, JSONL, FASTA, FASTQ, a folder of them or of images, or an .npy
-    array; the format is recognised by the content. Or a dataset of the Hugging Face hub, hf://NAME[:CONFIG][/SPLIT],
+    array; the format is detected from the content. Or a dataset of the Hugging Face hub, hf://NAME[:CONFIG][/SPLIT],
     of which --data.limit characters are streamed."""
     column: str | None = None
     """Column of your CSV, TSV or JSONL file, or of a dataset of the hub."""
     alphabet: str | None = None
-    """Characters of your text; other ones become spaces, or are left out where the alphabet has no space."""
+    """Alphabet of your text; other characters become spaces, or are dropped if it has no space."""
     normalise: bool = False
-    """Reduce your text to 27 characters as in text8: lower case, digits spelled, all else to spaces."""
+    """Reduce your text to 27 characters as in text8: lower case, digits spelled, other characters to spaces."""
     out: Path | None = None
     """Folder of the run; None: runs/NAME."""
     init: str | None = None
-    """Start from the weights of this run, checkpoint or model. Weights of equal name and shape are taken, and the other
-    ones are listed. An n-gram model (model.belief) is counted anew in the data; it can also be added to a network that
-    was trained without one, or left out."""
+    """Start from the weights of this run, checkpoint or model, as far as their names and shapes agree; the others are
+    reported. An n-gram model (model.belief) is always counted in the new data. It can be added to a network that was
+    trained without one, or removed."""
     minutes: float | None = None
-    """Minutes of the whole command: loading, training, validation, samples and report. Network, batch, steps, warm-up
-    and validation are fitted to the time, by the speed of the first steps, and stated; keys that are given as options
-    stay. The same command continues the run. With several processes: minutes of training, and nothing is fitted."""
+    """Time limit of the whole command: loading, training, validation, samples and report. Network, batch, steps,
+    warm-up and validation are chosen by the measured speed and reported; options take precedence. The same command
+    continues the run. With several processes: time limit of training alone, and nothing is chosen."""
     accept_changes: bool = False
     """Continue the run in the folder although its configuration differs."""
     track: tuple[Literal["wandb"], ...] = ()
-    """Also send the numbers of the record to a tracker: wandb (Weights & Biases, the extra wandb). record.jsonl is
-    always written, and files for TensorBoard if it is installed."""
+    """Also log to a tracker: wandb (Weights & Biases, extra wandb). record.jsonl is always written, and files for
+    TensorBoard if it is installed."""
     trust: tuple[str, ...] = ()
     """Names module:Class of your own network, schedule or bridge that may be imported and run."""
     json: bool = False
@@ -193,7 +193,7 @@ def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, Run
 
 @dataclass(frozen=True)
 class Presets:
-    """List the presets with a line on each; `rdlm train NAME` trains one."""
+    """List the presets with a summary of each; `rdlm train NAME` trains one."""
 
     json: bool = False
     """Print one JSON object instead of a table."""

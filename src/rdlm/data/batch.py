@@ -83,12 +83,6 @@ class Batches:
                     step += 1
                 yield waiting.popleft().result()
 
-    def sequential(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Yield all rows once, in the order of the corpus, for evaluation; the last batch may be smaller."""
-        rows = np.arange(rank, len(self.rows), world)
-        for first in range(0, len(rows), self.batch_size):
-            yield self._take(rows[first : first + self.batch_size])
-
     def _take(self, rows: NDArray[np.int64]) -> Batch:
         return Batch(
             torch.from_numpy(self.rows[rows].astype(np.int64)),

@@ -43,7 +43,7 @@ def load(
     """Return a corpus from the cache; if it is not there, it is first downloaded or read from `file`.
 
     Without `prepare`, one that is not in the cache is an error, and nothing is read.
-    If the default protocol is unavailable, it may have another one (`text8-74m`), which `Corpus.protocol` tells.
+    If the default protocol is unavailable, it may have another one (`text8-74m`), which is stated in `Corpus.protocol`.
     """
     path = Path(file).expanduser().resolve() if file is not None else None
     if tokenizer is not None and str(tokenizer).endswith(".json"):

@@ -9,10 +9,10 @@
 | bases with Phred qualities | `from_fastq` |
 | grey levels with Gaussian noise | `from_levels` |
 
-A channel is the law of what is read given the true symbol, a matrix [true, read]: `symmetric`, `keyboard`, or a
-confusion matrix of the user (`confusion`).
+A channel is the distribution of the symbol read given the true symbol, a matrix [true, read]: `symmetric`, `keyboard`,
+or a confusion matrix of the user (`confusion`).
 
-Ordinary text has characters that a small alphabet lacks: `to_symbols` gives what the model sees of each character, and
+Ordinary text has characters outside of a small alphabet: `to_symbols` maps each character to the model's input, and
 `put_back` writes restored symbols in the place, the case and between the punctuation of the reading.
 """
 
@@ -50,7 +50,7 @@ KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard; each is shifted to the right by about a third of a key."""
 
 TOLERANCE: Final = 1e-3
-"""By how much probabilities may differ from a sum of 1."""
+"""Largest deviation of a sum of probabilities from 1."""
 
 REST: Final = "rest"
 """Key of JSON lines: the probability of all symbols that are not named, together."""
@@ -161,16 +161,17 @@ Read = str | None
 """A character of a reading; None for an unreadable one."""
 
 Seen = str | None
-"""What a model sees of a character: a symbol of its alphabet, None for no evidence, the empty string for nothing."""
+"""The model's input for a character: a symbol of its alphabet, None for no evidence, the empty string for no
+position."""
 
 
 def to_symbols(read: Sequence[Read], alphabet: str) -> list[Seen]:
-    """Return what a model sees of each character of a reading; `put_back` is the way back.
+    """Return the model's input for each character of a reading; `put_back` is the reverse.
 
-    A character outside of the alphabet is seen in the other case or without its accent if that is a symbol. Runs of
-    blanks, digits and punctuation are seen as one space, with unreadable characters beside a digit; a hyphen at the end
-    of a line, and runs at the ends of the text, as nothing. Other letters are seen as unreadable. InputError where an
-    alphabet has no space to stand for them.
+    A character outside of the alphabet becomes its other case or its letter without accent if that is a symbol. Runs of
+    blanks, digits and punctuation become one space, with unreadable characters beside a digit; a hyphen at the end of a
+    line, and runs at the ends of the text, have no position. Other letters become unreadable. InputError if the
+    alphabet has no space for them.
     """
     seen: list[Seen] = []
     for char in read:
@@ -190,8 +191,8 @@ def to_symbols(read: Sequence[Read], alphabet: str) -> list[Seen]:
 def put_back(read: Sequence[Read], seen: Sequence[Seen], symbols: Iterable[str]) -> list[str]:
     """Return a text with one entry per character of a reading, from one restored symbol for each that the model sees.
 
-    A character stays as it is if the model did not restore it, or restored what it has seen. A new symbol has the case
-    of the character that it replaces; in a gap that of the letters around it, or a capital that begins a sentence.
+    A character is kept if it has no restored symbol, or if that equals the model's input. A new symbol has the case of
+    the character that it replaces; in a gap that of the letters around it, or a capital that begins a sentence.
     """
     rest = iter(symbols)
     capitals = any(char and view and char != view and char.isupper() for char, view in zip(read, seen, strict=True))
@@ -225,7 +226,7 @@ def _is_mark(char: str) -> bool:
 
 
 def _join_blanks(read: Sequence[Read], seen: list[Seen]) -> None:
-    """Let one character of every run of blanks, digits and punctuation be seen as a space, the others as nothing."""
+    """Map one character of every run of blanks, digits and punctuation to a space, and the others to no position."""
 
     digits = _gaps_in_numbers(read, seen)
 
@@ -310,11 +311,11 @@ class Reading(NamedTuple):
     read: tuple[Read, ...] = ()
     """The characters of the reading; nothing: the symbols themselves."""
     seen: tuple[Seen, ...] = ()
-    """What the model sees of each character, by `to_symbols`."""
+    """The model's input for each character, by `to_symbols`."""
 
     @property
     def kept(self) -> int:
-        """Return the number of characters other than blanks that stay as they are."""
+        """The number of characters other than blanks that stay as they are."""
         pairs = zip(self.read, self.seen, strict=True)
         return sum(is_kept(char, view) and not str(char).isspace() for char, view in pairs)
 
@@ -368,7 +369,8 @@ _MARKED: Final = re.compile(r"(\\[\s\S]|\[[^\]]*\]|[?_])")
 def normalised_reading(tokenizer: Tokenizer, text: str, literal: bool = False) -> tuple[str, str]:
     """Return a text of `from_text` in the characters of a tokenizer but for its marks, and what was changed.
 
-    Without this, what the model lacks is seen by `to_symbols` and put back, and digits are not spelled.
+    Without this, characters outside of the alphabet are mapped by `to_symbols` and put back, and digits are not
+    spelled.
     """
     parts, keep = ([text], "") if literal else (_MARKED.split(text), "[\\")  # every second part is a mark
     found = "".join(part if at % 2 else normalised(tokenizer, part, keep)[0] for at, part in enumerate(parts))
@@ -378,7 +380,7 @@ def normalised_reading(tokenizer: Tokenizer, text: str, literal: bool = False) -
 def symbol_evidence(
     read: Sequence[Read], seen: Sequence[Seen], alphabet: str, log_channel: Float[Tensor, "v v"]
 ) -> Float[Tensor, "positions v"]:
-    """Return the evidence of the characters that the model sees: by the channel, nothing, or a certain space."""
+    """Return the evidence of the characters with a position: by the channel, none, or a certain space."""
     size = len(alphabet)
     unknown, space = torch.zeros(1, size, dtype=torch.float64), torch.full((1, size), -math.inf, dtype=torch.float64)
     space[:, alphabet.find(" ")] = 0.0
@@ -392,7 +394,7 @@ def symbol_evidence(
 
 
 def make_reading(evidence: Evidence, read: tuple[Read, ...], seen: tuple[Seen, ...]) -> Reading:
-    """Return a reading after a check that the model sees something, and that its evidence is possible."""
+    """Return a reading after a check that it has a symbol of the model, and that its evidence is possible."""
     symbols = "".join("?" if view is None else view for view in seen)
     if not symbols:
         raise InputError("there is nothing to restore: no character is in the alphabet of the model")
@@ -501,7 +503,7 @@ def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Read
         if not 0 <= level <= 93:
             raise InputError(f"read {name[1:]!r}, position {at}: {quality!r} is not a Phred quality of offset {offset}")
         if base != "N":
-            # A quality of 0 or 1 says less than nothing about the base: then all are equally likely.
+            # Qualities of 0 and 1 would make the base read less likely than others: then all are equally likely.
             error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
             rows[at] = math.log(error / (len(alphabet) - 1))
             rows[at, _place(alphabet, bases, at, f"read {name[1:]!r}: ")] = math.log1p(-error)

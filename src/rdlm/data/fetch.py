@@ -40,7 +40,8 @@ from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, most_byte
 TIMEOUT = 30.0
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 LARGEST_PAGE, LARGEST_ARCHIVE = 1 << 26, 1 << 30
-"""Bytes of the largest index page, and archive of unstated size, that are downloaded: a server may send without end."""
+"""Bytes of the largest index page, and archive of unstated size, that are downloaded: a server may send unlimited
+data."""
 PYPI = "https://pypi.org/simple"
 NPM = "https://registry.npmjs.org"
 
@@ -60,7 +61,7 @@ class Archive:
 
     @property
     def origin(self) -> str:
-        """Return the origin, for messages."""
+        """The origin, for messages."""
         return self.package if self.kind == "url" else f"{self.kind} {self.package} {self.version}"
 
 

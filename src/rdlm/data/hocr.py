@@ -62,9 +62,9 @@ Choices = dict[str, float]
 def from_hocr(text: str, alphabet: str, source: str = "the page") -> Reading:
     """Return the evidence of a page in hOCR, as Tesseract writes it with `hocr_char_boxes` and `lstm_choice_mode=2`.
 
-    The first choice of a character has the probability that its confidence stands for, its alternatives most of the
-    rest. These are probabilities given the engine's own idea of text, not likelihoods: evidence is counted twice where
-    the engine and the model know the same. Spaces between words are nearly certain, line breaks certain.
+    The first choice of a character has the probability of its confidence, its alternatives most of the rest. These are
+    posterior probabilities of the engine, not likelihoods: knowledge that the engine and the model share is counted
+    twice. Spaces between words are nearly certain, line breaks certain.
     """
     places = _Page(source).places(text)
     check_size(max(len(places), len(alphabet)), alphabet, source)
@@ -130,7 +130,7 @@ class _Page:
         raise InputError(f"{self.source} declares the entity {name!r}: entities of a file are not read")
 
     def _refuse_default(self, element: str, *_: object) -> None:
-        """Refuse a declaration of default attributes: each element would have a copy of them, of any length."""
+        """Raise InputError for declared attributes: each element would have a copy of them, of any length."""
         raise InputError(f"{self.source} declares attributes of {element!r}: declarations of a file are not read")
 
     def _start(self, _: str, attributes: dict[str, str]) -> None:

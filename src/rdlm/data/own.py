@@ -1,4 +1,4 @@
-"""Data of the user: the format of a file or folder is recognised by its content, and read as text, DNA or images.
+"""User data: the format of a file or folder is detected from its content, and read as text, DNA or images.
 
 | format | content | corpus |
 |---|---|---|
@@ -37,11 +37,9 @@ from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError, require
 
 Format = Literal["text", "CSV", "TSV", "JSONL", "FASTA", "FASTQ", "images", "array"]
-RECORDS: tuple[Format, ...] = ("CSV", "TSV", "JSONL", "FASTA", "FASTQ")
-"""Formats of records, which are not to be read as plain text."""
 
 HEAD = 1 << 16
-"""Bytes by which a format is recognised."""
+"""Number of bytes from which a format is detected."""
 
 LARGEST_IMAGE = 3 * 64 * 64
 """Levels of the largest image: each is a token."""
@@ -216,7 +214,9 @@ def parsed_hub_name(text: str) -> tuple[str, str | None, str]:
     """Return name, configuration and split of hf://NAME[:CONFIG][/SPLIT]; the split is train if none is given."""
     found = _HUB_NAME.fullmatch(text)
     if found is None:
-        raise InputError(f"{text!r} is no dataset of the hub: hf://NAME[:CONFIG][/SPLIT], such as hf://user/name/train")
+        raise InputError(
+            f"{text!r} is not a dataset of the hub: hf://NAME[:CONFIG][/SPLIT], such as hf://user/name/train"
+        )
     return found["name"], found["config"], found["split"] or "train"
 
 
@@ -268,7 +268,7 @@ def _text_of(record: dict[str, Any], column: str, name: str) -> str:
         raise InputError(f"{name} has no column {column!r}; it has {', '.join(record)}")
     value = record[column]
     if value is not None and not isinstance(value, str):
-        raise InputError(f"the column {column!r} of {name} has values such as {value!r:.60}, which are no text")
+        raise InputError(f"the column {column!r} of {name} has values such as {value!r:.60}, which are not text")
     return value or ""
 
 
@@ -338,11 +338,11 @@ def _pixels(path: Path) -> NDArray[np.uint8]:
         except InputError:
             raise
         except Exception as error:  # its decoders raise errors of many kinds
-            raise DamagedFileError(f"{path} is no image that pillow reads: {error}") from None
+            raise DamagedFileError(f"{path} is not an image that pillow can read: {error}") from None
     elif data.startswith(SIGNATURE):
         pixels = decode_png(data)
     else:
-        raise InputError(f"{path} is no PNG file: reading others needs pillow (pip install pillow)")
+        raise InputError(f"{path} is not a PNG file: other formats need pillow (pip install pillow)")
     if pixels.size > 3 * LARGEST_IMAGE:
         raise _too_many_pixels(path, *pixels.shape[:2])
     grey = bool((pixels == pixels[..., :1]).all())

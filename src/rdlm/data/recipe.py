@@ -1,4 +1,4 @@
-"""Recipes: how corpora are obtained and prepared, and what recipes share: reading of archives and of user files."""
+"""Recipes of corpora, with common functions for reading archives and user files."""
 
 from __future__ import annotations
 
@@ -113,8 +113,7 @@ def open_regular(path: Path) -> IO[bytes]:
 def files_of(folder: Path, hidden: bool = True) -> list[Path]:
     """Return the regular files below a folder of the user, sorted, with or without those whose names begin with a dot.
 
-    InputError for a link to a file outside of the folder, which somebody else may have put there, and for too many
-    bytes.
+    InputError for a link to a file outside of the folder, which another user may have created, and for too many bytes.
     """
     found = sorted(p for p in folder.rglob("*") if p.is_file() and (hidden or not p.name.startswith(".")))
     if not found:

@@ -23,22 +23,22 @@ class Source:
 
     @property
     def length(self) -> int:
-        """Return the number of positions."""
+        """The number of positions."""
         return self.log_joint.dim()
 
     @property
     def states(self) -> int:
-        """Return the number of states of a position."""
+        """The number of states of a position."""
         return self.log_joint.shape[0]
 
     @property
     def entropy(self) -> float:
-        """Return the entropy of a sequence in nats, with 0 log 0 = 0."""
+        """The entropy of a sequence in nats, with 0 log 0 = 0."""
         return float(torch.special.entr(self.log_joint.exp()).sum())
 
     @property
     def support(self) -> Int[Tensor, "s length"]:
-        """Return the sequences of positive probability."""
+        """The sequences of positive probability."""
         return (self.log_joint > -math.inf).nonzero()
 
     def log_prob(self, token: Int[Tensor, "... length"]) -> Float[Tensor, ...]:
@@ -54,7 +54,7 @@ class Source:
 
     @property
     def log_prior(self) -> Float[Tensor, "length states"]:
-        """Return the marginal log-probabilities of each position."""
+        """The marginal log-probabilities of each position."""
         others = [[j for j in range(self.length) if j != i] for i in range(self.length)]
         return torch.stack([self.log_joint.logsumexp(axes) if axes else self.log_joint for axes in others])
 

@@ -88,17 +88,17 @@ class Corpus:
 
     @property
     def train(self) -> NDArray[Any]:
-        """Return the training split."""
+        """The training split."""
         return self.split("train")
 
     @property
     def validation(self) -> NDArray[Any]:
-        """Return the validation split."""
+        """The validation split."""
         return self.split("validation")
 
     @property
     def test(self) -> NDArray[Any]:
-        """Return the test split."""
+        """The test split."""
         return self.split("test")
 
     def split(self, name: str) -> NDArray[Any]:
@@ -236,7 +236,9 @@ def read(folder: Path) -> Corpus:
     tokenizer = from_json(read_json(folder / TOKENIZER))
     for split, ids in tokens.items():
         if 0 < ids.nbytes <= LARGEST_CHECKED and not 0 <= ids.min() <= ids.max() < tokenizer.size:
-            raise damaged(folder / f"{split}.bin", "it has tokens that its tokenizer has not", f"delete {folder}")
+            raise damaged(
+                folder / f"{split}.bin", "its tokens exceed the vocabulary of its tokenizer", f"delete {folder}"
+            )
     return Corpus(
         name=meta["name"],
         protocol=meta["protocol"],

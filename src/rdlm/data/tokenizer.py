@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def size(self) -> int:
-        """Return the number of tokens V."""
+        """The number of tokens V."""
 
     def encode(self, text: str) -> Ids:
         """Return the ids of a text, in the smallest unsigned type that holds them."""
@@ -81,7 +81,7 @@ class Characters:
 
     @property
     def size(self) -> int:
-        """Return the number of characters."""
+        """The number of characters."""
         return len(self.alphabet)
 
     @cached_property
@@ -133,7 +133,7 @@ class Bytes:
 
     @property
     def size(self) -> int:
-        """Return 256."""
+        """256."""
         return 256
 
     def encode(self, text: str) -> Ids:
@@ -197,7 +197,7 @@ class Subwords:
 
     @property
     def size(self) -> int:
-        """Return the number of tokens, special ones included."""
+        """The number of tokens, special ones included."""
         return int(self.inner.get_vocab_size())
 
     def special(self, token: str) -> int:
@@ -302,7 +302,8 @@ def _bert_normalizer(found: object) -> normalizers.BertNormalizer | None:
 
 
 def _words(parts: dict[str, Any]) -> tuple[str, bool, bool]:
-    """Return how a byte-level BPE finds words: by which known expression, with a space before the first, after NFC."""
+    """Return the word splitting of a byte-level BPE: a known expression, with a space before the first word, after
+    NFC."""
     steps = parts.get("pre_tokenizer") or {}
     first = (steps.get("pretokenizers") or [{}])[0]
     split = (first.get("pattern") or {}).get("Regex", "")
@@ -382,7 +383,7 @@ WORDS = tuple(
     + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for digits in ("", "{1,3}")
 )
-"""Expressions by which published BPEs find words (Qwen 2; GPT-4 and Llama 3); they take linear time."""
+"""Word-splitting expressions of published BPEs (Qwen 2; GPT-4 and Llama 3); they take linear time."""
 
 LARGEST_FILE = 1 << 26
 """Bytes of the largest tokenizer.json of others that is read; that of Llama 3 has 9 MB."""
@@ -435,7 +436,7 @@ def _characters(tokenizer: Characters) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    """Return the character that stands for each byte in a byte-level BPE: itself if visible, else one from U+0100."""
+    """Return the character of each byte in a byte-level BPE: itself if visible, else one from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]

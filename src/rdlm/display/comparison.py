@@ -1,4 +1,4 @@
-"""The picture of a comparison of methods."""
+"""The figure of a comparison of methods."""
 
 from __future__ import annotations
 

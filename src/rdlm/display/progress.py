@@ -40,7 +40,7 @@ def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> tq
 
 
 class _Lines(tqdm):  # type: ignore[type-arg]
-    """Progress as lines: what is done, of how much, for how long, and the time that is left."""
+    """Progress as lines: the steps done and in total, the time elapsed and the time left."""
 
     def __init__(self, total: int | None, label: str, unit: str, initial: int) -> None:
         super().__init__(total=total, initial=initial, disable=True)
@@ -58,7 +58,7 @@ class _Lines(tqdm):  # type: ignore[type-arg]
             print(f"rdlm: {self._line(now - self.began)}", file=sys.stderr, flush=True)
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set what is printed at the end of a line."""
+        """Set the text at the end of a line."""
         self.note = s
 
     def _line(self, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Views of a restored text: terminal colours, and a self-contained web page without scripts.
+"""A restored text with terminal colours, or as a self-contained web page without scripts.
 
 A place is an object with the keys `char`, `read`, `probability` and `alternatives` of `rdlm restore --json`.
 """
@@ -20,7 +20,7 @@ PLAIN: Final = "\033[0m"
 LEGEND: Final = f"green: changed, yellow: less than {SURE:.0%} sure, red: less than {LIKELY:.0%}"
 
 MOST_LISTED: Final = 200
-"""Rows of the table of a page; all places are in its text."""
+"""Rows of the table of a page; the text of the page has all places."""
 
 
 def state_of(place: Place) -> str:

@@ -1,4 +1,4 @@
-"""Output of results: one JSON object, a text table, or text whose control characters are shown, not obeyed."""
+"""Output of results: one JSON object, a text table, or text with escaped control characters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-"""Characters that a terminal obeys, or that reverse the order of those around them; not tab and line break."""
+"""Control characters of terminals, except tab and line break, and characters that reverse the order of text."""
 
 _OWN = r"\A\r|\r(?=\n)|\x1b\[[0-9;]*m|\x1b\[A"
-"""What is written on purpose: the beginning of a progress bar, colours, and the way up to another bar."""
+"""Allowed control sequences: the beginning of a progress bar, colours, and the move to another bar."""
 
 
 def printable(text: str) -> str:
@@ -25,7 +25,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class PrintableStream:
-    """A text stream that writes control characters as escapes, except those of our own colours and progress bars."""
+    """A text stream that writes control characters as escapes, except those of colours and progress bars."""
 
     def __init__(self, inner: TextIO) -> None:
         self._inner = inner

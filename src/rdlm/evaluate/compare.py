@@ -1,4 +1,4 @@
-"""Methods side by side: one network, one corpus, one budget, one evaluator.
+"""Comparison of methods: one network, one corpus, one budget, one evaluator.
 
 FOLDER/
     METHOD/ ...      the run of each method with the first seed, as `rdlm train` writes it
@@ -64,19 +64,19 @@ SAMPLE_BATCH = 64
 """Sequences that are generated at once."""
 
 TRIAL_SEQUENCES = 32
-"""Most sequences for the bound of a trial; the same ones for all learning rates, so that few are enough."""
+"""Largest number of sequences for the bound of a trial; few suffice, because all learning rates use the same ones."""
 
 TRIAL_PATHS = 8
-"""The same where the number is estimated along whole paths, which evaluate the network in every step."""
+"""The same for estimates along whole paths, which evaluate the network in every step."""
 
 DATA_SEQUENCES = 1024
 """Validation sequences to which samples are compared."""
 
 EXTENSIONS = 4
-"""Most learning rates of a method that are tried beyond the given ones."""
+"""Largest number of learning rates per method beyond the given ones."""
 
 FEW_SEEDS = {1: 12.706, 2: 4.303}
-"""97.5% quantiles of Student's t with so few degrees of freedom that the expansion in `student` is too narrow."""
+"""97.5% quantiles of Student's t for few degrees of freedom, for which the expansion in `student` is too narrow."""
 
 
 Trials = dict[MethodName, dict[float, float]]
@@ -97,14 +97,13 @@ class Contest:
     samples: int = 64
     """Generated sequences for the sample quality."""
     lrs: tuple[float, ...] = ()
-    """Learning rates from which the search for the one with the lowest bound of each method starts; empty: the
-    configuration's."""
+    """Initial learning rates of the search for the lowest bound of each method; empty: that of the configuration."""
     trial: int = 300
     """Training steps of a trial of a learning rate."""
     seeds: int = 1
-    """Training seeds of every method, counted up from the configuration's."""
+    """Number of training seeds of every method, from that of the configuration upwards."""
     repeats: int = REPEATS[1]
-    """Most estimates of a bound; with fewer, its interval is wider."""
+    """Largest number of estimates of a bound; with fewer, its interval is wider."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -151,7 +150,7 @@ class Entrant:
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """What all runs of a comparison share: its folder, the processes, the corpus and the method builder."""
+    """The common parts of all runs of a comparison: its folder, the processes, the corpus and the method builder."""
 
     folder: Path
     members: Team
@@ -416,7 +415,7 @@ def seconds_per_step(configs: Sequence[RunConfig], session: Session) -> dict[str
 
 
 def evaluation_seconds(contest: Contest, session: Session) -> float:
-    """Return the most seconds that the bounds and samples of all runs take, extrapolated from a few sequences."""
+    """Return an upper estimate of the seconds of all bounds and samples, extrapolated from a few sequences."""
     total, count = 0.0, min(4, contest.sequences)
     few = held_out(session.corpus, contest.config.data.length, count, contest.config.training.seed)
     with tempfile.TemporaryDirectory() as place:
@@ -479,7 +478,7 @@ def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: Interruption) -> list[dict[str, Any]]:
-    """Return the measurements of a trained run in each order, from measured.json where it has them."""
+    """Return the measurements of a trained run in each order, from measured.json if they exist."""
     run, known, rows = entrant.run, dict[Method, Bound](), []
     batch = held_out(run.corpus, contest.config.data.length, contest.sequences, contest.config.training.seed)
     for ordered in orders_of(run.method, contest.nfe, run.length):
@@ -499,7 +498,7 @@ def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: In
 
 
 def _measurement(run: Run, ordered: OrderedMethod, bound: Bound) -> dict[str, Any]:
-    """Return the bound of a run in one order, in bits per token, with what belongs to it."""
+    """Return the bound of a run in one order, in bits per token, with its attributes."""
     return {
         "bound": bound.bits,
         "stderr": bound.margin / 1.96,
@@ -544,14 +543,14 @@ def _stored(folder: Path) -> list[dict[str, Any]]:
 
 
 def _store(folder: Path, row: dict[str, Any]) -> None:
-    """Write a measurement in place of another one of the same run and order."""
+    """Write a measurement, replacing one of the same run and order."""
     same = ("method", "order", "seed")
     others = [other for other in _stored(folder) if any(other[name] != row[name] for name in same)]
     write_atomic(folder / "measured.json", json.dumps({"runs": [*others, row]}, indent=2) + "\n")
 
 
 def _note(run: Run, bound: Bound) -> str | None:
-    """Return the remark on a bound that is worse than the uniform code."""
+    """Return the note on a bound that is worse than the uniform code."""
     size, unit = run.corpus.tokenizer.size, unit_of(run.corpus)
     return uniform_note(bound.mean, bound.tokens, size, run.config, unit, bound.tokens)
 

@@ -43,7 +43,7 @@ class EvaluationPlan:
     sequences: int = 512
     """Sequences of the split, chosen by the seed; all of them if it has fewer."""
     evaluations: int = 1024
-    """Sequences that pass through the network for each bound."""
+    """Network evaluations of sequences per bound."""
     samples: int = 16
     """Sequences to generate; 0: none."""
     curve: tuple[int | None, ...] = ()
@@ -74,7 +74,7 @@ class Evaluation:
     plan: EvaluationPlan
     held_out: Batch
     note: str | None = None
-    """The remark on a bound that is worse than the uniform code."""
+    """The note on a bound that is worse than the uniform code."""
 
 
 Stage = Callable[[str, int], Callable[[int], object]]
@@ -111,7 +111,7 @@ def evaluate(
 
 
 def _note(model: LanguageModel, nats: Estimate, profile: Profile | None, size: Size) -> str | None:
-    """Return the remark on a bound that is worse than the uniform code; None if it is better."""
+    """Return the note on a bound that is worse than the uniform code; None if it is better."""
     late = True
     if profile is not None:
         spent = profile.cumulative()
@@ -141,7 +141,7 @@ def bound_of(
 
 
 def check_setting(model: LanguageModel, plan: EvaluationPlan) -> None:
-    """Refuse settings that the bound of a baseline does not have: only the number of network calls can be chosen."""
+    """Raise InputError for settings that the bounds of baselines do not have: all but the number of network calls."""
     rest = replace(plan.setting, nfe=1, token_schedule=None)
     if model.method.token_schedule is None and (
         rest != Setting(1)
@@ -156,7 +156,7 @@ def check_setting(model: LanguageModel, plan: EvaluationPlan) -> None:
 
 
 def check_same_data(model: LanguageModel, corpus: Corpus) -> None:
-    """Refuse a corpus other than the one that the model was trained on."""
+    """Raise InputError for a corpus other than that of the training."""
     if corpus.protocol != model.about["protocol"] or corpus.tokenizer.to_json() != model.tokenizer.to_json():
         raise InputError(
             f"the model was trained on {model.about['protocol']}; this corpus is {corpus.protocol} or has another "

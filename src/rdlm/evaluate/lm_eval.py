@@ -1,13 +1,13 @@
 """A model class for lm-evaluation-harness: `python -m rdlm.evaluate.lm_eval --model rdlm --model_args run=RUN ...`.
 
-The harness finds models by their registration alone, so this command registers `rdlm` and then is `lm_eval` itself; in
-Python, `import rdlm.evaluate.lm_eval` comes before `lm_eval.simple_evaluate(model="rdlm", model_args="run=RUN")`.
+The harness finds models by their registration, so this command registers `rdlm` and then runs `lm_eval`; in Python,
+`import rdlm.evaluate.lm_eval` before `lm_eval.simple_evaluate(model="rdlm", model_args="run=RUN")`.
 
 | request | value |
 |---|---|
 | `loglikelihood` | `log p(continuation given context)`, exact where a call decodes one token; else minus a bound |
-| `loglikelihood_rolling` | `log p(text)` as `rdlm score` gives it, window by window |
-| `generate_until` | a sample, greedy unless a temperature is asked for, up to the first stop |
+| `loglikelihood_rolling` | `log p(text)` as in `rdlm score`, window by window |
+| `generate_until` | a sample, greedy unless a temperature is given, up to the first stop |
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ except ImportError as missing:
 log = logging.getLogger(__name__)
 
 TOKENS = 64
-"""Tokens that `generate_until` writes unless a task says how many."""
+"""Default number of tokens of `generate_until`."""
 
 
 @register_model("rdlm")
 class HarnessModel(LM):
-    """A trained model as the harness takes one.
+    """A trained model with the interface of the harness.
 
     Model arguments: `run` (a run, a published folder or a hub name; the pretrained model if not given), `order`,
     `steps` (network calls), `unknown` (error, skip or replace characters outside the vocabulary), `lowercase`,
@@ -93,15 +93,16 @@ class HarnessModel(LM):
         return encode_text(self.model, self._prepared(text), self.unknown, least)
 
     def _pair(self, context: str, text: str) -> tuple[Encoded, Encoded]:
-        """Return context and continuation, normalised as one text, so that no second space begins the continuation."""
+        """Return context and continuation, normalised as one text, so that the continuation does not repeat a space."""
         before = self._prepared(context)
         after = self._prepared(context + text)[len(before) :]
         return encode_text(self.model, before, self.unknown, 0), encode_text(self.model, after, self.unknown, 1)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation, and whether each of its tokens is the likeliest one.
+        """Return the log-probability of each continuation, and whether each of its tokens is the most likely one.
 
-        Without exact conditionals the value is minus an upper bound on `-log p`, and no token counts as likeliest.
+        Without exact conditionals the value is minus an upper bound on `-log p`, and no token counts as the most
+        likely.
         """
         pairs = [self._pair(context, text) for context, text in _arguments(requests)]
         if self.reason is None:

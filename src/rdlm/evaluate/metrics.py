@@ -106,7 +106,7 @@ _BINS: Final = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often predictions of a certainty are right: per bin the mean certainty, the share right, and the number."""
+    """Accuracy of predictions by their certainty: per bin the mean certainty, the share right, and the number."""
 
     certainty: Float[Tensor, " bins"]
     right: Float[Tensor, " bins"]
@@ -163,14 +163,6 @@ class Discrepancy:
     p_value: float
 
 
-def squared_mmd(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], bandwidth: float | None = None) -> float:
-    """Return the unbiased squared discrepancy with a Gaussian kernel, Eq. (43); it can be below 0.
-
-    The default bandwidth is the median distance between the samples.
-    """
-    return float(_statistics(x, y, _first_set(x, y), bandwidth)[0])
-
-
 def permutation_test(
     x: Float[Tensor, "n d"],
     y: Float[Tensor, "m d"],
@@ -178,7 +170,11 @@ def permutation_test(
     generator: torch.Generator | None = None,
     bandwidth: float | None = None,
 ) -> Discrepancy:
-    """Return the squared discrepancy, Eq. (43), and its distribution under random exchanges between the two sets."""
+    """Return the unbiased squared discrepancy, Eq. (43), and its distribution under exchanges between the two sets.
+
+    The kernel is Gaussian; its default bandwidth is the median distance between the samples. The estimate can be
+    negative.
+    """
     if permutations < 1:
         raise InputError(f"a permutation test needs at least one permutation, got {permutations}")
     count = len(x) + len(y)

@@ -1,4 +1,4 @@
-"""Orders of generation: the bounds of a model by which `auto` chooses, and every method in each of its orders."""
+"""Bounds by order of generation: those of a model for the order `auto`, and every method in each of its orders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rdlm.random import generator_of
 from rdlm.storage.measurements import fingerprint
 
 CALLS: Final = (8, 16, 32, 64, 128)
-"""Network calls at which every order is measured, beside one call per token."""
+"""Network calls at which every order is measured, in addition to one call per token."""
 
 
 def measure_orders(
@@ -39,7 +39,7 @@ def measure_orders(
     calls: Sequence[int] = CALLS,
     stage: Stage = lambda name, total: lambda count: None,
 ) -> dict[str, Any]:
-    """Return the content of orders.json: the bound of every order at every number of calls that it can use.
+    """Return the content of orders.json: the bound of every order at every possible number of calls.
 
     All are measured on the same sequences, from equally many evaluations, and at most one of each sequence.
     """
@@ -69,7 +69,7 @@ def measure_orders(
 
 
 def measured_orders(model: LanguageModel, calls: Sequence[int]) -> Iterator[tuple[OrderName, TokenSchedule, int]]:
-    """Yield every order that the network can take, with its schedule, at the calls and at one call per token."""
+    """Yield every order that the network supports, with its schedule, at these calls and at one call per token."""
     for order in get_args(OrderName):
         seen = set()
         for asked in sorted({*calls, model.length}):
@@ -80,11 +80,11 @@ def measured_orders(model: LanguageModel, calls: Sequence[int]) -> Iterator[tupl
 
 
 def usable_schedule(method: Rdlm, order: OrderName, nfe: int, length: int) -> tuple[TokenSchedule, int] | None:
-    """Return the schedule of a named order and the calls that it takes; None if the network cannot be used in it."""
+    """Return the schedule of a named order and its calls; None if the network does not support it."""
     schedule, nfe = named_schedule(order, nfe, length)
     if schedule.block and not method.takes_blocks:
         return None
-    # From left to right with very few calls there would be no blocks: that is the strided order.
+    # From left to right with very few calls there would be no blocks, as in the strided order.
     whole = order == "left-to-right" and not schedule.discretize(nfe, length).block
     return None if whole else (schedule, nfe)
 
@@ -102,20 +102,20 @@ class OrderedMethod:
     """A trained method that generates in one of its orders; it shares the network with the others."""
 
     order: str | None
-    """Name of the order; None: the method has its own, which has no name."""
+    """Name of the order; None: the method has a single order without a name."""
     method: Method
     """The same object for names of the same order."""
     nfe: int
     """Network calls of a sample."""
     trained: bool = True
-    """Whether the objective has sequences of this kind."""
+    """Whether the training objective includes this order."""
 
 
 def orders_of(method: Method, nfe: int, length: int) -> list[OrderedMethod]:
     """Return a method in each of its orders, with as many of `nfe` network calls as the order can use."""
     if isinstance(method, Rdlm):
         return list(_rdlm_orders(method, nfe, length))
-    if type(method) is not MDLM:  # what extends it has an order of its own
+    if type(method) is not MDLM:  # derived methods have their own order
         order = method.order_name if isinstance(method, Baseline) else None
         return [OrderedMethod(order, method, method.sampling_nfe(length, nfe))]
     names: tuple[Literal["random", "strided"], ...] = ("random", "strided")
@@ -130,7 +130,8 @@ def _masked_in_order(method: MDLM, order: Literal["random", "strided"]) -> MDLM:
 
 
 def _rdlm_orders(method: Rdlm, nfe: int, length: int) -> Iterator[OrderedMethod]:
-    """Yield RDLM in every named order, left to right if it was trained block-wise, and in its own if that is another.
+    """Yield RDLM in every named order, left to right if it was trained block-wise, and in the configured order if that
+    is another.
 
     With one call per token the random and the strided order are the same.
     """
@@ -151,7 +152,7 @@ def _rdlm_orders(method: Rdlm, nfe: int, length: int) -> Iterator[OrderedMethod]
 
 
 def _own_schedule(own: TokenSchedule, nfe: int, length: int) -> tuple[TokenSchedule, int]:
-    """Return the schedule of a configuration and its calls, as the named order that it is in `nfe` calls, if any."""
+    """Return the schedule of a configuration and its calls, with the name of that order in `nfe` calls, if any."""
     steps = own.discretize(nfe, length)
     if own.width == 1 and not own.block:
         return named_schedule("synchronous", nfe, length)

@@ -6,7 +6,7 @@ import base64
 import html
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from rdlm.evaluate.evaluate import Evaluation
 from rdlm.evaluate.metrics import Metric
 from rdlm.evaluate.samples import unigrams
 from rdlm.likelihood import Profile
-from rdlm.train.report import STYLE, environment, text_of
+from rdlm.train.report import environment, html_page, html_table, text_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ MORE_STYLE = "img.plot { width: 34rem; max-width: 100%; image-rendering: auto; b
 
 def evaluation_page(model: LanguageModel, evaluation: Evaluation) -> str:
     """Return the page: metrics with their conventions, plots, the bound over M, samples, environment."""
-    title = html.escape(f"Evaluation of {model.name}")
+    title = f"Evaluation of {model.name}"
     plan = evaluation.plan
     facts = [
         ["corpus", str(model.about["protocol"])],
@@ -46,26 +46,20 @@ def evaluation_page(model: LanguageModel, evaluation: Evaluation) -> str:
         for row in evaluation.rows
     ]
     body = [
-        f"<h1>{title}</h1>",
-        _table(facts),
+        f"<h1>{html.escape(title)}</h1>",
+        html_table(facts),
         "<h2>Metrics</h2>",
         f"<p>With 95% intervals.{'' if evaluation.note is None else f' Note: {html.escape(evaluation.note)}.'}</p>",
-        _table([_cells(name, found) for name, found in evaluation.metrics.items()]),
+        html_table(_cells(name, found) for name, found in evaluation.metrics.items()),
         "<h2>Plots</h2>",
         *_pictures(model, evaluation),
         "<h2>The bound at M network calls</h2>",
-        _table(over_calls),
+        html_table(over_calls),
         *_samples(model, evaluation),
         "<h2>Environment</h2>",
-        _table([list(pair) for pair in environment().items()]),
+        html_table(environment().items()),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}{MORE_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return html_page(title, body, MORE_STYLE)
 
 
 def _cells(name: str, found: Metric) -> list[str]:
@@ -74,11 +68,6 @@ def _cells(name: str, found: Metric) -> list[str]:
 
 def _interval(value: object, low: object, high: object) -> str:
     return f"{value:.4g}" if low is None else f"{value:.4g} [{low:.4g}, {high:.4g}]"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _samples(model: LanguageModel, evaluation: Evaluation) -> Iterator[str]:

@@ -233,7 +233,7 @@ def _poles(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _terms(theta: Tensor, coefficients: Sequence[float]) -> Sequence[float]:
-    """Return as many coefficients as the precision resolves: on [0, pi] each term is about 1/9 of the previous one."""
+    """Return the coefficients that the precision resolves: on [0, pi] each term is about 1/9 of the previous one."""
     return coefficients if theta.dtype == torch.float64 else coefficients[:9]
 
 
@@ -265,7 +265,7 @@ INTERPOLATION_DEGREE = 5
 """Degree of the polynomials of `interpolated_`."""
 
 INTERPOLATION_TILE = 2**15
-"""Numbers that `interpolated_` evaluates at once on a CPU, so that they stay in its cache."""
+"""Values per tile of `interpolated_` on a CPU, so that they stay in its cache."""
 
 
 def interpolated_(function: Callable[[Tensor], Tensor], x: Tensor, low: Tensor, high: Tensor) -> Tensor:

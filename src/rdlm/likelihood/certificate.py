@@ -1,4 +1,4 @@
-"""The certificate of `rdlm certify`: no valid bound may be below the entropy of a source that is known exactly.
+"""The certificate of `rdlm certify`: no valid bound is below the entropy of a source with a known distribution.
 
 Each case evaluates one chain on one source with the source's exact posterior (Bayes' rule on the evidence, without
 training) and compares the bound with the entropy. The paper's spliced estimator, Eq. (33), is included for comparison
@@ -41,7 +41,7 @@ CERTAINTY = 4.0
 """Standard errors below the entropy at which a bound is refuted: one false alarm in 30,000."""
 
 ERASURE_STEPS = 8
-"""Steps of the cases in which every position takes a single one and is then known."""
+"""Steps of the cases in which every position takes a single step."""
 
 BELIEF_LENGTH = 5
 """Positions of the source of the inference layer's cases."""
@@ -190,7 +190,7 @@ def _channel_cases(steps: int) -> Iterator[Case]:
 
 
 def _belief_cases(steps: int) -> Iterator[Case]:
-    """Yield the cases of the inference layer, whose chain is the source: the slack is that of the grid alone."""
+    """Yield the cases of the inference layer, whose chain is the source: their slack is due to the grid alone."""
     source, total = sources.markov(BELIEF_LENGTH), Geometric().total
     mixture = Mixture((masked_path(source.states, total),))
     for label, chain in (("n-gram layer", markov_ngram()), ("hidden Markov layer", markov_hidden())):

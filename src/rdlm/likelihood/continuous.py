@@ -5,7 +5,7 @@ With time `u = 1/B` the drift errors of Eq. (28) become an integral,
     -log p(k) <= 1/2 int E |sum_l p_l v_l - v_k|^2 du  +  E[-log p(k | X at the last level)],
 
 over `u` from `1/S` to `1/B_last`. The model whose likelihood is bounded follows its diffusion to `B_last` and decodes
-there: the last term is part of the bound, and nothing is cut off. A switch adds its term of Eq. (32).
+there: the last term is part of the bound, and no interval of time is omitted. A switch adds its term of Eq. (32).
 
 The states are those of a chain of `FINE` steps plus one step that ends at the drawn level. They differ from the
 diffusion's by that chain's discretisation error, which is smaller than the usual confidence interval.

@@ -113,7 +113,7 @@ def sum_over_rows(value: Float[Tensor, "draws rows"], claims_bound: bool = True,
     The strata are those of `pair_strata`; fewer than `PAIRED` draws count as independent. With few rows of independent
     draws the rows' standard errors are combined. With many, the error is pooled from the residuals after removing row
     means and draw means: differences between rows, or between draws that all rows share, are no error of the sum. The
-    interaction of rows and draws counts as error, so that interval is conservative.
+    interaction of rows and draws is counted as error, so the interval is conservative.
     """
     draws, rows = value.shape
     paired = paired and draws >= PAIRED
@@ -187,7 +187,7 @@ def stratified(measure: Measure, strata: int, evaluations: int, rows_at_once: in
 
     A fifth of them is a pilot, distributed evenly over groups of neighbouring strata; the rest is allocated in
     proportion to the pilot's standard deviations (Neyman allocation). The pilot only determines the counts and the
-    curve is computed from the rest, so it is unbiased.
+    curve is computed from the rest, so the estimate is unbiased.
     """
 
     def sample(stratum: Int[Tensor, " n"], bins: Int[Tensor, " n"], count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,8 +224,8 @@ def curve_of_source(
     evaluations: int,
     generator: torch.Generator | None = None,
 ) -> Curve:
-    """Return the bound's curve in nats per sequence of a source, from `evaluations` or so steps, Eq. (28)-(30)."""
-    law = FreshLaw(chain.path, chain.grid)  # draws from a table would share an error that the interval misses
+    """Return the bound's curve in nats per sequence of a source, from about `evaluations` steps, Eq. (28)-(30)."""
+    law = FreshLaw(chain.path, chain.grid)  # draws from a table would share an error that the interval does not cover
 
     def measure(step: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return step_terms(posterior, chain, law, draw(len(step), generator), step, generator).sum(-1)

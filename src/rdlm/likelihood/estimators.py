@@ -65,9 +65,9 @@ def path_terms(
 def _offsets(
     chain: Chain, token: Int[Tensor, "batch length"], known: int, generator: torch.Generator | None
 ) -> Int[Tensor, "batch length"]:
-    """Return when each position starts, as in the sampler: known tokens have ended before step 0, others share it.
+    """Return the first step of each position, as in the sampler: known tokens end before step 0.
 
-    Where all positions are synchronous, known ones follow their bridge; blocks keep their places.
+    If all positions are synchronous, known ones follow their bridges. Known tokens do not move the blocks.
     """
     if not known or chain.asynchronous is None:
         return chain.offsets(token, generator)
@@ -121,7 +121,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is bounded: `-log p` of sequences under a mixture of chains with the same number of steps, Eq. (31)."""
+    """The sequences whose `-log p` is bounded, under a mixture of chains with the same number of steps, Eq. (31)."""
 
     token: Int[Tensor, "n length"]
     chains: tuple[Chain, ...]
@@ -204,9 +204,9 @@ def stratified_bound(
 ) -> Profile:
     """Return the bound from single steps, Eq. (28)-(32), with about `evaluations` sequence-steps.
 
-    Steps are stratified, in as many bins as leave each bin a few draws, and allocated in proportion to the standard
-    deviations that a pilot found. The interval holds for the mean over these sequences and, with at most one
-    evaluation per sequence, for the mean over their source.
+    Steps are stratified in bins of a few draws, and allocated in proportion to the standard deviations of a pilot. The
+    interval holds for the mean over these sequences and, with at most one evaluation per sequence, for the mean over
+    their source.
     """
     chains = len(problem.chains)
     bins = max(1, min(problem.nfe, evaluations * 4 // 5 // (PER_BIN * chains)))
@@ -265,7 +265,7 @@ def per_window_bound(
                 posterior = problem.posterior(row, batch, advance)
                 terms = step_terms(posterior, chain, law, problem.token[row], step, generator)
                 found[draw, row] += weight * problem.nfe * terms.double()
-    # Once: reading from the device in every step would wait for it.
+    # Once, as every read synchronises with the device.
     check_finite(found.transpose(0, 1), torch.full((len(problem.token),), -1))
     return found.cpu()
 

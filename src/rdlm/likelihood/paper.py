@@ -1,8 +1,8 @@
 """The paper's estimator of the likelihood, Eq. (33), for comparison with the bounds.
 
-Times are uniform up to a cut, states come from a law of choice, a switching path is spliced from one path before the
-switch and another after it, and neither the switch term nor the decode term is counted. Because of each of these it is
-not a bound.
+Times are uniform up to a cut, states are drawn from a given law, a switching path is spliced from one path before the
+switch and another after it, and the switch term and the decode term are omitted. Each of these alone invalidates the
+bound.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def step_terms(
 ) -> Float[Tensor, "batch length"]:
     """Return each position's term of the bound in nats at one global step per sequence, times its weight, Eq. (35).
 
-    The generator is on the CPU, where orders are drawn; the noise is drawn where the tokens are.
+    The generator is on the CPU, where orders are drawn; the noise is drawn on the device of the tokens.
     """
     offsets = chain.offsets(token, generator)
     generator = on_device(generator, token.device)

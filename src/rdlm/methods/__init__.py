@@ -74,5 +74,6 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
 
 
 def _has_frequencies(network: nn.Module, vocabulary: int) -> TypeGuard[Transformer]:
-    """Return whether the network starts at the frequencies: asked for, and with an output for each token."""
+    """Return whether the output bias is initialised at the frequencies: if configured, with an output for each
+    token."""
     return isinstance(network, Transformer) and network.config.frequencies and network.interface.outputs == vocabulary

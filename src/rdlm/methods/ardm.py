@@ -6,10 +6,11 @@ Eq. (71),
 
     -log p(x)  <=  sum over calls j of  (c_{j+1} - c_j) l_{c_j}
 
-and with M = D the right side is the mean of `-log p` over all orders. `l_c` falls with c, so calls should decide few
-tokens first and many later. The best `c_1 .. c_{M-1}` for a curve of losses, which training measures on held-out
-sequences, are found by dynamic programming. In the notation of masked diffusion the level is `alpha = c / D`, and
-position i has the threshold `rank(i) / D` for a random permutation: one permutation in place of D independent numbers.
+and with M = D the right side is the mean of `-log p` over all orders. `l_c` decreases with c, so early calls should
+decode few tokens and late calls many. The best `c_1 .. c_{M-1}` for a curve of losses, which training measures on
+held-out sequences, are found by dynamic programming. In the notation of masked diffusion the level is `alpha = c / D`,
+and position i has the threshold `rank(i) / D` for a random permutation: one permutation in place of D independent
+numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ EVERY, MEMORY = 100, 0.8
 
 
 class ARDM(MDLM):
-    """Masked diffusion in which every call decides a planned number of positions, in a random order."""
+    """Masked diffusion in which every call decodes a planned number of positions, in a random order."""
 
     card: Card | None = Card("masked tokens, exact counts, planned calls", "bound", "ARDM", 0.0)
     order_name: str | None = "random"
@@ -75,7 +76,7 @@ class ARDM(MDLM):
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one call.
 
-        A random position of the order is drawn and the call that decides it: large calls are drawn more often.
+        The call is that of a random position of the order, so large calls are drawn more often.
         """
         token, length = batch.ids, batch.ids.shape[1]
         grid = self.levels(nfe, length)
@@ -100,7 +101,7 @@ class ARDM(MDLM):
         curve.copy_(mean)
 
     def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
-        """Return the middle of the interval of levels in which each position is decided: its rank in the order."""
+        """Return the middle of the interval of levels in which each position is decoded, from its rank in the order."""
         rank = discrete.uniform_like(token, generator).argsort(-1).argsort(-1)
         return (rank + 0.5).double() / token.shape[1]
 
@@ -109,7 +110,7 @@ class ARDM(MDLM):
 def planned_counts(curve: tuple[float, ...], nfe: int, length: int) -> tuple[int, ...]:
     """Return `c_0 = 0 < c_1 < ... < c_M = D` with the least sum of `(c_{j+1} - c_j) l_{c_j}`, by dynamic programming.
 
-    Losses between measured shares are interpolated, and made to fall; equal counts if none were measured.
+    Losses between measured shares are interpolated and made non-increasing; equal counts if none were measured.
     """
     if not all(loss > 0 for loss in curve):
         return tuple(round(length * call / nfe) for call in range(nfe + 1))
@@ -128,7 +129,7 @@ def planned_counts(curve: tuple[float, ...], nfe: int, length: int) -> tuple[int
 
 
 def falling_losses(curve: Float[Tensor, " bins"], length: int) -> Float[Tensor, " length"]:
-    """Return the loss with each number of known positions, interpolated, and never above that with fewer."""
+    """Return the loss with each number of known positions, interpolated, and at most that with fewer."""
     curve = torch.cummin(curve, 0).values
     place = ((torch.arange(length, dtype=torch.float64) / length) * len(curve) - 0.5).clamp(0, len(curve) - 1)
     low = place.long().clamp_max(len(curve) - 2)

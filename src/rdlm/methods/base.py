@@ -1,4 +1,4 @@
-"""The interface of a method: what the trainer, the evaluator and the command line ask of it."""
+"""The interface of a method, which the trainer, the evaluator and the command line use."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ DEFAULT_NFE = 64
 
 @dataclass(frozen=True)
 class Card:
-    """What a number of a method is worth: a line of `rdlm methods`."""
+    """The kind and accuracy of a method's likelihood: a line of `rdlm methods`."""
 
     process: str
-    """How a token is corrupted and restored."""
+    """The corruption of a token and its reverse."""
     number: Literal["exact", "bound", "estimate"]
     """Whether `Method.bound` is the likelihood of the sampler that runs, a bound on it, or neither."""
     paper: str
     """The work, by its name in the references of docs/theory.md."""
     slack: float | None = None
-    """Most percent by which the number exceeds the entropy of an independent source, with the exact posterior and 64
-    calls; a test measures it. None: an estimate, which has no certificate."""
+    """Largest excess over the entropy of an independent source in percent, with the exact posterior and 64 calls;
+    measured by a test. None: an estimate, which has no certificate."""
     reason: str = ""
-    """Where the slack is from."""
+    """The cause of the slack."""
 
 
 def check_nfe(nfe: int) -> None:
@@ -51,7 +51,7 @@ class Method(Protocol):
     """Whether the mean of `bound` is an upper bound on `-log p` of what `generate` samples from."""
 
     bound_estimator: BoundEstimator | None
-    """What `bound` evaluates: single random steps, or whole paths; None: the caller chooses an estimator."""
+    """The estimator of `bound`: single random steps, or whole paths; None: selected by the caller."""
 
     network: nn.Module
     """The network; the trainer may replace it by a wrapper with the same call (DDP, compiled)."""
@@ -64,7 +64,7 @@ class Method(Protocol):
         """
 
     def renew(self, held_out: Batch, draw: Draw) -> None:
-        """Measure on held-out sequences what the loss needs to know about the network; called before every step."""
+        """Update the statistics of the loss on held-out sequences; called before every step."""
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, averaged over its tokens."""
@@ -81,19 +81,19 @@ class Method(Protocol):
         """Return the network evaluations of a sample in `steps` steps, by default the method's own number."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is learned outside the network (for example a time proposal), for a checkpoint."""
+        """Return the learned state outside of the network (such as a time proposal), for a checkpoint."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
 
 
 class Baseline:
-    """What methods share that sample whole sequences in their own order and learn nothing outside the network."""
+    """Defaults of methods that sample whole sequences in their own order and have no state outside of the network."""
 
     card: Card | None = None
     token_schedule: TokenSchedule | None = None
     order_name: str | None = None
-    """Name of the order in which tokens are generated; None: it has none."""
+    """Name of the order in which tokens are generated, if it has one."""
     bound_estimator: BoundEstimator | None = "steps"
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
@@ -101,13 +101,13 @@ class Baseline:
         return steps or DEFAULT_NFE
 
     def fit(self, rows: Callable[[], Tensor]) -> None:
-        """Learn from the training data what the process needs to know, before the first step: nothing."""
+        """Fit the process to the training data before the first step; nothing by default."""
 
     def renew(self, held_out: Batch, draw: Draw) -> None:
-        """Measure nothing: the loss needs no more than the network."""
+        """Do nothing: the loss depends on the network alone."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return nothing: everything learned is in the network."""
+        """Return an empty state: all parameters are in the network."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

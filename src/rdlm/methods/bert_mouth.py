@@ -1,8 +1,8 @@
 """BERT as a generator (BERT-Mouth): masked language modelling at one mask rate, scored by masked diffusion.
 
-Training masks a fixed share of the tokens and predicts them. The bound and the sampler are those of `mdlm`, which ask
-for every mask rate: what the network has not learned is charged. The pseudo-likelihood of the original, the sum of
-`log p(x_i | all others)`, is no likelihood, and its Gibbs sampler has none that is known; neither is here.
+Training masks a fixed share of the tokens and predicts them. The bound and the sampler are those of `mdlm`, which use
+every mask rate, also those on which the network was not trained. The pseudo-likelihood of the original, the sum of `log
+p(x_i | all others)`, is not a likelihood, and that of its Gibbs sampler is unknown; neither is implemented.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RATE = 0.15
 
 
 class BertMouth(MDLM):
-    """A masked language model that generates as masked diffusion does."""
+    """A masked language model with the sampler of masked diffusion."""
 
     card: Card | None = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
     order_name: str | None = "random"

@@ -1,9 +1,11 @@
-"""Bayesian flow networks (BFN) for tokens: a network that sees the posterior of noisy observations of one-hot vectors.
+"""Bayesian flow networks (BFN) for tokens: the network's input is the posterior of noisy observations of one-hot
+vectors.
 
 The accuracy `beta(t) = b t^2` grows to b at t = 1. The state is the sum `y ~ N(beta (V e_k - 1), beta V I)` of the
 observations, and the network's input `2 theta - 1` with `theta = softmax(y)`. This is the Gaussian channel of
-`gaussian_codes` with one-hot vectors and strength `a = V beta`: `y` differs from `u` by a constant, which the softmax
-does not see. With n observations, `a_i` of equal times, the calls are n + 1, the last one for the reconstruction.
+`gaussian_codes` with one-hot vectors and strength `a = V beta`: `y` differs from `u` by a constant, to which the
+softmax is invariant. With n observations, `a_i` of equal times, the calls are n + 1, the last one for the
+reconstruction.
 
     n steps       sum over i of  E[ log N_k(y_i) - log sum_l p_l N_l(y_i) ]  +  E[-log p_k at t = 1],        Eq. (74)
     n -> inf      V b int_0^1 t E |e_k - p(theta_t, t)|^2 dt                 +  E[-log p_k at t = 1],        Eq. (75)
@@ -66,14 +68,11 @@ class BFN(GaussianCodes):
         """Return the observation: all vectors have one length."""
         return y
 
-    def predict(
-        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
+    def features(
+        self, state: Float[Tensor, "batch length v"], time: Float[Tensor, " batch"]
     ) -> Float[Tensor, "batch length v"]:
-        """Return the log-probabilities of the tokens by one evaluation of the network."""
-        features = 2 * torch.softmax(state, dim=-1) - 1
-        more = () if previous is None else (previous,)
-        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
-        return torch.log_softmax(logits, dim=-1)
+        """Return the posterior of the tokens under a uniform prior, scaled to [-1, 1]."""
+        return 2 * torch.softmax(state, dim=-1) - 1
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the loss in continuous time, or a random one of n steps, in nats per token."""

@@ -6,10 +6,11 @@ The vector of token k has `n = ceil(log2 V)` bits, or V coordinates of which one
 
 The sampler is DDPM's, the drift chain of `gaussian_codes`, from strength 0; M calls are at the times m / M, and the
 last one draws the token. Its bound, Eq. (74), is that of VDM with fixed codes; the literature prints none for bits.
-Logits of bits give `p(k) ~ prod over bits j of p_j(bit j of k)`, normalised over the V tokens: numbers that are no
-token's have probability 0, so nothing is lost where V is no power of two. Self-conditioning is `model.self_condition`.
+Logits of bits give `p(k) ~ prod over bits j of p_j(bit j of k)`, normalised over the V tokens: numbers without a token
+have probability 0, so no mass is lost if V is not a power of two. Self-conditioning is `model.self_condition`.
 
-Not here: asymmetric times, which tell the network less noise than there is, for few calls; no bound is known for them.
+Asymmetric times, which understate the noise to the network for few calls, are not implemented; no bound is known for
+them.
 """
 
 from __future__ import annotations
@@ -54,18 +55,9 @@ class BitDiffusion(GaussianCodes):
         """Return the bits of all tokens as -1 and 1."""
         return self.table.to(like)
 
-    def predict(
-        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
-    ) -> Float[Tensor, "batch length v"]:
-        """Return the log-probabilities of the tokens by one evaluation of the network."""
-        strength = self.strength(time.to(state.device)).to(state).view(-1, 1, 1)
-        tiny = torch.finfo(state.dtype).tiny  # without observations the state is 0
-        features = state / (strength * (1 + strength)).clamp_min(tiny).sqrt()  # of variance one
-        more = () if previous is None else (previous,)
-        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
-        if self.options.head == "bit":
-            logits = logits @ (self.codes(logits).T + 1) / 2  # the sum over the bits that are 1
-        return torch.log_softmax(logits, dim=-1)
+    def token_logits(self, output: Tensor, state: Float[Tensor, "batch length n"]) -> Float[Tensor, "batch length v"]:
+        """Return the logits of the tokens: with the head bit, the sums of the logits of the bits that are 1."""
+        return output @ (self.codes(output).T + 1) / 2 if self.options.head == "bit" else output
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the squared error of the predicted bits per coordinate, or the cross-entropy, at uniform times."""

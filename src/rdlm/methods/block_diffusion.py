@@ -5,7 +5,7 @@
 With one block it is `mdlm`, with blocks of one token an exact autoregressive likelihood. Training and bound evaluate
 all blocks in one pass over a doubled sequence: the clean tokens, then the partly masked ones; a masked block attends to
 itself and to the clean blocks before it. The sampler spends the calls evenly on the blocks, at least one on each, and
-evaluates the tokens so far; finished blocks do not change, but their keys are not kept.
+evaluates the tokens so far; keys of finished blocks are recomputed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         return -(-length // self.block)
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
-        """Return the calls: equally many for each block, at least one."""
+        """Return the calls: the same number for each block, at least one."""
         return self.blocks(length) * max(1, super().sampling_nfe(length, steps) // self.blocks(length))
 
     def integrand(

@@ -57,7 +57,7 @@ REPEATS = (3, 32)
 
 
 UNIFORM_MARGIN = 1e-3
-"""Relative distance from the uniform code within which a bound is called no better."""
+"""Relative difference from the uniform code within which a bound is reported as no better."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def uniform_note(
     """Return a remark on a bound that is worse than the uniform code, log2(V) bits per token, and the reason; or None.
 
     The bound and the uniform code are for `tokens` tokens, which have `per` characters, pixels or bases. `late` is
-    whether the late steps have most of the bound, or are not known: without evidence, the network has to learn from
-    the states alone that they are all but finished, and each late step is charged for what it has not learned.
+    whether the late steps have most of the bound, or are not known: without evidence, the network has to infer from the
+    states that tokens are nearly finished, and its errors add up over the late steps.
     """
     uniform = tokens * math.log(vocabulary)
     if nats < uniform * (1 - UNIFORM_MARGIN):
@@ -158,7 +158,8 @@ def repeated_bound(
     most: int = REPEATS[1],
     advance: Advance = lambda count: None,
 ) -> Bound:
-    """Return the mean bound of sequences, repeating the estimate until its error is small beside the sampling error.
+    """Return the mean bound of sequences, repeating the estimate until its error is small relative to the sampling
+    error.
 
     The variance has two parts: that of the estimator, from the variance of its means, widened by Student's t for their
     small number; and that of the finite sample of sequences, from the covariance of two independent estimates of each.

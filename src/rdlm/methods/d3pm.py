@@ -43,7 +43,7 @@ LARGEST = 1 << 26
 """Most entries of the matrices of all steps: 512 MiB in float64."""
 
 PAPER_STEPS = 1000
-"""Steps for which the noise of the matrix gauss is given; with others it is rescaled, so that its sum stays."""
+"""Steps for which the noise of the matrix gauss is given; for other numbers it is rescaled to the same sum."""
 
 OFFSET = 0.008
 """Offset of the cosine schedule of Improved DDPM."""
@@ -178,7 +178,8 @@ class Multinomial(D3PM):
 def step_back(
     prior: Float[Tensor, "batch length s"], jump: Float[Tensor, "batch s s"], state: Int[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length s"]:
-    """Return the law of the less noisy state, from its prior and the noisier state by Bayes' rule, Eq. (73)."""
+    """Return the distribution of the less noisy state, from its prior and the noisier state by Bayes' rule, Eq.
+    (73)."""
     likelihood = jump.mT.gather(1, state[..., None].expand(-1, -1, jump.shape[-1]))  # [B, L, S]: the column of x_t
     joint = prior * likelihood
     return joint / joint.sum(-1, keepdim=True)
@@ -189,7 +190,7 @@ def logistic_logits(
 ) -> Float[Tensor, "batch length v"]:
     """Return the log-masses of the bins of ordered tokens under a logistic distribution, centred near the state."""
     location, log_scale = output.unbind(-1)
-    # the mask, if there is one, has no place among the tokens: the location is then relative to their middle
+    # the mask is not one of the ordered tokens: its location is relative to their middle
     place = torch.where(state < vocabulary, 2 * state.double() / (vocabulary - 1) - 1, 0.0)
     location = torch.tanh(location + place)[..., None]
     steepness = torch.exp(2 - log_scale)[..., None]
@@ -236,7 +237,7 @@ def forward_matrices(options: D3PMConfig, vocabulary: int) -> Float[Tensor, "ste
 
 
 def gauss_matrix(vocabulary: int, beta: float) -> Float[Tensor, "v v"]:
-    """Return the doubly stochastic matrix of a discretised Gaussian step; what leaves the range stays where it was."""
+    """Return the doubly stochastic matrix of a discretised Gaussian step; jumps out of the range are rejected."""
     place = torch.arange(vocabulary, dtype=torch.float64)
     offset = torch.arange(1 - vocabulary, vocabulary, dtype=torch.float64)
     scale = -4 / ((vocabulary - 1) ** 2 * beta)

@@ -4,8 +4,9 @@ The Wright-Fisher diffusion with equal mutation, whose coordinates are Jacobi di
 
     dx = (1 - V x) / 2 dt + sqrt(D) dW,      D = diag(x) - x x^T
 
-Started in `Dir(1 + N e_k)`, it stays a mixture: `x_t ~ sum_m q_m(t) Dir(1 + m e_k)`, where `q(t)` is the law of a death
-process from N with rates `m (m - 1 + V) / 2`. So draws are exact, and the point of a position says exactly, Eq. (81),
+Started in `Dir(1 + N e_k)`, it stays a mixture: `x_t ~ sum_m q_m(t) Dir(1 + m e_k)`, where `q(t)` is the distribution
+of a death process from N with rates `m (m - 1 + V) / 2`. So draws are exact, and so is the evidence of a position's
+point, Eq. (81),
 
     log g_t(x_l),      g_t(y) = sum_m q_m(t) (V)_m / m! y^m
 
@@ -36,14 +37,14 @@ from rdlm.methods.dirichlet_flow import dirichlet_points, on_simplex, simplex_ne
 from rdlm.random import Draw, check_numbers, draw_token
 
 LINEAGES = 64
-"""N: the start `Dir(1 + N e_k)` leaves no doubt about the token."""
+"""N: for the start `Dir(1 + N e_k)` the token is practically certain."""
 
 LATEST = 20.0
 """V T: at the last time T the token's share of information is about exp(-10)."""
 
 
 TIMES = 256
-"""Most different times of an estimate: each costs a matrix exponential."""
+"""Largest number of distinct times in an estimate: each costs a matrix exponential."""
 
 
 class DDSM(Baseline):
@@ -58,7 +59,8 @@ class DDSM(Baseline):
         self.network: nn.Module = simplex_network("ddsm", config, vocabulary, classes, signal)
 
     def clock(self, share: Tensor) -> Tensor:
-        """Return the time t of a share of [0, 1]; early times are dense, where the token is decided."""
+        """Return the time t of a share of [0, 1]; early times are dense, because most information about the token is
+        lost there."""
         return LATEST / self.vocabulary * share.square()
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
@@ -150,7 +152,7 @@ class DDSM(Baseline):
 
 
 def lineages(time: Float[Tensor, " batch"], vocabulary: int) -> Float[Tensor, "batch n"]:
-    """Return `q(t)`, the law of the death process from N at each time, in float64 on the CPU."""
+    """Return `q(t)`, the distribution of the death process from N at each time, in float64 on the CPU."""
     m = torch.arange(LINEAGES + 1, dtype=torch.float64)
     rate = m * (m - 1 + vocabulary) / 2
     generator = torch.diag(rate[1:], -1) - torch.diag(rate)

@@ -1,9 +1,9 @@
 """Masked diffusion with a schedule for each token (DiffusionBERT's spindle; MD4's state-dependent schedule).
 
 Token k is unmasked at time t with probability `alpha_k(t) = t + S sin(pi t) w_k`, with `w_k` the logarithm of its count
-in the training data, scaled to at most 1 and centred: frequent tokens are decided before rare ones, as in DiffusionBERT
-(S = 0.3). There `w_k` is centred by sentence, so that the schedule depends on what the model does not know; here by the
-vocabulary, which makes it a model. "Still masked" is evidence for rare tokens, so the network sees the time. In a step
+in the training data, scaled to at most 1 and centred: frequent tokens are decoded before rare ones, as in DiffusionBERT
+(S = 0.3). There `w_k` is centred by sentence, so that the schedule depends on the unknown tokens; here by the
+vocabulary, which makes it a valid model. A mask is evidence for rare tokens, so the network has a time input. In a step
 
     r_k = (alpha_k(t') - alpha_k(t)) / (1 - alpha_k(t))         the true step unmasks token k with probability r_k
     p_l r_l                                                     the model's step unmasks to token l

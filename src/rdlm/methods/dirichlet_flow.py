@@ -1,8 +1,8 @@
 """Dirichlet flow matching: a flow on the simplex whose points are Dirichlet-distributed at every concentration.
 
-Given token k the point has the law `Dir(1 + (a - 1) e_k)`, uniform at a = 1. The network predicts the token by
-cross-entropy at `a = 1 + 2 Exp(1)`; what the point of a position itself says is exactly `(a - 1) log x_l`, which is
-added to the logits. The flow is, Eq. (80),
+Given token k the point has the distribution `Dir(1 + (a - 1) e_k)`, uniform at a = 1. The network predicts the token by
+cross-entropy at `a = 1 + 2 Exp(1)`; the evidence of a position's own point is exactly `(a - 1) log x_l`, which is added
+to the logits. The flow is, Eq. (80),
 
     dx / da = sum over l of p_l C(x_l, a) (e_l - x),
     C(b, a) = -(d/da I_b(a, V - 1)) Beta(a, V - 1) / ((1 - b)^(V-1) b^(a-1)),      I_b the distribution function of Beta

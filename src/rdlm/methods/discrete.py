@@ -1,4 +1,4 @@
-"""Discrete diffusion over token ids: the base class of MDLM, UDLM and SEDD, and helpers that all baselines share.
+"""Discrete diffusion over token ids: the base class of MDLM, UDLM and SEDD, and functions for all baselines.
 
 Time 0 is noise and time 1 is data. At time t a token is kept with probability `alpha_t`. The sampler of M network
 evaluations goes from `alpha_m` to `alpha_{m+1}` in step m, on the grid `alpha_0 = 0 < ... < alpha_M = 1`.
@@ -90,7 +90,7 @@ def condition_of(batch: Batch) -> Tensor | None:
 
 
 def training_condition(batch: Batch, config: RunConfig, generator: torch.Generator) -> Tensor | None:
-    """Return the condition of a batch, dropped for random sequences as classifier-free guidance needs it."""
+    """Return the condition of a batch, dropped for random sequences, as required for classifier-free guidance."""
     condition = condition_of(batch)
     if condition is None:
         return None

@@ -1,4 +1,4 @@
-"""Tokens as vectors seen through Gaussian noise: what bfn, bit_diffusion, plaid and diffusion_lm share.
+"""Gaussian observations of token vectors: the base class of bfn, bit_diffusion, plaid and diffusion_lm.
 
 A state is the sum `u` of observations of the token's vector `c_k` with total strength `a` (signal-to-noise ratio),
 
@@ -25,20 +25,23 @@ from torch import Tensor, nn
 
 from rdlm.config import RunConfig
 from rdlm.likelihood.terms import mixture_excess
+from rdlm.methods import discrete
 from rdlm.methods.stepwise import Stepwise
 from rdlm.random import draw_token, normal
 
 
 class GaussianCodes(Stepwise):
-    """A chain of Gaussian observations; a subclass gives the vectors, the strengths and the network.
+    """A chain of Gaussian observations; a subclass defines the vectors, the strengths and the network, with its input.
 
-    With self-conditioning (`model.self_condition`) a call is two evaluations of the network, the second of which sees
-    the mean that the first predicts: so a prediction depends on the state alone, as the bound requires.
+    With self-conditioning (`model.self_condition`) a call is two evaluations of the network; the mean that the first
+    predicts is an input of the second. So predictions depend on the state alone, as the bound requires.
     """
 
     config: RunConfig
     network: nn.Module
     kernel: Literal["drift", "mixture"] = "drift"
+    spread: int = 1
+    """Inverse mean square of a vector's coordinates: 1 for entries of size 1, the dimension for unit vectors."""
 
     @abstractmethod
     def times(self, steps: int) -> Float[Tensor, " steps"]:
@@ -52,11 +55,27 @@ class GaussianCodes(Stepwise):
     def codes(self, like: Tensor) -> Float[Tensor, "v d"]:
         """Return the vectors of all tokens in the type and on the device of `like`."""
 
-    @abstractmethod
+    # -- one evaluation of the network ---------------------------------------------------------------------------------
+
+    def features(
+        self, state: Float[Tensor, "batch length d"], time: Float[Tensor, " batch"]
+    ) -> Float[Tensor, "batch length d"]:
+        """Return the network's input: by default the states, scaled to variance one."""
+        strength = self.strength(time.to(state.device)).to(state).view(-1, 1, 1)
+        tiny = torch.finfo(state.dtype).tiny  # without observations the state is 0
+        return state / (strength * (1 + strength / self.spread)).clamp_min(tiny).sqrt()
+
+    def token_logits(self, output: Tensor, state: Float[Tensor, "batch length d"]) -> Float[Tensor, "batch length v"]:
+        """Return the logits of the tokens from the output of the network: by default the output itself."""
+        return output
+
     def predict(
         self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
     ) -> Float[Tensor, "batch length v"]:
         """Return the log-probabilities of the tokens by one evaluation of the network."""
+        more = () if previous is None else (previous,)
+        output = discrete.logits(self.network, self.features(state, time).float(), time.float(), condition, *more)
+        return torch.log_softmax(self.token_logits(output, state), dim=-1)
 
     # -- products with the vectors, which one-hot vectors do not need -------------------------------------------------
 
@@ -97,7 +116,7 @@ class GaussianCodes(Stepwise):
     ) -> Float[Tensor, "batch length v"]:
         """Return the predicted log-probabilities of the tokens.
 
-        In training `first` marks the sequences that see no earlier prediction.
+        In training, `first` marks the sequences without an earlier prediction.
         """
         if self.evaluations == 1:
             return self.predict(state, time, condition, None)

@@ -1,14 +1,14 @@
 """Any-order autoregression with a canonical order (MAC): one order of positions, in which the likelihood is exact.
 
 The canonical order visits every `stride`-th position, then starts again one further: consecutive positions of the order
-lie far apart. Training sees a random set of known positions and, of the unknown ones, a prefix in the canonical order;
-so conditionals that no canonical order asks for are not trained. With calls that decide the positions `c_j .. c_{j+1}`
-of the order at once, Eq. (72),
+are far apart. Training conditions on a random set of known positions and, of the unknown ones, on a prefix in the
+canonical order; so conditionals that no canonical order needs are not trained. With calls that decode the positions
+`c_j .. c_{j+1}` of the order at once, Eq. (72),
 
     log p(x)  =  sum over calls j, sum over positions i of call j, of  log p(x_i | positions of earlier calls)
 
-is the likelihood of the sampler that runs, not a bound: the order is fixed, so nothing is averaged. With one call per
-position it is the chain rule. In other orders the same network has other likelihoods, as a rule lower ones.
+is the likelihood of the sampler that runs, not a bound: the order is fixed. With one call per position it is the chain
+rule. In other orders the same network has other likelihoods, usually lower ones.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MAC(MDLM):
         return (torch.arange(calls + 1, dtype=torch.float64) * length / calls).round() / length
 
     def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
-        """Return the middle of the interval of levels in which each position is decided: its canonical rank."""
+        """Return the middle of the interval of levels in which each position is decoded, from its canonical rank."""
         length = token.shape[1]
         rank = canonical_ranks(length, self.config.discrete.stride).to(token.device)
         return ((rank + 0.5).double() / length).expand(token.shape)

@@ -9,7 +9,7 @@ without the time; its output is a distribution over tokens (the mask has probabi
 The first bound is exact for the sampler of M steps, which draws all positions of a step independently. The second is
 the mean of the autoregressive `-log p` over all orders, for every schedule. Position i is unmasked when alpha exceeds
 its threshold, uniform on [0, 1). The thresholds are independent, as in the literature, or strided: the positions of one
-step lie far apart (`discrete.order strided`, the order of RDLM's token schedules). The bound holds for either.
+step are far apart (`discrete.order strided`, the order of RDLM's token schedules). The bound holds for either.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 | loss | formula | network input |
 |---|---|---|
 | `sequence_loss` | cross-entropy, Eq. (36) and (47), or drift error, Eq. (37) | noisy tokens, with full attention |
-| `block_loss` | cross-entropy of every block behind clean ones, Eq. (49) | clean and noisy tokens, with a block mask |
+| `block_loss` | cross-entropy of blocks given clean ones before, Eq. (49) | clean and noisy tokens, with a block mask |
 | `codes_loss` | the bound, Eq. (28) and (30), for the codes alone, Eq. (52) | noisy tokens of a few sequences |
 
 Times are drawn as synchronous ones from a proposal, Eq. (38), (46) and (50), as mixed ones, Eq. (51), as those of
@@ -43,11 +43,11 @@ BINS = 64
 """Bins of the adaptive and of the information proposal."""
 
 WEAKEST = 1e-3
-"""Strength `a = 1/B - 1/S` below which no level is drawn: together they are worth about a nats per position."""
+"""Strength `a = 1/B - 1/S` below which no level is drawn: these levels contribute about a nats per position."""
 
 DUE_EARLY = (25, 50, 100)
 DUE_EVERY = 250
-"""Steps before which the information is measured: some early ones, when it changes fast, and every so many."""
+"""Steps before which the information is measured: some early ones, while it changes fast, and then periodically."""
 
 PER_BIN = 3
 """Evaluations of single sequences per bin in one measurement of the information."""
@@ -101,7 +101,7 @@ def sequence_loss(
         time = method.layout.per_symbol(times.time).to(token.device)
         values = cross_entropy(prediction.logits, token, time, prediction.evidence)
     if method.proposal.adaptive:  # `observe` synchronises with the device
-        rows = times.synchronous.nonzero()[:, 0]  # on the CPU: the device would have to be asked for their number
+        rows = times.synchronous.nonzero()[:, 0]  # on the CPU, because their number is needed
         method.proposal.observe(step, times.common[rows], values[rows.to(values.device)])
     return values * times.weight.to(values)
 
@@ -232,7 +232,7 @@ class TrainingTimes:
     synchronous: Bool[Tensor, " batch"]
     """Sequences whose positions have the common time; only these update the proposal."""
     read: Bool[Tensor, " batch"]
-    """Sequences of which a reading is given; their positions have time 0."""
+    """Sequences with a reading as evidence; their positions have time 0."""
 
 
 def draw_times(
@@ -270,7 +270,7 @@ def draw_times(
 def draw_readings(
     token: Int[Tensor, "batch length"], size: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "batch length v"]:
-    """Return the evidence of readings of sequences, as `rdlm restore` is given it.
+    """Return the evidence of random readings of sequences, as in `rdlm restore`.
 
     Wrong symbols are equally likely, at a log-uniform rate from `ERRORS`; half of the sequences have gaps, at a uniform
     rate up to `GAPS`.
@@ -305,7 +305,7 @@ def _asynchronous(
     """Return local times of token schedules of random width, in random or left-to-right order, Eq. (35)."""
     batch = len(common)
     width = torch.rand(batch, 1, generator=generator).clamp_min(NARROWEST)
-    # With the narrowest schedule a position is noise while others are finished: the network learns context soonest.
+    # With the narrowest schedule a position is noise while others are finished, from which context is learned fastest.
     narrow = torch.rand(batch, 1, generator=generator) < config.narrow
     width = torch.where(narrow, torch.tensor(NARROWEST), width)
     starts = {order: TokenSchedule(0.5, order).starts(batch, length, generator) / 0.5 for order in _orders(config)}
@@ -323,7 +323,7 @@ def _orders(config: ObjectiveConfig) -> tuple[Order, ...]:
 
 @dataclass(frozen=True, eq=False)
 class BlockTimes:
-    """The times and weights of a batch's positions, for blocks that are trained behind clean ones."""
+    """The times and weights of a batch's positions, for training blocks given the clean blocks before them."""
 
     time: Float[Tensor, "batch length"]
     """Local time of every position."""
@@ -361,7 +361,7 @@ def draw_block_times(
 
 @torch.no_grad()
 def measured_information(method: Rdlm, batch: Batch, generator: torch.Generator) -> Float[Tensor, " bins"]:
-    """Return the nats per position that the network pays in each bin of log-strength, Eq. (50), on some sequences.
+    """Return the loss of the network in nats per position in each bin of log-strength, Eq. (50), on some sequences.
 
     A collective operation, with the same result on all processes.
     The rate is the integrand of the bound in continuous time, Eq. (28) with `M` to infinity, for every bridge, with
@@ -422,7 +422,7 @@ class Proposal:
             strongest = (1 / LAST - 1) / schedule.total
             self.edges = torch.linspace(math.log(WEAKEST), math.log(strongest), BINS + 1)
             # Before the first measurement: the information of weak evidence grows in proportion to its strength, up to
-            # about log(states), where the evidence begins to tell the states apart.
+            # about log(states), where the evidence begins to distinguish the states.
             strength = ((self.edges[1:] + self.edges[:-1]) / 2).exp()
             self.set_information(strength * torch.exp(-strength / math.log(states + 1)))
 

@@ -1,4 +1,4 @@
-"""Gaussian diffusion of learned vectors: Plaid, trained on its bound, and Diffusion-LM as another configuration of it.
+"""Gaussian diffusion of learned vectors: Plaid, trained on its bound, and Diffusion-LM as a variant.
 
 The vectors `c_k` are learned unit vectors. The chain is the drift chain of `gaussian_codes` at the times `m / (M - 1)`,
 
@@ -10,8 +10,8 @@ with the bound of Eq. (74). Plaid's loss is that bound in continuous time, Eq. (
     1/2 int a'(t) E |c_k - sum_l p_l c_l|^2 dt  +  E[-log p_k at t = 1]
 
 An eighth of the sequences has the second part. Diffusion-LM's loss is the squared error without the weight a', and the
-second part; it is not its bound. Self-conditioning is `model.self_condition`. Not here: Plaid's learned schedule (of
-which only the ends change the bound), its warm-up of the output prior, and its adaptive split of the batch; of
+second part; it is not its bound. Self-conditioning is `model.self_condition`. Not implemented: Plaid's learned schedule
+(of which only the ends change the bound), its warm-up of the output prior, and its adaptive split of the batch; of
 Diffusion-LM, vectors of free length and a decoder without the network.
 """
 
@@ -51,6 +51,7 @@ class Plaid(GaussianCodes):
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config, self.dimension = config, config.plaid.dimension
+        self.spread = self.dimension
         interface = Interface(self.dimension, vocabulary, classes=classes, signal=signal)
         network = build(config.model, interface)
         network.codes = Codes(vocabulary, self.dimension)
@@ -62,7 +63,7 @@ class Plaid(GaussianCodes):
         return torch.linspace(0, 1, steps, dtype=torch.float64)
 
     def strength(self, time: Tensor) -> Tensor:
-        """Return a strength of which the logarithm grows about evenly."""
+        """Return a strength whose logarithm grows nearly linearly."""
         return LAST * torch.expm1(STEEPNESS * time.double()) / math.expm1(STEEPNESS)
 
     def weight(self, time: Tensor) -> Tensor:
@@ -73,16 +74,9 @@ class Plaid(GaussianCodes):
         """Return the unit vectors, through which gradients flow."""
         return self.learned.learning().vectors(like)
 
-    def predict(
-        self, state: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, previous: Tensor | None
-    ) -> Float[Tensor, "batch length v"]:
-        """Return the log-probabilities of the tokens by one evaluation of the network."""
-        strength = self.strength(time.to(state.device)).to(state).view(-1, 1, 1)
-        tiny = torch.finfo(state.dtype).tiny  # without observations the state is 0
-        features = state / (strength * (1 + strength / self.dimension)).clamp_min(tiny).sqrt()  # of variance one
-        more = () if previous is None else (previous,)
-        logits = discrete.logits(self.network, features.float(), time.float(), condition, *more)
-        return torch.log_softmax(logits + state @ self.codes(state).T if self.evidence else logits, dim=-1)
+    def token_logits(self, output: Tensor, state: Float[Tensor, "batch length d"]) -> Float[Tensor, "batch length v"]:
+        """Return the logits of the tokens, with the evidence of the states if it is used."""
+        return output + state @ self.codes(state).T if self.evidence else output
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the loss in nats per token, Eq. (79): an eighth of the sequences has that of the last call."""

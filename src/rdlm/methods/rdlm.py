@@ -1,6 +1,6 @@
 """RDLM: diffusion on spheres from an uninformative start to the points of tokens.
 
-`Process` is the diffusion of a configuration; `Rdlm` joins it with a denoiser, a network and an objective.
+`Process` is the diffusion of a configuration; `Rdlm` combines it with a denoiser, a network and an objective.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from rdlm.sampling.sampler import sample_chain
 from rdlm.storage.own_classes import own_class
 
 CHAIN_PAIRS = 8192
-"""Draws per level in the tables of the chains that bounds are measured on."""
+"""Draws per level in the tables of chains for bounds."""
 
 KEPT_LAWS = 8
-"""Tables of chains kept in memory: a service may be asked for any number of steps."""
+"""Tables of chains kept in memory: requests to a service can have any number of steps."""
 
 
 def total_noise(config: ProcessConfig, vocabulary: int) -> float:
-    """Return the total noise of a configuration; where none is given, by the coordinates of its spheres."""
+    """Return the total noise of a configuration; by default from the number of coordinates."""
     if config.total is not None:
         return config.total
     coordinates = config.dimension if config.codes in ("learned", "arc") else config.base or vocabulary
@@ -52,7 +52,7 @@ def total_noise(config: ProcessConfig, vocabulary: int) -> float:
 
 
 def own_schedule(name: str | None, total: float) -> Schedule | None:
-    """Return the user's own schedule, scaled to the total noise `S`; None without one."""
+    """Return the user-defined schedule, scaled to the total noise `S`; None without one."""
     if name is None:
         return None
     found = own_class(name, Schedule)(total)  # type: ignore[call-arg, type-abstract]
@@ -63,7 +63,7 @@ def own_schedule(name: str | None, total: float) -> Schedule | None:
 
 
 def own_bridge(name: str) -> type[Bridge]:
-    """Return the user's own family of bridges."""
+    """Return the user-defined family of bridges."""
     return own_class(name, Bridge)
 
 
@@ -103,17 +103,17 @@ class Process:
 
     @property
     def bridge(self) -> Channel:
-        """Return a channel of the process; pull and evidence are the same for all of them."""
+        """A channel of the process; pull and evidence are the same for all of them."""
         return self.mixture.paths[0].bridge
 
     @property
     def codes(self) -> Codes | None:
-        """Return the learned codes of the tokens, if any."""
+        """The learned codes of the tokens, if any."""
         tokens = self.bridge.tokens
         return tokens if isinstance(tokens, Codes) and tokens.learned else None
 
     def grid(self, steps: int) -> Grid:
-        """Return the grid of a chain with so many steps, uniform in time."""
+        """Return the grid of a chain with this number of steps, uniform in time."""
         return uniform_in_time(self.schedule, steps)
 
 
@@ -175,13 +175,13 @@ class Rdlm:
         """Set the density of training levels to the information at each level, Eq. (50), where it is due and used."""
         objective = self.config.objective
         if self.proposal.due(draw.step) and objective.asynchronous < 1 and objective.blockwise < 1:
-            held_out = held_out.to(next(self.network.parameters()).device)
+            held_out = held_out.to(self.device)
             nats = measured_information(self, held_out, generator_of("information", draw.seed, draw.step))
             self.proposal.set_information(nats)
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, Eq. (36), (37) and (49), averaged over its tokens."""
-        generator = draw.generator()  # on the CPU, for what is decided there; states are drawn where the tokens are
+        generator = draw.generator()  # on the CPU for times and weights; states are drawn on the device of the tokens
         objective = self.config.objective
         token, condition = self.layout.symbols(batch.ids), self.condition(batch)
         count = len(token)
@@ -235,7 +235,8 @@ class Rdlm:
         block_mask: BlockMask | None = None,
         given: Tensor | None = None,
     ) -> Prediction:
-        """Return the denoiser's output; a self-conditioned network is given its own first one half of the time."""
+        """Return the denoiser's output; with self-conditioning, its own first output is the second input half of the
+        time."""
         previous = None
         if self.config.model.self_condition and float(torch.rand((), generator=generator)) < 0.5:
             with torch.no_grad():
@@ -273,7 +274,8 @@ class Rdlm:
     ) -> Problem:
         """Return the inputs of a bound's estimators: symbols, the mixture's chains, the posterior for some rows.
 
-        Blocks that are generated one after the other are measured at once, each behind clean ones, Eq. (49).
+        Blocks that are generated one after the other are evaluated together, each given the clean ones before it, Eq.
+        (49).
         """
         batch = batch.to(self.device)
         mixture, condition, token = self.process.mixture, self.condition(batch), self.layout.symbols(batch.ids)
@@ -326,7 +328,7 @@ class Rdlm:
     def block_mask(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> BlockMask | None:
         """Return the attention mask of a chain's blocks, Eq. (49); None without blocks.
 
-        Given the tokens, all blocks are evaluated at once, each behind clean ones.
+        Given the tokens, all blocks are evaluated together, each given the clean ones before it.
         """
         if not chain.token_steps.block:
             return None
@@ -345,7 +347,7 @@ class Rdlm:
     ) -> Chain:
         """Return the chain of `nfe` network evaluations on a path, by default with the method's schedule and grid.
 
-        Blocks share the evaluations of a sequence of `length` tokens; where that is not given there are none.
+        Blocks share the evaluations of a sequence of `length` tokens; without a length there are no blocks.
         """
         order = token_schedule or self.token_schedule
         self.check_blocks(order.block)
@@ -355,12 +357,12 @@ class Rdlm:
 
     @property
     def takes_blocks(self) -> bool:
-        """Whether the network's attention can be masked, as blocks need it."""
+        """Whether the network's attention can be masked by blocks."""
         model = self.config.model
         return isinstance(model, TransformerConfig) and not model.causal and model.network_class is None
 
     def check_blocks(self, block: float) -> None:
-        """Refuse blocks for a network whose attention cannot be masked."""
+        """Raise InputError for blocks with a network whose attention cannot be masked."""
         if block and not self.takes_blocks:
             raise InputError("blocks need a transformer that is not causal: other networks have no block mask")
 
@@ -408,7 +410,7 @@ class Rdlm:
         return self.layout.per_position(condition) if condition.is_floating_point() else condition
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is learned outside the network: the time proposal."""
+        """Return the learned state outside of the network: the time proposal."""
         return self.proposal.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -5,7 +5,7 @@ each with one network evaluation, and the last of them draws the tokens. For eve
 
     -log p(x)  <=  KL(q(z_0 | x) || p(z_0))  +  sum over m < M of  E KL(q(z_{m+1} | z_m, x) || p(z_{m+1} | z_m))
 
-A method gives the parts: the first state, the states of the forward process, the terms and the steps.
+A method defines the first state, the states of the forward process, the terms and the steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Stepwise(Baseline, ABC):
         return self.sampling_nfe(length, nfe)
 
     def prior(self, token: Int[Tensor, "batch length"], steps: int) -> Float[Tensor, " batch"] | float:
-        """Return `KL(q(z_0 | x) || p(z_0))` of each sequence in nats; 0 where the first state knows nothing of `x`."""
+        """Return `KL(q(z_0 | x) || p(z_0))` of each sequence in nats; 0 if the first state is independent of `x`."""
         return 0.0
 
     @abstractmethod

@@ -1,21 +1,22 @@
 """Continuous-time Markov chains with tau-leaping (tauLDR).
 
 Forward, token x jumps to y at the rate `b(t) R[x, y]`, for noise times t from 0 (data) to 1; `b(t) = 3 log(100) 100^t`,
-so after the clock `B(t) = 3 (100^t - 1)` its law is the row of `q_t = exp(B R)`. With the network's `p` and
+so after the clock `B(t) = 3 (100^t - 1)` its distribution is the row of `q_t = exp(B R)`. With the network's `p` and
 `m_t(y) = sum over k of p(k) q_t[k, y]`, the rates backwards are, Eq. (78),
 
     true     b R[y, x] q_t[k, y] / q_t[k, x]          model     b R[y, x] m_t(y) / m_t(x)
 
     -log p(k) <= int b E sum over y != x of  r_y (s_y - 1 - log s_y) dt  +  E[-log p(k | x) at t_0]  +  KL(q_1 || end)
 
-with `r_y` the true rate over b, `s_y` the model's over the true one. `p` is the law of the token given the other
-positions: the original divides its posterior by `q_t[k, x]` instead, which is the same but ill-conditioned. The bound
-is that of the *continuous-time* chain. The sampler leaps: in a step h of the clock every jump to y happens
-Poisson(h rate) times, rates frozen, so with few calls it samples from something else, and the number is an *estimate*.
+with `r_y` the true rate over b, `s_y` the model's over the true one. `p` is the distribution of the token given the
+other positions: the original divides its posterior by `q_t[k, x]` instead, which is the same but ill-conditioned. The
+bound is that of the *continuous-time* chain. The sampler leaps: in a step h of the clock every jump to y happens
+Poisson(h rate) times, with constant rates, so with few calls it samples from another distribution, and the value is an
+*estimate*.
 
     rates gauss      between tokens with near numbers, reversible with a wide Gaussian end; jumps add up, clamped
-    rates uniform    to any token; a position that would jump twice stays
-    corrector        after each leap, leaps with forward plus backward rates, which leave the law as it is
+    rates uniform    to any token; a position that would jump twice does not jump
+    corrector        after each leap, leaps with forward plus backward rates, which leave the distribution invariant
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ AUXILIARY = 0.001
 
 
 class Spectrum(NamedTuple):
-    """The generator R of the jumps, its stationary law, and what its exponential is computed from."""
+    """The generator R of the jumps, its stationary distribution, and the factors of its exponential."""
 
     rate: Float[Tensor, "v v"]
     end: Float[Tensor, " v"]
@@ -127,12 +128,12 @@ class TauLDR(Baseline):
     def _posterior(
         self, log_probs: Tensor, law: Float[Tensor, "batch v v"], state: Tensor
     ) -> Float[Tensor, "batch length v"]:
-        """Return `log p(k | x)`: the prediction with what the position's own state says."""
+        """Return `log p(k | x)`: the prediction combined with the evidence of the position's own state."""
         column = law.mT.gather(1, state[..., None].expand(-1, -1, self.vocabulary))
         return torch.log_softmax(log_probs + column.clamp_min(1e-300).log(), dim=-1)
 
     def divergence_rate(self, true: Tensor, model: Tensor, state: Tensor) -> Float[Tensor, "batch length"]:
-        """Return `sum over y of R[y, x] r_y (s_y - 1 - log s_y)`, for true and predicted laws of the state."""
+        """Return `sum over y of R[y, x] r_y (s_y - 1 - log s_y)`, for true and predicted distributions of the state."""
         tiny = torch.finfo(true.dtype).tiny
         ratios = [law.clamp_min(tiny).log() for law in (true, model)]
         true_ratio, ratio = (log_law - log_law.gather(-1, state[..., None]) for log_law in ratios)
@@ -212,7 +213,7 @@ def spectrum_of(rates: str, vocabulary: int) -> Spectrum:
         end = torch.softmax(-(off / (WIDTH * vocabulary)).square() / 2, dim=0)
         distance = (place[:, None] - place).abs()
         towards = torch.exp(-((distance - 1) / max(1.0, REACH * vocabulary)).square())
-        inwards = off[None, :] <= off[:, None]  # jumps to the centre have this rate, those back follow from the end
+        inwards = off[None, :] <= off[:, None]  # jumps to the centre have this rate, and reversibility gives those back
         rate = torch.where(inwards, towards, towards * end[None, :] / end[:, None])
     rate.fill_diagonal_(0.0)
     rate -= torch.diag(rate.sum(-1))

@@ -1,1 +1,1 @@
-"""The denoisers: feature tensors and per-position times in, logits out; nothing here knows of spheres."""
+"""Networks: logits from features and times of every position; only `denoiser` depends on the process."""

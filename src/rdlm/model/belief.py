@@ -1,11 +1,11 @@
-"""The inference layer: exact beliefs about every symbol under a small Markov chain, below the network, Eq. (54).
+"""The inference layer: exact posteriors of every symbol under a small Markov chain, below the network, Eq. (54).
 
 Given the evidence `l_j` of all positions and a chain prior, the context
 
     c_i(k) = log p(k_i = k | evidence of the other positions)
 
 is exact by forward-backward, in time linear in the length. It is combined with the network's output `s` by weights that
-the network gives each position: `log p = log_softmax(u s + v c + l)`. The bound holds for any posterior.
+the network outputs for each position: `log p = log_softmax(u s + v c + l)`. The bound holds for any posterior.
 
 | kind | states | learned |
 |---|---|---|
@@ -36,31 +36,31 @@ from rdlm.model.transformer import Cache
 from rdlm.storage.tables import cached
 
 SMALLEST = 1e-9
-"""Added to probabilities, so that no symbol and no state is excluded by rounding: an n-gram model may never have seen
-what a reading or a prompt says for certain."""
+"""Added to probabilities, so that rounding excludes no symbol or state: a reading or a prompt may contain strings that
+the n-gram model has never seen."""
 
 WEIGHTS = 2
-"""Outputs of the network beside the logits: the weights of its logits and of the chain's context."""
+"""Additional outputs of the network: the weights of its logits and of the chain's context."""
 
 ALONE = 0.5
-"""Share of positions at which the network predicts without the chain in training."""
+"""Share of positions at which the network is trained without the chain."""
 
 TABLES = ("suffix", "oldest", "weight")
 """The tables of an n-gram model: fields of `Contexts` and buffers of `Ngram`."""
 
 FORMAT = 2
-"""Version of cached tables: raised whenever the same data would give other ones."""
+"""Version of cached tables, increased whenever the tables of the same data change."""
 
 MESSAGES = 1 << 27
-"""Numbers in the forward messages of the sequences that are treated at once."""
+"""Largest number of values in the forward messages of sequences that are evaluated together."""
 
 
 class BeliefNetwork(nn.Module):
     """A network beside an inference layer: logits `u s(l) + v c(l)`, to which the caller adds the evidence, Eq. (54).
 
-    The weights `u` and `v` of a position are outputs of the network. In training, the chain is left out at half of the
-    positions: with the chain's context everywhere, the network is left with too little to learn from.
-    With an `input_width`, the features of the network, the chain's posterior is its second input.
+    The weights `u` and `v` of a position are outputs of the network. In training, the chain is omitted at half of the
+    positions: with its context everywhere, the network receives too little training signal.
+    With an `input_width` (the number of features), the chain's posterior is a second input of the network.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class BeliefNetwork(nn.Module):
         return functional.pad(from_evidence(evidence), (0, self.input_width - self.vocabulary))
 
     def _likelihood(self, inputs: Shaped[Tensor, "batch length *features"]) -> Float[Tensor, "batch length v"]:
-        """Return what the evidence of a position says of each symbol, as probabilities."""
+        """Return the normalised likelihoods of the symbols given the evidence of each position."""
         if inputs.is_floating_point():  # the inverse of `from_evidence`
             scaled: Tensor = inputs.float() * self.vocabulary**-0.5
             return (scaled + 1 / self.vocabulary).clamp_min(0)
@@ -156,7 +156,7 @@ def _extended(cache: Cache, symbols: Int[Tensor, "batch length"]) -> Int[Tensor,
 
 
 def belief_of(config: NetworkConfig, interface: Interface) -> Belief:
-    """Return the inference layer of a configuration, before anything is counted or learned."""
+    """Return the inference layer of a configuration, before it is fitted."""
     if interface.digits > 1 or interface.features not in (interface.outputs, interface.outputs + 1):
         raise InputError(
             f"model.belief {config.belief} needs tokens as they are and evidence as the network's input: "
@@ -173,9 +173,9 @@ class Belief(nn.Module, ABC):
     states: int
 
     def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
-        """Learn from training data what is not learned with the network; nothing by default.
+        """Fit the parts that are not trained with the network to training data; none by default.
 
-        What is learned from data with a `digest` is cached on disk.
+        The result for data with a `digest` is cached on disk.
         """
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ class Belief(nn.Module, ABC):
     def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
         """Return the log-probabilities of every symbol given the clean symbols before it."""
 
-    # -- what a kind of chain defines ------------------------------------------------------------------
+    # -- defined by each kind of chain ------------------------------------------------------------------
 
     @abstractmethod
     def _start(self, batch: int) -> Float[Tensor, "n batch"]:
@@ -214,7 +214,7 @@ class Belief(nn.Module, ABC):
 
     @abstractmethod
     def _messages_before(self, clean: Int[Tensor, "batch length"]) -> Shaped[Tensor, "batch length ..."]:
-        """Return the chain's state, or law of states, before every position of clean symbols."""
+        """Return the chain's state, or its distribution, before every position of clean symbols."""
 
     @abstractmethod
     def _message(self, before: Shaped[Tensor, "batch ..."]) -> Float[Tensor, "n batch"]:
@@ -222,7 +222,7 @@ class Belief(nn.Module, ABC):
 
     @abstractmethod
     def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
-        """Return the law of the next state."""
+        """Return the distribution of the next state."""
 
     @abstractmethod
     def _back(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
@@ -298,7 +298,7 @@ class Ngram(Belief):
         super().__init__()
         check_ngram(vocabulary, order, states)
         self.vocabulary, self.order, self.states = vocabulary, order, states
-        # Until contexts are counted: a chain without memory, in which all symbols are equally likely.
+        # Before contexts are counted: a chain without memory and with equally likely symbols.
         row = torch.arange(states, dtype=torch.int32)
         self.register_buffer("suffix", torch.where(row <= vocabulary, 0, -1).int())
         self.register_buffer("oldest", (row - 1) * ((row > 0) & (row <= vocabulary)))
@@ -319,7 +319,7 @@ class Ngram(Belief):
             getattr(self, name).copy_(tables[name])
 
     def check(self) -> None:
-        """Raise ValueError unless the tables are those of an n-gram model: a foreign file can have any numbers."""
+        """Raise ValueError unless the tables are those of an n-gram model; they may be from an untrusted file."""
         suffix, oldest, weight = self.suffix.long(), self.oldest.long(), self.weight.float()
         row, used = torch.arange(self.states, device=suffix.device), int((suffix >= 0).sum())
         inside = (suffix[:used] >= 0).all() and (suffix[1:used] < row[1:used]).all() and suffix[0] == 0
@@ -342,7 +342,7 @@ class Ngram(Belief):
         """The tables in the form that inference needs, computed once after they change."""
         key = (self.weight._version, self.weight.data_ptr(), self.suffix._version, self.weight.device)
         if self._arcs is None or self._arcs[0] != key:
-            # On the CPU: this reads numbers at every turn.
+            # On the CPU, because the loop reads values in every iteration.
             tables = self.suffix.cpu().long(), self.oldest.cpu().long(), self.weight.cpu().float()
             self._arcs = (key, _Arcs.of(Contexts.of(*tables)).to(self.weight.device))
         return self._arcs[1]
@@ -378,7 +378,7 @@ class Ngram(Belief):
     def _context(
         self, evidence: Float[Tensor, "batch length v"], message: Float[Tensor, "n batch"]
     ) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position, without gradients, in half of the time: memory is used again."""
+        """Return the context of every position without gradients, in half of the time by reusing memory."""
         likelihood = (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0).contiguous()  # [L, V, B]
         ahead, found, message = [], [], message.contiguous().clone()
         for symbols in likelihood:
@@ -450,7 +450,7 @@ class _Arcs:
     symbol: Int[Tensor, " n"]
     """The last symbol of each state."""
     levels: tuple[tuple[slice, slice, _Sums], ...]
-    """Rows of each length from 1 on, rows of one symbol less, and the sums over the former that go to the latter."""
+    """For each length from 1: its rows, the rows of one symbol less, and the sums from the former to the latter."""
     by_target: _Sums
     by_source: _Sums
     by_symbol: _Sums
@@ -506,7 +506,7 @@ def _entries(contexts: Contexts, used: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return source, target and weight of all arcs.
 
     The back-off of `h` goes to the states that `h'` leads to. Where `h` leads to a longer one, that share of the
-    probability is moved there: an arc has it as well, and another one takes it away.
+    probability is moved there: one arc adds it, and another one subtracts it.
     """
     weight, following, suffix = contexts.weight, contexts.following, contexts.suffix
     longer = (following != following[suffix]) & (contexts.length > 0)[:, None]
@@ -554,7 +554,7 @@ class HiddenMarkov(Belief):
     def _normalised(self) -> Iterator[None]:
         """Context manager: the probabilities of this call, in float32 also under autocast."""
         with torch.autocast(self.transition.device.type, enabled=False):
-            self._next = self.transition.softmax(-1)  # [N, N]: rows are the law of the next state
+            self._next = self.transition.softmax(-1)  # [N, N]: rows are distributions of the next state
             self._symbol = self.emission.softmax(-1)  # [N, V]
             yield
 

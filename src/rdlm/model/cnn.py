@@ -1,7 +1,7 @@
 """Convolutional networks: residual dilated layers over a sequence (the promoter task), and blocks over an image.
 
 In an image the tokens are ordered levels. The input of a token is its level and whether it is known, and the output is
-a distribution around a location, so that a network need not learn the order of the levels.
+a distribution around a location, so that the order of the levels need not be learned.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ class LevelHead(nn.Module):
 
 
 TILE = 512
-"""Tokens whose logits are computed at once; the intermediate results of more do not fit into the cache of a CPU."""
+"""Tokens per tile of logits, such that intermediate results fit into the cache of a CPU."""
 
 
 class _Student(torch.autograd.Function):
-    """The logits of `LevelHead`, one tile after the other; `backward` computes the distances again."""
+    """The logits of `LevelHead`, one tile at a time; `backward` recomputes the distances."""
 
     @staticmethod
     def forward(
@@ -193,10 +193,10 @@ Levels = Float[Tensor, "b h w c"]
 
 
 class Interpolation(nn.Module):
-    """The mean of the levels near each token in its channel, weighted by place and certainty; never its own level.
+    """The mean of the levels near each token in its channel, weighted by position and certainty, without its own level.
 
-    The weights by place are learned, and the network may change them at each token. A second mean corrects the first by
-    the errors of the first one in the other channels of the pixel: channels differ in the same way as nearby.
+    The weights of the positions are learned, and the network can change them at each token. A second mean corrects the
+    first one by its errors in the other channels of the pixel, as differences between channels vary slowly.
     """
 
     open_far: Tensor
@@ -216,7 +216,7 @@ class Interpolation(nn.Module):
         self.register_buffer("others", before if config.causal else before + before.T, persistent=False)
 
     def forward(self, level: Levels, certainty: Levels) -> tuple[Levels, Levels]:
-        """Return the mean, 0 where nothing near is known, and the logarithm of its weight."""
+        """Return the mean, 0 where no near level is known, and the logarithm of its weight."""
         kernel = (self.far.exp() * self.open_far)[None, None]
         both = torch.stack([level * certainty, certainty]).movedim(-1, 2)  # [2, B, C, H, W]
         total = functional.conv2d(both.flatten(0, 2)[:, None], kernel, padding=FAR).view(both.shape)
@@ -244,13 +244,13 @@ class Interpolation(nn.Module):
 
 
 def _squared_distances(reach: int) -> Float[Tensor, "n n"]:
-    """Return the squared distance of every place of a window from its centre."""
+    """Return the squared distance of every pixel of a window from its centre."""
     along = torch.arange(-reach, reach + 1).float()
     return along[:, None].square() + along.square()
 
 
 def _before_centre(window: Float[Tensor, "n n"]) -> Bool[Tensor, "n n"]:
-    """Return the places of a window that come before its centre, row by row."""
+    """Return the pixels of a window before its centre, row by row."""
     return (torch.arange(window.numel()) < window.numel() // 2).view(window.shape)
 
 
@@ -265,7 +265,7 @@ FAR, NEAR = 3, 2
 """Pixels to each side from which levels are interpolated, with common weights and with those of each token."""
 
 LEAST = 0.03
-"""Weight of the middle level, or of the mean from farther away, beside those of known levels."""
+"""Weight of the middle level, or of the mean over a larger window, relative to those of known levels."""
 
 
 class Convolution2D(nn.Module):
@@ -304,14 +304,9 @@ class Convolution2D(nn.Module):
             raise InputError(f"images of {self.config.image} have {length} tokens, got {inputs.shape[1]}")
         level, certainty = self._tokens(inputs).unbind(-1)  # [B, H, W, C] each
         mean, weight = self.interpolation(level, certainty)
-        x = (
-            self.input(self._grouped(self._features(inputs, level, certainty, mean, weight))) + self.place
-        )  # [B, h, w, width]
-        embedding = self.time(time, labels)
-        if embedding.shape[1] > 1:  # of every token: the mean of those that share a position
-            embedding = self._grouped(embedding).unflatten(-1, (self.tokens, -1)).mean(-2)
-        else:
-            embedding = embedding[:, :, None]
+        grouped = self._grouped(self._features(inputs, level, certainty, mean, weight))
+        x = self.input(grouped) + self.place  # [B, h, w, width]
+        embedding = self._embedding(time, labels)
         for block in self.blocks:
             x = block(x, embedding)
         numbers = self._split(self.outer(self.norm(x))).split((self.head.inputs, self.interpolation.inputs), -1)
@@ -319,8 +314,8 @@ class Convolution2D(nn.Module):
         logits: Tensor = self.head(numbers[0], location.flatten(1))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _embedded(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "b h w t"]:
-        """Return the embedding of times and labels; of one time per token, the mean over those of a position."""
+    def _embedding(self, time: Tensor | float, labels: Tensor | None) -> Float[Tensor, "b h w t"]:
+        """Return the embedding of times and labels; with a time per token, its mean over the tokens of a position."""
         embedding: Tensor = self.time(time, labels)
         if embedding.shape[1] == 1:
             return embedding[:, :, None]
@@ -332,7 +327,7 @@ class Convolution2D(nn.Module):
     ) -> Float[Tensor, "b l 5"]:
         """Return level and certainty, the interpolated level with its weight, and its error where the level is known.
 
-        The error is logarithmic: a few levels are a small error, and decide how precise a prediction can be.
+        The error is logarithmic, because differences of a few levels determine the precision of a prediction.
         """
         guess = self.interpolation.corrected(level, certainty, mean)
         error = (level - guess) * (self.interface.outputs / 2)
@@ -343,7 +338,7 @@ class Convolution2D(nn.Module):
         return torch.cat([inputs, found], -1)
 
     def _tokens(self, inputs: Float[Tensor, "b l 2"]) -> Float[Tensor, "b h w c 2"]:
-        """Return the features of every token at its place; causal inputs are those of the token before."""
+        """Return the features of every token at its pixel; causal inputs are those of the token before."""
         if self.config.causal:
             inputs = functional.pad(inputs[:, 1:], (0, 0, 0, 1))
         return inputs.view(len(inputs), *self.config.image, -1)
@@ -365,7 +360,7 @@ class Convolution2D(nn.Module):
 
 
 def _check_levels(interface: Interface) -> None:
-    """Raise InputError unless inputs are levels, or their ids, and outputs one logit for each."""
+    """Raise InputError unless inputs are levels or their ids, and outputs are one logit per level."""
     if interface.features not in (LEVEL_FEATURES, interface.outputs + 1) or interface.digits > 1:
         raise InputError(
             "convolution2d needs one token per level: denoiser.features level with process.codes arc or onehot, "

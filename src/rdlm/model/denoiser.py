@@ -121,9 +121,9 @@ class Denoiser:
         block_mask: BlockMask | None = None,
         given: Float[Tensor, "batch positions v"] | None = None,
     ) -> Prediction:
-        """Return the network's logits and the exact evidence of the states, Eq. (27), plus that which is given.
+        """Return the network's logits and the exact evidence of the states, Eq. (27), plus the `given` evidence.
 
-        Evidence from another source, such as a reading of the text, adds up with that of the states, Eq. (57).
+        Evidence from another source, such as a reading of the text, is added to that of the states, Eq. (57).
         """
         grouped, level = self._grouped(state, remaining)
         late = self._adds_late(state)
@@ -190,13 +190,13 @@ class Denoiser:
         return isinstance(self.bridge.tokens, Codes) and self.bridge.vocabulary >= MANY_TOKENS
 
     def check_given(self) -> None:
-        """Raise InputError if the network does not take evidence from another source than its own states."""
+        """Raise InputError if the network does not support evidence from other sources than its states."""
         if self.layout.digits > 1 or self.config.features not in ("evidence", "level") or not self.config.evidence:
             needed = "denoiser.features evidence or level and one sphere per token"
             raise InputError(f"given evidence needs a model with {needed}")
         if self.config.timed:
             raise InputError(
-                "evidence from outside needs a network without a time input, which tells it how much is known: "
+                "given evidence needs a network without a time input, which states how much is known: "
                 "models of version 0.1.0 have one, those trained with the defaults of this version "
                 "(denoiser.time false) do not"
             )
@@ -239,7 +239,7 @@ class Denoiser:
     def _statistic(self, state: Float[Tensor, "... d"], level: Float[Tensor, ...]) -> Float[Tensor, "... c"]:
         """Return `sqrt(c) u / sqrt(c^2 + |u|^2)` for `u = x / B`, on which the evidence depends, Eq. (56).
 
-        It is near `u / sqrt(c)` where little is known, and `sqrt(c)` times the token's vector once it is.
+        It tends to `u / sqrt(c)` for weak evidence, and to `sqrt(c)` times the vector of a known token.
         """
         width = self.bridge.tokens.coordinates
         u = state[..., :width] / level.clamp_min(special.SMALLEST_NOISE)[..., None]

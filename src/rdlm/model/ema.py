@@ -31,7 +31,7 @@ class MovingAverage:
 
     @contextmanager
     def swap(self, network: nn.Module) -> Iterator[None]:
-        """Context manager: the network has the averaged parameters inside, its own again afterwards."""
+        """Context manager: use the averaged parameters inside, and restore the parameters afterwards."""
         own = {name: p.clone() for name, p in _trainable(network).items()}
         _assign(network, self.tensors)
         try:

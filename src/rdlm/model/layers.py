@@ -1,4 +1,4 @@
-"""Layers that both networks share: initialised linear maps, input features, time embedding and conditioning.
+"""Layers of all networks: initialised linear maps, input features, time embedding and conditioning.
 
 The input of a position is the sum of its features or id, the previous prediction (self-conditioning), the signal and
 the digit index. Times and class labels modulate the layers. A label of -1 and a signal of NaN mean 'no condition'. They
@@ -180,7 +180,7 @@ class TimeEmbedding(nn.Module):
     def _constants(self, labels: Tensor | None) -> EmbeddedTimes:
         """Return the learned constant; with classes, that of each class and the row of each sequence's label.
 
-        One table for all classes, so that a sequence's modulation does not depend on its batch, not even by rounding.
+        One table for all classes, so that not even the rounding of a modulation depends on the batch.
         """
         assert self.constant is not None
         if self.condition is None:
@@ -192,8 +192,8 @@ class TimeEmbedding(nn.Module):
         """Return the embedding of `time`; in training on a CPU, of its distinct values only.
 
         With an asynchronous token schedule most positions are at time 0 or 1, and about a quarter of the times are
-        distinct; embedding every position's time would dominate the cost of the modulation. Not in sampling, where a
-        sample must not depend on its batch, not even by rounding; nor on other devices, where `unique` synchronises.
+        distinct; embedding every position's time would dominate the cost of the modulation. Not in sampling, where
+        rounding must not depend on the batch, nor on other devices, where `unique` synchronises.
         """
         if self.constant is not None:
             return self._constants(labels)

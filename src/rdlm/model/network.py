@@ -22,7 +22,7 @@ Network = Transformer | Convolution | Convolution2D | BeliefNetwork
 def build(config: NetworkConfig, interface: Interface) -> nn.Module:
     """Return the network with fresh parameters, on torch's default device and from its global seed.
 
-    A user's own class is built as `MyNetwork(config, interface)`, and called as rdlm's networks are:
+    A user-defined class is constructed as `MyNetwork(config, interface)`, and called like the networks of rdlm:
     `forward(inputs [B, L, features], time [B] or [B, L], condition, previous)` returns logits [B, L, outputs].
     """
     if config.belief != "none":
@@ -42,7 +42,7 @@ def build(config: NetworkConfig, interface: Interface) -> nn.Module:
 
 
 def _own(config: NetworkConfig, interface: Interface) -> nn.Module:
-    """Return a network of the user's own class."""
+    """Return a network of a user-defined class."""
     assert config.network_class is not None
     if config.self_condition:
         raise InputError("model.self_condition is not supported with model.network_class")
@@ -95,7 +95,7 @@ def use_precision(network: nn.Module, precision: Precision) -> None:
 
 
 def compile_network(network: nn.Module, device: torch.device, flag: str = "--compile") -> None:
-    """Let torch's compiler translate a network in its first calls; InputError that names `flag` where it would fail."""
+    """Compile a network with torch.compile in its first calls; raise InputError with `flag` where that would fail."""
     if device.type == "cpu" and " " in torch.__file__:
         raise InputError(
             f"{flag}: torch's compiler fails in a folder with a space in its name, {torch.__file__}: "
@@ -105,7 +105,12 @@ def compile_network(network: nn.Module, device: torch.device, flag: str = "--com
     network.compile()
 
 
+def without_belief(network: nn.Module) -> nn.Module:
+    """Return a network without its inference layer, if it has one."""
+    return network.network if isinstance(network, BeliefNetwork) else network
+
+
 def transformer_of(network: nn.Module) -> Transformer | None:
     """Return the transformer of a network, with or without an inference layer; None for another kind of network."""
-    inner = network.network if isinstance(network, BeliefNetwork) else network
+    inner = without_belief(network)
     return inner if isinstance(inner, Transformer) else None

@@ -1,13 +1,13 @@
-"""Counts of contexts, and the variable-order Markov chain that they define: a pruned n-gram model with back-off.
+"""A pruned n-gram model with back-off: a variable-order Markov chain from counts of contexts.
 
-A context is a string of up to `order - 1` symbols. A state of the chain is a kept context, the longest one with which
-the past ends. With `c(h, e)` the count of symbol `e` after context `h`, `h'` the context without its oldest symbol and
-`D` a constant discount, Eq. (53),
+A context is a string of up to `order - 1` symbols. A state of the chain is a kept context: the longest suffix of the
+past among them. With `c(h, e)` the count of symbol `e` after context `h`, `h'` the context without its oldest symbol
+and `D` a constant discount, Eq. (53),
 
     p(e | h) = w(h, e) + b(h) p(e | h'),      w = max(c(h, e) - D, 0) / c(h),      b(h) = 1 - sum_e w(h, e).
 
-Contexts are kept by what they gain in likelihood over `h'`, and so are the weights `w` of a context; what is dropped
-takes the way through `h'`. The model without any context, the root, is the frequency of symbols, mixed with uniform.
+Contexts, and the weights `w` of a context, are kept in the order of their gain in likelihood over `h'`; dropped ones
+back off to `h'`. The empty context, the root, has the frequencies of symbols mixed with the uniform distribution.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ DISCOUNT = 0.75
 """Absolute discount of counts."""
 
 FEWEST = 8
-"""Occurrences below which a context is not considered."""
+"""Fewest occurrences of a context."""
 
 ARCS = 10
 """Weights that are kept per state, on average."""
 
 PART = 1 << 22
-"""Symbols that are counted at once."""
+"""Symbols per batch of counting."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +70,14 @@ class Contexts:
 
     @property
     def backoff(self) -> Float[Tensor, " states"]:
-        """Return `b(h)` of every state; 0 for the root."""
+        """`b(h)` of every state; 0 for the root."""
         found = (1 - self.weight.sum(1)).clamp_min(0)
         found[0] = 0
         return found
 
     @property
     def probability(self) -> Float[Tensor, "states v"]:
-        """Return `p(e | h)` of every state, Eq. (53)."""
+        """`p(e | h)` of every state, Eq. (53)."""
         probability, backoff = self.weight.clone(), self.backoff
         for level in range(1, int(self.length.max()) + 1):
             rows = self.length == level
@@ -95,7 +95,7 @@ def count_contexts(rows: Shaped[Tensor, "n length"], vocabulary: int, order: int
 
 
 def check_ngram(vocabulary: int, order: int, states: int) -> None:
-    """Raise InputError unless an n-gram model of so many states is possible."""
+    """Raise InputError unless an n-gram model of this size is possible."""
     if order < 2:
         raise InputError(f"an n-gram model needs an order of at least 2, got {order}")
     if states <= vocabulary:
@@ -190,7 +190,7 @@ def _kept(levels: list[_Level], probability: list[Tensor], states: int) -> list[
         lower = probability[index - 1][level.suffix]
         gain = (level.count * (probability[index] / lower).log()).sum(1)
         value.append(torch.full_like(gain, float("inf")) if index == 1 else gain)
-    for index in range(len(levels) - 1, 0, -1):  # a context is worth at least as much as its longest extension
+    for index in range(len(levels) - 1, 0, -1):  # the gain of a context is at least that of its longest extension
         value[index - 1].scatter_reduce_(0, levels[index].suffix, value[index], "amax")
     ranked = torch.cat(value).sort(descending=True, stable=True).indices[:states]
     kept = torch.zeros(sum(len(one) for one in value), dtype=torch.bool)

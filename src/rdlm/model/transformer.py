@@ -71,7 +71,7 @@ class Cache:
 def angles(start: int, length: int, head: int, like: Tensor) -> Float[Tensor, "length half"]:
     """Return the rotary angle of each position and pair of coordinates, in float32 or wider.
 
-    They are computed anew in each call: a buffer would be lost when a network is built on the meta device.
+    They are computed in each call: a buffer would be lost when a network is built on the meta device.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     exponent = torch.arange(0, head, 2, dtype=dtype, device=like.device) / head
@@ -99,7 +99,7 @@ def block_mask(
     """Return the attention mask [1 or B, 1, L, L] of blocks: each attends to itself and to the blocks before it.
 
     A doubled sequence is a clean sequence followed by a noisy one, as in BD3-LM. A noisy block attends to itself and to
-    the *clean* blocks before it, so that one forward pass evaluates every block as if it were the next to be sampled:
+    the *clean* blocks before it, so that one forward pass evaluates every block as the next one to be sampled:
 
                    keys: clean    noisy
         clean queries    j <= i       -
@@ -127,7 +127,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causa
         mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1, dtype=torch.bfloat16) @ value
+    attended: Tensor = scores.softmax(-1, dtype=torch.bfloat16) @ value
+    return attended
 
 
 class Attention(nn.Module):
@@ -312,7 +313,7 @@ class Transformer(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _with_position(self, x: Float[Tensor, "b l w"], start: int) -> Float[Tensor, "b l w"]:
-        """Return the input plus the learned position embeddings from `start` on, where the network has any."""
+        """Return the input plus the learned position embeddings from `start`, if the network has any."""
         if self.place is None:
             return x
         if start + x.shape[1] > len(self.place):

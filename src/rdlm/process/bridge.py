@@ -9,7 +9,7 @@ pull and the evidence for a token.
 | `cosine` | `<x, c_k>`, the product with the token's vector: for one-hot `c_k` a coordinate of the state |
 | `angle` | `theta_k` |
 | `remaining` | `B`, the remaining noise |
-| `token_weight` | `l`, the squared length of the start's part on the tokens, Eq. (34) |
+| `token_weight` | `zeta`, the squared length of the start's part on the tokens, Eq. (34) |
 | `_half`, `_second` | `h = (n - 1) / 2` with `n = d - 1` the sphere's dimension, and `h (h - 1) / 2` |
 | `slope` (per token) | `f_k = pull / sin theta_k`: the drift is `f_k (c_k - <x, c_k> x)` |
 """
@@ -35,10 +35,10 @@ from rdlm.process.tokens import MANY_TOKENS, Codes, Tokens
 
 @dataclass(frozen=True)
 class Start:
-    """The point `sqrt(1-l) e_mask + sqrt(l/V) sum_k e_k`, Eq. (34), on the sphere of `V + 1` coordinates.
+    """The point `sqrt(1-zeta) e_mask + sqrt(zeta/V) sum_k e_k`, Eq. (34), on the sphere of `V + 1` coordinates.
 
-    The tokens are the first `vocabulary` coordinates, the mask is the last one. `token_weight` is `l`. Tokens with
-    codes lie in `coordinates` coordinates, whatever their number; their angles to the start are equal for `l = 0` only.
+    The tokens are the first `vocabulary` coordinates, the mask is the last one. `token_weight` is `zeta`. Tokens with
+    codes lie in `coordinates` coordinates; their angles to the start are equal for `zeta = 0` only.
     """
 
     vocabulary: int
@@ -82,12 +82,12 @@ class Start:
 
 
 def masked_start(vocabulary: int, coordinates: int | None = None) -> Start:
-    """Return the mask's vertex, Eq. (34) with `l = 0`: the start that generalises masked diffusion."""
+    """Return the mask's vertex, Eq. (34) with `zeta = 0`: the start that generalises masked diffusion."""
     return Start(vocabulary, 0.0, coordinates)
 
 
 def uniform_start(vocabulary: int) -> Start:
-    """Return the normalised vector of ones, Eq. (34) with `l = V / (V + 1)`, as in the paper."""
+    """Return the normalised vector of ones, Eq. (34) with `zeta = V / (V + 1)`, as in the paper."""
     return Start(vocabulary, vocabulary / (vocabulary + 1))
 
 
@@ -113,7 +113,7 @@ def default_total(dimension: int) -> float:
 
 
 IRRELEVANT: Final = 25.0
-"""Evidence so many nats below that of the best token is as good as none."""
+"""Difference in nats to the best token beyond which the evidence of a token is negligible."""
 
 FARTHEST: Final = 2.8
 """Largest angle at which evidence is interpolated; the antipode is singular."""
@@ -123,7 +123,7 @@ FARTHEST: Final = 2.8
 class Bridge(Channel):
     """The family of bridges from `start` to each token's point with total noise `total`, Eq. (10).
 
-    The law of a bridge does not depend on the vectors of the tokens, Eq. (55), so they are no part of its identity.
+    The law of a bridge does not depend on the vectors of the tokens, Eq. (55), so comparisons ignore them.
     """
 
     start: Start
@@ -272,5 +272,5 @@ class Bridge(Channel):
         scale: Float[Tensor, ...] | None,
         weight: Float[Tensor, ...],
     ) -> Float[Tensor, "... d"]:
-        """Return the states after the tangent part of the step `s a`, Eq. (4); `weight` has no part in it."""
+        """Return the states after the tangent part of the step `s a`, Eq. (4); `weight` is not used."""
         return sphere.exponential_(state, ambient, scale)

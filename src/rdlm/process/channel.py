@@ -1,4 +1,4 @@
-"""Channels: how the state of a position gains information about its token, one step of a chain after the other.
+"""Channels: the steps of a chain, in which the state of a position gains information about its token.
 
 Chains, bounds and samplers are written in terms of a channel: its start, the pull of a step towards a token, the noise
 of the step, and the evidence of a state. Two families of channels exist,
@@ -85,7 +85,7 @@ class Channel(ABC):
     def add_log_likelihood_(
         self, scores: Float[Tensor, "... v"], state: Float[Tensor, "... d"], remaining: Float[Tensor, ...]
     ) -> None:
-        """Add the evidence of states to scores of all tokens, in place and in tiles: it is never kept as a whole."""
+        """Add the evidence of states to the scores of all tokens, in place and in tiles, which saves memory."""
         fixed = self.with_points(self.tokens.fixed(scores)) if isinstance(self.tokens, Codes) else self
         level = remaining.expand(state.shape[:-1])
         rows = scores.view(-1, scores.shape[-1]), state.reshape(-1, self.dimension), level.reshape(-1)

@@ -1,14 +1,14 @@
 """The exact law of a bridge's state at any noise level, without simulation in `d` dimensions, Eq. (20) and (21).
 
 Write `x = cos r e_k + sin r (c w + sqrt(1 - c^2) xi)`: `r` is the angle to the token, `c` the cosine between the
-directions of `x` and of the start, both seen from the token, and `xi` is uniform on the unit sphere orthogonal to
-`e_k` and to `w`, the start's direction. The pair `(r, c)` is a Markov chain by itself, so a state takes one draw of
-the pair and one normal vector.
+directions of `x` and of the start, both as tangent vectors at the token, and `xi` is uniform on the unit sphere
+orthogonal to `e_k` and to `w`, the start's direction. The pair `(r, c)` is a Markov chain by itself, so a state takes
+one draw of the pair and one normal vector.
 
 | variable | symbol |
 |---|---|
 | `radius` | `r`, the angle to the token |
-| `start_cosine` | `c`, the cosine between the directions of the state and of the start, seen from the token |
+| `start_cosine` | `c`, the cosine between the tangent directions at the token to the state and to the start |
 | `remaining`, `gain`, `variance` | `B_m`, `g_m` and `s2_m` of a step, Eq. (18) |
 | `on_token`, `on_start` | coordinates on `e_k` and on `w` |
 | `across` | length of the part orthogonal to both |
@@ -16,8 +16,8 @@ the pair and one normal vector.
 `ExactLaw` draws pairs from a table of many draws at each level of a grid. A noise level between two of them takes one
 more step of the pair's chain, so a draw is exact for the chain on the grid with that level added. `FreshLaw` simulates
 a separate pair for every position, which bounds need: draws from a table of `P` pairs share its error. The variance of
-a mean over `n` sequences of `L` positions is then not `v / (n L)` but up to `v / (n L) + v / P`, which no confidence
-interval computed from the sequences would show.
+a mean over `n` sequences of `L` positions is then not `v / (n L)` but up to `v / (n L) + v / P`, which confidence
+intervals computed from the sequences do not cover.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class ExactLaw(Law):
 
     @cached_property
     def _levels(self) -> tuple[Float[Tensor, " levels"], Float[Tensor, " levels"]]:
-        """The levels' noise, rising, and its inverse, by level (0 for the last one)."""
+        """The noise of the levels in ascending order, and its inverse by level (0 for the last one)."""
         remaining = self.grid.remaining
         inverse = torch.where(remaining > 0, 1 / remaining, 0.0)
         return remaining.to(self.table.dtype).flip(0), inverse.to(self.table.dtype)

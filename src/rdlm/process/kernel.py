@@ -45,7 +45,7 @@ class Chain:
     kernel: Kernel = "mixture"
     asynchronous: TokenSteps | None = None
     layout: Layout | None = None
-    """Where tokens are split into digits: how they lie on spheres and positions; None: one sphere per token."""
+    """Layout of tokens that are split into digits; None: one sphere per token."""
 
     def __post_init__(self) -> None:
         if self.kernel not in get_args(Kernel):
@@ -191,7 +191,7 @@ def mean_step_log_density(
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a CPU tensor on a device without waiting for the device."""
+    """Copy a CPU tensor to a device without a synchronisation."""
     return tensor.to(device, non_blocking=True)
 
 

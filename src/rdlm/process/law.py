@@ -20,7 +20,7 @@ from rdlm.storage.tables import Parameters, Tables, cached
 LawName = Literal["exact", "normal", "simulated"]
 
 FORMAT: Final = 3
-"""Version of the cached tables: raised whenever the same parameters would give another table."""
+"""Version of the cached tables, increased whenever the table of the same parameters changes."""
 
 
 def _normal(bridge: Channel, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
@@ -58,7 +58,7 @@ def build(
 
 
 def cached_law(name: LawName, bridge: Channel, grid: Grid, draws: int, seed: int = 0) -> Law:
-    """Return the same law as `build` with its table cached on disk, except for bridges of a user's own class."""
+    """Return the same law as `build` with its table cached on disk, except for bridges of user-defined classes."""
     if isinstance(bridge, Bridge) and type(bridge) is not Bridge:
         return build(name, bridge, grid, draws, torch.Generator().manual_seed(seed))
     if name == "exact":
@@ -101,7 +101,7 @@ def cached_normal(
 def _parameters(law: str, bridge: Bridge, grid: Grid, **more: object) -> Parameters:
     """Return everything that determines a table; the keys are those of existing files.
 
-    The tokens' points have no part in it: with codes, the table is that of one token per coordinate, Eq. (55).
+    The tokens' points are not included: with codes, the table is that of one token per coordinate, Eq. (55).
     """
     return {
         "format": FORMAT,

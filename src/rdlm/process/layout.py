@@ -1,11 +1,11 @@
-"""How tokens lie on spheres and network positions: dimension splitting into base-b digits, Eq. (39) and Eq. (40).
+"""The layout of tokens on spheres and network positions: dimension splitting into base-b digits, Eq. (39) and Eq. (40).
 
-| unit | what it is |
+| unit | meaning |
 |---|---|
 | token | an id in 0 .. V - 1 |
 | digit | one of the `m` base-b digits of a token; each has a sphere of its own; m = 1 where nothing is split |
-| symbol | what the process resolves at once: a token, or one digit of it |
-| position | where the network has an input and an output: packed digits share one, serial digits have one each |
+| symbol | the unit that the process decodes: a token, or one digit of it |
+| position | an input and an output of the network: packed digits share one, serial digits have one each |
 
 The digits of a token are the path to its leaf in a b-ary tree. Sums over the tree, one level at a time, cost O(V) in
 all, where a 0/1 matrix from tokens to digits would cost O(V m b).
@@ -30,7 +30,7 @@ PLACEMENTS: tuple[Placement, ...] = ("packed", "serial")
 
 
 class Decoded(NamedTuple):
-    """Token ids, -1 where the digits spell no token, and the number of such places."""
+    """Token ids, -1 where the digits are the code of no token, and the number of such tokens."""
 
     ids: Int[Tensor, ...]
     invalid: int
@@ -64,7 +64,7 @@ class Layout:
 
     @cached_property
     def digits(self) -> int:
-        """Return m = ceil(log_b V), Eq. (39), by integers: a floating logarithm fails at exact powers."""
+        """`m = ceil(log_b V)`, Eq. (39), in integers: a floating-point logarithm fails at exact powers."""
         digits = 1
         while self.base**digits < self.vocabulary:
             digits += 1
@@ -72,22 +72,22 @@ class Layout:
 
     @cached_property
     def positions(self) -> int:
-        """Return the number of positions that one token takes."""
+        """The number of positions that one token takes."""
         return self.digits if self.placement == "serial" else 1
 
     @cached_property
     def spheres(self) -> int:
-        """Return the number of spheres at a position of the network."""
+        """The number of spheres at a position of the network."""
         return 1 if self.placement == "serial" else self.digits
 
     @cached_property
     def joint(self) -> bool:
-        """Return whether the digits at a position are resolved together, as one token with several spheres."""
+        """Whether the digits at a position are decoded together, as one token with several spheres."""
         return self.head == "token" and self.spheres > 1
 
     @cached_property
     def symbols_per_token(self) -> int:
-        """Return the number of symbols of a token: its digits, unless they are resolved together."""
+        """The number of symbols of a token: its digits, unless they are decoded together."""
         return 1 if self.joint else self.digits
 
     def symbols(self, ids: Int[Tensor, "batch length"]) -> Int[Tensor, "batch symbols"]:
@@ -114,15 +114,9 @@ class Layout:
         signal = signal if signal.ndim == 3 else signal[..., None]
         return signal.repeat_interleave(self.positions, dim=1)
 
-    @property
-    def invalid_fraction(self) -> float:
-        """Return the fraction of the b^m digit strings that spell no token; 0 for exact powers."""
-        codes: int = self.base**self.digits
-        return 1 - self.vocabulary / codes
-
     def encode(self, ids: Int[Tensor, "... length"]) -> Int[Tensor, ...]:
         """Return the digits of each id, Eq. (39): [..., L, m] if packed, [..., L * m] if serial."""
-        # On another device the check would wait for it: there only the CPU's callers are checked.
+        # Checked on the CPU only: on other devices the check would synchronise.
         if ids.device.type == "cpu" and ids.numel() and not (ids.min() >= 0 and ids.max() < self.vocabulary):
             raise InputError(
                 f"token ids {int(ids.min())} to {int(ids.max())} leave the range 0 to {self.vocabulary - 1}"
@@ -131,12 +125,12 @@ class Layout:
         return digits.flatten(-2) if self.placement == "serial" else digits
 
     def decode(self, digits: Int[Tensor, ...]) -> Decoded:
-        """Return the ids [..., L] that the digits spell; -1, and counted, where they spell no token."""
+        """Return the ids [..., L] of digits, -1 for invalid codes, and the number of invalid codes."""
         ids = self._spelled(digits)
         return Decoded(ids, int((ids < 0).sum()))
 
     def _spelled(self, digits: Int[Tensor, ...]) -> Int[Tensor, "... length"]:
-        """Return the ids that the digits spell, -1 for no token, without reading them from their device."""
+        """Return the ids of digits, -1 for invalid codes, without a synchronisation with their device."""
         if self.placement == "serial":
             length, odd = divmod(digits.shape[-1], self.digits)
             if odd:
@@ -152,7 +146,7 @@ class Layout:
         return ids.masked_fill(ids >= self.vocabulary, -1)
 
     def marginals(self, probability: Float[Tensor, "... v"]) -> Float[Tensor, "... m b"]:
-        """Return the law of each digit under a law of tokens, Eq. (40); invalid codes have probability 0."""
+        """Return the marginal distribution of each digit, Eq. (40); invalid codes have probability 0."""
         law: Tensor = _Marginals.apply(probability, self)  # type: ignore[no-untyped-call]
         return law
 
@@ -207,7 +201,7 @@ class _Evidence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, digit: Tensor, layout: Layout) -> Tensor:
         ctx.layout = layout
-        # The two halves of a code first, then their sums: a last level of its own would run in rows of only b numbers.
+        # The two halves of a code first, then their sums: a separate last level would have rows of only b numbers.
         half = layout.digits // 2
         token = _sums(digit[..., half:, :])
         if half:

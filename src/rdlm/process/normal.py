@@ -1,6 +1,6 @@
 """The paper's approximate law: a Riemannian normal around a point of the geodesic from the start to the token.
 
-The exact law (`rdlm.process.exact`) costs as much and needs no approximation; this one is the paper's.
+The exact law (`rdlm.process.exact`) has the same cost without the approximation.
 
 | variable | symbol |
 |---|---|
@@ -272,7 +272,7 @@ class NormalLaw(Law):
 
     @cached_property
     def _rising(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Remaining noise, angle and scale in the order of rising noise."""
+        """Remaining noise, angle and scale in the order of ascending noise."""
         return self.grid.remaining.flip(0), self.angle.flip(0), self.scale.flip(0)
 
     def _mean(self, token: Tensor, angle: Tensor) -> Tensor:

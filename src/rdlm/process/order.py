@@ -1,12 +1,12 @@
-"""Token schedules: each position runs through its bridge in its own part of the sampling time, Eq. (35).
+"""Token schedules: the part of the sampling time in which each position follows its bridge, Eq. (35).
 
 Width 1 is the synchronous process; a width of one step is masked diffusion (random order) or autoregression (left to
 right). The starts are drawn independently of the data, so the likelihood bound holds for every draw of them and hence
 on average. The `strided` order is random too, but positions that start in the same step are as far apart as possible:
-tokens decoded in one step are sampled independently of each other, and distant ones depend on each other least (as in
-the MAC and Halton schedulers).
+tokens decoded in one step are sampled independently, and distant tokens depend least on each other (as in the MAC and
+Halton schedulers).
 
-A user names an order (`named_schedule`): synchronous, random, strided or left-to-right.
+Named orders (`named_schedule`): synchronous, random, strided and left-to-right.
 
 A sequence can also be divided into blocks that are sampled one after the other, each in the same number of steps, as in
 block diffusion (BD3-LM): blocks of one position are autoregression, a single block is the family above. Noise levels
@@ -41,12 +41,12 @@ STARTS: dict[OrderName, Order] = {
 }
 
 ONE_STEP = 1e-6
-"""A width so narrow that each position takes one step, whatever the number of steps."""
+"""A width at which each position takes one step, for any number of steps."""
 
 
 @dataclass(frozen=True)
 class TokenSchedule:
-    """The share `width` of the sampling time in which one position runs through its whole bridge, Eq. (35)."""
+    """The order of the positions, and the share `width` of the sampling time in which each is active, Eq. (35)."""
 
     width: float = 1.0
     order: Order = "random"
@@ -62,7 +62,7 @@ class TokenSchedule:
 
     @property
     def name(self) -> OrderName:
-        """The name of the order; decoded block by block it is left to right, whatever the order inside blocks."""
+        """The name of the order; with blocks it is left to right, whatever the order within blocks."""
         if self.width == 1:
             return "synchronous"
         if self.block or self.order == "left_to_right":
@@ -83,8 +83,8 @@ class TokenSchedule:
         """Return the schedule in whole steps: `nfe` network evaluations, round(width * nfe) of them for each position.
 
         The blocks of a sequence of `length` share the evaluations evenly; a remainder is not used. With fewer
-        evaluations than blocks, but at least half as many, blocks are four times as large; with fewer than that there
-        are none. Both choices gave the best samples at so few evaluations.
+        evaluations than blocks, but at least half as many, blocks are four times as large; with fewer, there are no
+        blocks. Both choices gave the best samples for that number of evaluations.
         """
         if nfe < 1:
             raise InputError(f"at least one network evaluation is needed, got {nfe}")
@@ -103,7 +103,7 @@ class TokenSchedule:
 def named_schedule(
     name: OrderName, nfe: int, length: int, block: int | None = None, window: float | None = None
 ) -> tuple[TokenSchedule, int]:
-    """Return the token schedule of a named order for a sequence of `length`, and how many of `nfe` calls it takes.
+    """Return the token schedule of a named order for a sequence of `length`, and its calls, at most `nfe`.
 
     Every order but the synchronous one decodes each position in one step, so it takes at most one call per position.
     Left to right means blocks, unless `block` is 0; inside a block, positions that are decoded together are far apart.
@@ -123,7 +123,7 @@ def named_schedule(
 
 
 def left_to_right_block(nfe: int, length: int) -> int:
-    """Return the positions of a block if `nfe` calls generate a sequence of `length` from left to right.
+    """Return the block size with which `nfe` calls generate a sequence of `length` from left to right.
 
     If each call has to decode k positions, blocks of k * k positions leave k positions between those of one call; if
     the sequence is too short for two such blocks, each call decodes a block.

@@ -1,4 +1,4 @@
-"""Paths: which bridge a position follows at which level of noise; mixtures of paths; laws of their states.
+"""Paths: the bridge that a position follows at each noise level; mixtures of paths; laws of their states.
 
 A `Path` is one bridge, or two bridges with a switch between them: at the switch a token is sampled from the model and
 the state is drawn again from the second bridge's law given that token. A `Mixture` samples one of several paths per
@@ -67,7 +67,7 @@ class Path:
         return remaining <= self.switch_remaining
 
     def select(self, remaining: Float[Tensor, ...], values: Sequence[Float[Tensor, "... d"]]) -> Float[Tensor, "... d"]:
-        """Return at each position the value that belongs to its bridge; `values` has one tensor per bridge."""
+        """Return the value of the bridge that each position follows; `values` has one tensor per bridge."""
         if self.second is None:
             return values[0]
         first, second = values
@@ -109,7 +109,7 @@ def masked_path(
     tokens: Tokens | None = None,
     family: type[Bridge] = Bridge,
 ) -> Path:
-    """Return the path that starts at the vertex of the mask, or the Gaussian channel, which starts without one.
+    """Return the path that starts at the vertex of the mask, or the Gaussian channel, which has no start.
 
     The tokens are vertices unless their points are given, Eq. (55). `family` may be a class derived from `Bridge`.
     """

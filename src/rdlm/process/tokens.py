@@ -1,4 +1,4 @@
-"""Tokens as points: unit vectors `c_k`, one-hot or learned; every product of a state with a token is taken here.
+"""Tokens as points: unit vectors `c_k`, one-hot or learned, and all products of states with them.
 
 On a sphere the mask is one more coordinate, the last one, on which every `c_k` is 0: the angle from the mask's vertex
 to every token is then `pi / 2`, and nothing in the law of a bridge depends on the vectors themselves, Eq. (55).
@@ -19,7 +19,7 @@ from torch.nn import functional
 from rdlm.errors import InputError
 
 MANY_TOKENS = 1024
-"""From so many tokens on, evidence of codes is interpolated (divergence from the formula: 1e-5 nats) and not kept."""
+"""Number of tokens from which the evidence of codes is interpolated (error: 1e-5 nats) and not stored."""
 
 
 class Tokens(Protocol):
@@ -63,7 +63,7 @@ class Tokens(Protocol):
 
 
 class Vertices:
-    """One-hot vectors: each token has a coordinate of its own, so products are coordinates."""
+    """One-hot vectors: each token has its own coordinate, so products are coordinates."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.coordinates = vocabulary
@@ -124,7 +124,7 @@ class Codes(nn.Module):
 
     @staticmethod
     def arc(vocabulary: int, coordinates: int) -> Codes:
-        """Return points at equal distances on a half circle, which are not learned: codes of ordered tokens."""
+        """Return points at equal distances on a half circle, which are not trained: codes of ordered tokens."""
         codes = Codes(vocabulary, coordinates, torch.Generator().manual_seed(0))
         angle = torch.linspace(0, math.pi, vocabulary, dtype=torch.float64)
         points = torch.stack([angle.cos(), angle.sin()], -1)  # [V, 2]
@@ -144,7 +144,7 @@ class Codes(nn.Module):
         return found
 
     def fixed(self, like: Tensor) -> Codes:
-        """Return a copy that has normalised its vectors once, in the type of `like`; for many small products."""
+        """Return a copy with vectors that are normalised once, in the type of `like`; for many small products."""
         found = copy.copy(self)
         found._vectors = self.vectors(like)
         return found

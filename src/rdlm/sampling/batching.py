@@ -1,6 +1,6 @@
-"""Batched network evaluations for one or many samplers; every row gets the bits it would get alone.
+"""Batched network evaluations for one or many samplers, bit-identical to those of single rows.
 
-On a CPU the company of a row can change its last bits in two ways, and rows share a forward pass where neither does.
+On a CPU, batching can change the last bits of a row in two ways. Rows share a forward pass only where neither occurs.
 
 - A matrix product may sum in another order for another number of rows. This is tested once for each length and number
   of rows: random rows together must equal the same rows one by one, bit for bit. (On the processors tried they do,
@@ -33,7 +33,7 @@ MOST_ROWS: Final = 8
 """Rows of the largest forward pass: more are no faster per row."""
 
 REGISTERS: Final = {"AVX2": 16, "AVX512": 32}.get(torch.backends.cpu.get_cpu_capability(), 32)
-"""Numbers that an elementwise operation takes at a time."""
+"""Values per vector register of elementwise operations."""
 
 Result = TypeVar("Result")
 
@@ -53,7 +53,7 @@ class Batcher:
     """Log-probabilities for the queries of any number of samplers, in few forward passes.
 
     Passes are distributed over threads. Each pass uses one thread, so that neither their number nor the load of the
-    machine changes a bit. With `rows`, queries are split into so many rows instead, and bits may depend on the batch.
+    machine changes a bit. With `rows`, passes have at most that many rows instead, and bits may depend on the batch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Batcher:
     def __call__(self, queries: Sequence[Query]) -> list[Float[Tensor, "rows positions v"]]:
         """Return the log-probabilities of each query; queries with equal batching keys share forward passes."""
         answers: list[Tensor] = [torch.empty(0)] * len(queries)
-        # Behind a KV cache a query covers so few positions that rows together would round differently.
+        # With a KV cache, queries have few positions, and batched rows would round differently.
         cached = {index: query.split() for index, query in enumerate(queries) if query.prefix is not None}
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, query in enumerate(queries):
@@ -126,7 +126,7 @@ class Batcher:
         return Query(state, remaining, previous, condition, masks, None, evidence)
 
     def _previous_of(self, query: Query) -> Tensor:
-        """Return the last prediction, or zeros, which the network treats as none."""
+        """Return the last prediction, or zeros, which mean no prediction."""
         if query.previous is not None:
             return query.previous
         return query.state.new_zeros(len(query.state), self._length(query), self.denoiser.interface().features)
@@ -146,10 +146,10 @@ class Batcher:
         return self._one_by_one(query)
 
     def _is_exact(self, query: Query) -> bool:
-        """Return whether so many rows of this shape can share a pass without a change of bits, tested once."""
+        """Return whether this number of rows of this shape can share a pass without a change of bits; tested once."""
         key = *query.batching_key, len(query.state), query.condition is None
         if query.state.device.type != "cpu":
-            return True  # the bits of other devices depend on the batch, and a test would wait for them
+            return True  # on other devices bits depend on the batch, and a test would synchronise
         if any(self._length(query) * width % REGISTERS for width in self._widths):
             return False
         if key not in self._exact:

@@ -1,7 +1,7 @@
-"""Constraints: which tokens a sample may take, and how log-probabilities change before a token is drawn.
+"""Constraints on the tokens of a sample, and changes to log-probabilities before tokens are drawn.
 
-The order is fixed, so that every combination has one meaning: after guidance and temperature come the classifier's
-gradient, the allowed tokens, known and finished tokens, the regular language, and last top-k and top-p truncation.
+They are applied in a fixed order: after guidance and temperature come the classifier's gradient, the allowed tokens,
+known and finished tokens, the regular language, and last top-k and top-p truncation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Classifier = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """Everything that restricts or reshapes the draws of one sampler."""
+    """The constraints and truncations of one sampler."""
 
     top_k: int | None = None
     top_p: float | None = None
@@ -88,8 +88,8 @@ class Constraints:
         random: RandomStreams,
         wanted: Bool[Tensor, "batch columns"],
     ) -> Int[Tensor, "batch positions"]:
-        """Return tokens where they are wanted, drawn from the marginals, or jointly from the language."""
-        # One uniform number per position, wanted or not: draws do not depend on what is wanted.
+        """Return tokens at the requested positions, drawn from the marginals, or jointly from the language."""
+        # One uniform number for every position, so that draws do not depend on the requested positions.
         point = random.uniform(log_probs.shape[:2], log_probs.device)
         if self.language is not None:
             return self.language.draw(log_probs, point, self.truncate)
@@ -143,7 +143,7 @@ def valid_digits(
     """Return digits whose decoded groups of `size` are codes of tokens, and the number of groups that were not.
 
     Such a group is drawn again, digit by digit among those that continue the code of some token. `choice`, such as a
-    truncation, comes after that, so that it leaves a token.
+    truncation, is applied afterwards, so that a token remains.
     """
     code = digit.unflatten(1, (-1, size)).flatten(0, 1).cpu()  # [batch, tokens * m] -> [batch * tokens, m]
     wrong = ~codes.accepting[codes.run(code)] & decoding[:, ::size].flatten().cpu()

@@ -1,7 +1,7 @@
-"""What a sampler wants from the network: queries, and the wrapper with guidance, temperature and self-conditioning.
+"""Queries to the network, and the denoiser with guidance, temperature and self-conditioning.
 
-A sampler is a generator. It yields a `Query` wherever it needs the network, and is sent log-probabilities. Whoever
-drives it decides how queries are evaluated: one by one, or together with those of other samplers (`batching`).
+A sampler is a generator. It yields a `Query` for every network evaluation, and receives log-probabilities. The caller
+evaluates queries one by one, or together with those of other samplers (`batching`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CachedPrefix(NamedTuple):
     finished: int
     """Tokens of finished blocks; their keys and values are kept after this query."""
     end: int
-    """Tokens up to which the network is evaluated."""
+    """End of the tokens on which the network is evaluated."""
 
 
 class Query(NamedTuple):
@@ -69,7 +69,7 @@ class Query(NamedTuple):
         return [self.rows(slice(at, at + size)) for at in range(0, len(self.state), size)]
 
     def join(self, parts: Sequence[Query], log_probs: Sequence[Tensor]) -> Float[Tensor, "rows positions v"]:
-        """Return the log-probabilities of the parts as one tensor, and collect what their caches keep."""
+        """Return the log-probabilities of the parts as one tensor, and merge their caches."""
         if self.prefix is not None:
             self.prefix.cache.take([part.prefix.cache for part in parts if part.prefix is not None])
         return log_probs[0] if len(log_probs) == 1 else torch.cat(list(log_probs))
@@ -90,7 +90,7 @@ class Query(NamedTuple):
         else:
             inputs = (self.state, self.remaining, self.condition, self.previous, self.block_mask, self.given)
             log_probs = denoiser(network, *inputs)
-        if log_probs.device.type == "cpu":  # elsewhere, reading a result would wait for the device
+        if log_probs.device.type == "cpu":  # on other devices, reading a result would synchronise
             check_numbers(log_probs)
         return log_probs
 
@@ -107,12 +107,12 @@ class Query(NamedTuple):
 
 
 def evaluated(log_probs: Float[Tensor, "... v"]) -> Bool[Tensor, "..."]:
-    """Return which positions were evaluated: where none was, all tokens have exactly the same probability."""
+    """Return which positions were evaluated: at the others, all tokens have exactly the same probability."""
     return log_probs.amax(-1) > log_probs.amin(-1)
 
 
 Denoising = Generator[Query, Tensor, Tensor]
-"""Yields queries, is sent their log-probabilities, and returns the log-probabilities to sample from."""
+"""Yields queries, receives their log-probabilities, and returns the log-probabilities to sample from."""
 
 
 class GuidedDenoiser:
@@ -156,8 +156,8 @@ class GuidedDenoiser:
     def _tempered(self, log_probs: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
         """Return log-probabilities with the context's part divided by the temperature, the evidence as it is, Eq. (27).
 
-        For independent tokens this samples from `p^(1/T)`. Dividing the evidence as well would let the first noise
-        decide. Without evidence the two parts cannot be separated, and the sum is divided.
+        For independent tokens this samples from `p^(1/T)`. If the evidence were divided as well, the first noise would
+        determine the sample. Without evidence the two parts cannot be separated, and the sum is divided.
         """
         evidence = self.denoiser.evidence(state, remaining)
         if evidence is None:

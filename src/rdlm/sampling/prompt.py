@@ -1,4 +1,4 @@
-"""Prompts: what is given of a sequence before it is sampled, and the windows in which a long sequence is sampled."""
+"""Prompts: the known tokens of a sequence, and the windows in which a long sequence is sampled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Window(NamedTuple):
 def windows(length: int, context: int, stride: int | None = None) -> Iterator[Window]:
     """Yield the windows of at most `context` tokens that cover `length`; each but the first adds `stride` tokens.
 
-    The stride is half the context if not given; a long one needs fewer windows, a short one conditions on more text.
+    The stride is by default half the context; longer ones need fewer windows, shorter ones condition on more text.
     """
     size = max(1, context // 2) if stride is None else stride
     if not 1 <= size <= context:
@@ -51,7 +51,7 @@ class Prompt:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens."""
+        """The number of tokens."""
         return len(self.known)
 
     def choices(self, vocabulary: int) -> Bool[Tensor, "length v"]:
@@ -64,7 +64,7 @@ class Prompt:
 def encode_prompt(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) -> Int[Tensor, " n"]:
     """Return the ids of a text; a character outside the alphabet is an error even where the corpus was lenient.
 
-    `begin` is where the text begins in what the user wrote.
+    `begin` is the position of the text in the user's input.
     """
     if isinstance(tokenizer, Characters):
         for at, character in enumerate(text, begin):

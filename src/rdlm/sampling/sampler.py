@@ -1,13 +1,13 @@
 """The sampler: from the start of a chain to tokens, with any solver, token schedule and constraint.
 
-`Sampler.sample` is a generator. It yields network queries and is sent log-probabilities, so that the command line can
-drive one sampler and the service many, batching what they yield.
+`Sampler.sample` is a generator. It yields network queries and receives log-probabilities, so that the command line can
+run one sampler, and the service many with batched queries.
 
-Prompt tokens are clamped to their vertices from step 0 where the token schedule is asynchronous, or where `clean` is
-set; otherwise their log-probabilities are one-hot and they follow their own bridge, as in training.
+Prompt tokens are clamped to their vertices from step 0 if the token schedule is asynchronous or `clean` is set;
+otherwise their log-probabilities are one-hot and they follow their own bridge, as in training.
 
-Steps, offsets and known tokens are kept on the CPU. They are read at every step, and reading them from another device
-would wait for everything queued there.
+Steps, offsets and known tokens are kept on the CPU. They are read at every step, and a read from another device would
+synchronise.
 
 | variable | meaning |
 |---|---|
@@ -46,7 +46,7 @@ Denoise = Callable[[Tensor, Tensor, CachedPrefix | None], Denoising]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Samples between two steps. Every row has its own step; what a step does to a row depends on that row alone."""
+    """Samples between two steps. Every row has its own step, and its update depends on that row alone."""
 
     step: Int[Tensor, "batch 1"]
     nfe: Int[Tensor, "batch 1"]
@@ -73,7 +73,7 @@ class State:
 
 
 class Activity(NamedTuple):
-    """What positions do in a step."""
+    """The positions that are active, and those that decode, in a step."""
 
     local: Int[Tensor, "batch columns"]
     active: Bool[Tensor, "batch columns"]
@@ -84,7 +84,7 @@ class Activity(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What a callback sees after each step."""
+    """The argument of the callback after each step."""
 
     sampler: Sampler
     rows: Int[Tensor, " rows"]
@@ -104,7 +104,7 @@ class Output(NamedTuple):
 
 
 Sampling = Generator[Query, Tensor, Output]
-"""A running sampler: yields queries, is sent log-probabilities, returns its output."""
+"""A running sampler: yields queries, receives log-probabilities, returns its output."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +121,12 @@ class Sampler:
     clean: bool = False
     """Clamp known tokens to their vertices from step 0."""
     codes: Automaton | None = None
-    """Where a symbol is a digit: accepts the digits of existing tokens, the only ones that are decoded."""
+    """If symbols are digits: accepts the codes of tokens, to which decoding is restricted."""
     callback: Callable[[StepInfo], object] | None = None
     device: torch.device | str = "cpu"
     """Device of states and tokens."""
     make_cache: Callable[[], Cache] | None = None
-    """Makes the KV cache for finished blocks; None: the network is evaluated on whole sequences."""
+    """Returns an empty KV cache for finished blocks; None: the network is evaluated on whole sequences."""
     every_step: bool = False
     """Evaluate the network also in steps in which no position is active: for self-conditioning."""
 
@@ -215,9 +215,9 @@ class Sampler:
         return (now.step - now.offsets >= self.steps) | (now.known >= 0)
 
     def _offsets(self, clamped: Bool[Tensor, "batch positions"], random: RandomStreams) -> Int[Tensor, "batch columns"]:
-        """Return when each position becomes active, Eq. (35): open ones share the schedule, clamped ones have ended.
+        """Return the step at which each position becomes active, Eq. (35); clamped ones are finished before step 0.
 
-        Blocks keep their places in the sequence, whatever of them is open.
+        The division into blocks does not depend on the known positions.
         """
         group, token_steps = self.chain.group, self.chain.token_steps
         if self.chain.asynchronous is None and not bool(clamped.any()):
@@ -236,7 +236,7 @@ class Sampler:
     def _next_active(self, step: Int[Tensor, "batch 1"], offsets: Int[Tensor, "batch columns"]) -> Tensor:
         """Return the first step from `step` on in which a position of the row is active; `nfe` if there is none.
 
-        Steps before it change nothing and need no network evaluation. Each row decides by itself, so that its random
+        Steps before it change nothing and need no network evaluation. This is determined per row, so that its random
         numbers do not depend on the other rows.
         """
         if self.every_step or self.chain.asynchronous is None:
@@ -251,7 +251,7 @@ class Sampler:
         return Activity(local, active, active & (local == last), fixed if bool(fixed.any()) else None)
 
     def _prefix(self, now: State, cache: Cache) -> CachedPrefix:
-        """Return the part of the sequence that has to be evaluated where finished blocks are cached."""
+        """Return the part of the sequence that has to be evaluated if finished blocks are cached."""
         tokens, steps = now.known.shape[1] // self.chain.group, self.chain.token_steps
         block = now.step.clamp_max(steps.nfe - 1) // steps.turns
         finished, end = int(block.min()) * steps.block, min(tokens, (int(block.max()) + 1) * steps.block)
@@ -272,7 +272,7 @@ class Sampler:
         States of positions that are inactive or decode are not used.
         """
         chain, last = self.chain, self.steps - 1
-        # No state has to move where all positions decode at once, or where they do nothing else.
+        # No state has to move if all positions decode together, or if decoding is their only step.
         decode_only = last == 0 or (self.nfe == self.steps and bool((activity.local >= last).all()))
         if decode_only and not self.solver.by_state:
             return now.state, 0
@@ -287,7 +287,7 @@ class Sampler:
     ) -> Denoising:
         """Return the result of a solver that evaluates the network at states it has moved.
 
-        Inactive positions are evaluated where they are, and those that decode at the vertex of their drawn token.
+        Inactive positions are evaluated at their states, and decoding ones at the vertex of their drawn token.
         """
         at, level = next(solving)
         steps = self.steps
@@ -333,7 +333,7 @@ class Sampler:
         switching, then = local == self.chain.switch, (local + 1).clamp_max(self.steps)
         level, where = per_sphere(then, after), per_sphere(switching, after)[..., None]
         for rows, generator in random.rows():
-            # Row by row: what one draws must not depend on whether others switch now.
+            # Row by row: the draws of a row must not depend on other rows.
             if bool(switching[rows].any()):
                 fresh = law.draw_at_level(digit[rows], level[rows], on_device(generator, digit.device))
                 after[rows] = torch.where(where[rows], fresh, after[rows])

@@ -7,8 +7,9 @@
 | `gain`, `variance` | `g_m` and `s2_m`, Eq. (18) |
 | `ambient` | a vector of R^d whose tangent part at the state is the step |
 
-A function returns the states after the step; the sampler replaces those of positions that decode or are inactive. One
-that evaluates the network again is a generator: it yields states and local steps, and is sent log-probabilities.
+A function returns the states after the step; the sampler replaces those of positions that decode or are inactive. A
+function that evaluates the network again is a generator: it yields states and local steps, and receives
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from rdlm.process.schedule import Schedule, StepCoefficients
 from rdlm.random import RandomStreams
 
 EULER_END = 1e-3
-"""The paper's Euler scheme stops so long before time 1."""
+"""Length of the interval before time 1 at which the paper's Euler scheme stops."""
 
 CORRECTION = 0.1
 """Length of the corrector's step in units of the bridge's variance at its remaining noise."""
 
 Evaluations = Generator[tuple[Tensor, Tensor], Tensor, Tensor]
-"""Yields states and local steps to evaluate, is sent log-probabilities, returns states."""
+"""Yields states and local steps to evaluate, receives log-probabilities, returns states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +49,17 @@ class Step:
     """Each position's own step, on the CPU."""
     log_probs: Float[Tensor, "batch positions v"]
     drawn: Int[Tensor, "batch positions"]
-    """A token drawn for each decoding position, and for each active one where the solver is `by_token`."""
+    """A token drawn for each decoding position, and for each active one if the solver is `by_token`."""
     random: RandomStreams
 
     @property
     def coefficients(self) -> StepCoefficients:
-        """Return remaining noise, gain and variance of each sphere's step, Eq. (18)."""
+        """Remaining noise, gain and variance of each sphere's step, Eq. (18)."""
         return self.row_of(self.chain.coefficient_table)
 
     @property
     def after(self) -> Float[Tensor, "batch positions *spheres"]:
-        """Return the remaining noise of each sphere after the step."""
+        """The remaining noise of each sphere after the step."""
         return per_sphere(self.chain.grid.remaining[self.local + 1].to(self.state.dtype), self.state)
 
     def row_of(self, table: Float[Tensor, "steps 3"]) -> StepCoefficients:
@@ -148,7 +149,7 @@ def corrector(step: Step) -> Evaluations:
 def deterministic(step: Step) -> Tensor:
     """Return states after a step of the probability flow, which has the marginals of the diffusion and no noise.
 
-    On flat space a state keeps its place relative to mean and width of its bridge; this step does so with the mean
+    In flat space a state keeps its position relative to mean and width of its bridge; this step does so with the mean
     of the bridges. At the start, which is one point for all samples, a mixture step makes them differ.
     """
     chain, bridge, total = step.chain, _of_sphere(step), step.chain.grid.total
@@ -182,7 +183,7 @@ def _start_of(chain: Chain, level: Int[Tensor, "batch columns"], like: Tensor) -
 
 @dataclass(frozen=True)
 class Solver:
-    """A solver and what is known about it."""
+    """A solver and its properties."""
 
     step: Callable[[Step], Tensor | Evaluations]
     nfe: int
@@ -190,11 +191,11 @@ class Solver:
     bound: Kernel | None
     """Kernel of the chain whose likelihood bound holds for its samples; None: no bound is known."""
     consistent: bool
-    """Whether samples follow the data when the posterior is exact and the grid fine."""
+    """Whether the samples have the distribution of the data for an exact posterior and a fine grid."""
     greedy: bool = False
     """Whether the last step decodes the most likely token in place of a drawn one."""
     by_token: bool = False
-    """Whether a step needs a drawn token also where nothing is decoded."""
+    """Whether a step needs a drawn token at positions that do not decode."""
     by_state: bool = False
     """Whether tokens are read from the state after a last move, as in the paper, not from the model."""
 

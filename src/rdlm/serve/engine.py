@@ -4,8 +4,8 @@ A `Job` is what a request and the threads that work for it share: deadline, canc
 engine admits waiting samples, gathers the queries of running samplers and of other threads (scores), evaluates them in
 as few forward passes as possible, and sends every sampler its log-probabilities. A turn takes the same number of rows
 of each request: as many as the request with the fewest has, and at most `TURN_ROWS`. So a small request takes as many
-turns as alone, and a long one adds as many rows to them as the small one has itself. A request whose client has gone
-costs at most the current evaluation.
+turns as alone, and a long one adds as many rows to them as the small one has itself. A request whose client has
+disconnected costs at most the current evaluation.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Job:
         self._events: asyncio.Queue[object] = asyncio.Queue()
 
     def post(self, event: object) -> None:
-        """Send an event to the request, from any thread; after the end of the service nobody hears it."""
+        """Send an event to the request, from any thread; without effect after the end of the service."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -108,7 +108,7 @@ class Job:
         return http_errors.closing() if self.closing else late(self.seconds, self.begun)
 
     def check(self) -> None:
-        """Raise an error where the work is no longer wanted; called between steps by those who do it."""
+        """Raise an error if the request is cancelled or late; called by worker threads between steps."""
         if self.over:
             raise Disconnected
         if (error := self.late()) is not None:
@@ -147,7 +147,7 @@ class Job:
 
 
 async def until_left(request: Request) -> None:
-    """Return when the client has gone."""
+    """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -166,7 +166,7 @@ class RunningSample:
     ) -> None:
         self.prepared, self.seed, self.job, self.index, self.watch = prepared, seed, job, index, watch
         self.dropped = False
-        """Whether nobody wants the rest of this sample."""
+        """Whether the rest of this sample is no longer needed."""
         self.nfe = 0
         """Network evaluations so far."""
         self._steps_before, self._nfe_before, self._sent = 0, 0, 0
@@ -183,7 +183,7 @@ class RunningSample:
         return False
 
     def _stepped(self, rows: Sequence[int], step: WindowStep) -> None:
-        """Report a step to those who watch and, where it is wanted, the tokens that have become final."""
+        """Report a step to the observers and, if requested, the tokens that have become final."""
         info, nfe = step.info, step.info.sampler.chain.nfe
         if self.watch is not None:
             self.watch(self._steps_before + int(info.before.step), step)
@@ -207,7 +207,7 @@ class RunningSample:
 
 @dataclass(eq=False)
 class PendingQuery:
-    """A query of another thread, of which some rows may be evaluated already, and where its answer goes."""
+    """A query of another thread, of which some rows may be evaluated already, and the destination of its result."""
 
     query: Query
     job: Job
@@ -221,7 +221,7 @@ class PendingQuery:
         return len(self.query.state) - sum(map(len, self.found))
 
     def is_wanted(self) -> bool:
-        """Return whether rows are to be evaluated; a thread whose request is over is told so."""
+        """Return whether rows are to be evaluated; the thread of an ended request is notified."""
         reason = Disconnected() if self.job.over else self.job.late()
         if reason is not None and not self.answer.done():
             self.answer.set_exception(reason)
@@ -233,7 +233,7 @@ class PendingQuery:
         return self.query if count == len(self.query.state) else self.query.rows(slice(begin, begin + count))
 
     def take(self, log_probs: Tensor) -> None:
-        """Keep the answer to the next rows; after the last ones the thread gets all of them."""
+        """Store the result of the next rows; after the last ones all are sent to the thread."""
         self.found.append(log_probs)
         if self.rows_left == 0:
             self.answer.set_result(torch.cat(self.found) if len(self.found) > 1 else log_probs)
@@ -281,7 +281,7 @@ class Engine:
         return min(60, max(1, math.ceil(self._seconds_per_sample * (len(self._waiting) + 1))))
 
     def check_room(self, count: int) -> None:
-        """Refuse a request whose samples do not fit into the queue, before any work is done for it."""
+        """Reject a request whose samples do not fit into the queue, before any work is done for it."""
         if not self.alive:
             raise http_errors.closing()
         if count > self.queue:
@@ -313,7 +313,7 @@ class Engine:
             raise
 
     def drain(self, seconds: float) -> None:
-        """Start no more samples, refuse the waiting ones, and give the running ones so many seconds."""
+        """Start no more samples, reject the waiting ones, and limit the running ones to this time."""
         with self._changed:
             self._closed = True
             for sample in self._waiting:
@@ -369,7 +369,7 @@ class Engine:
         return not (job.over or sample.dropped)
 
     def _turn(self, pending: Sequence[PendingQuery]) -> None:
-        """Evaluate a share of the queries of every request together, and advance the samplers that are answered."""
+        """Evaluate a share of the queries of every request together, and advance the samplers with results."""
         live, rows = self._shares(pending)
         queries = [sample.query for sample in live]
         queries += [one.next_rows(min(rows, one.rows_left)) for one in pending]

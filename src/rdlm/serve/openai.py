@@ -1,4 +1,4 @@
-"""OpenAI's legacy completions: request bodies as sampling options, and samples as answers or streams.
+"""OpenAI's legacy completions: request bodies as sampling options, and samples as responses or streams.
 
 Tokens become final in any order. A stream sends a token once all tokens before it are final: for synchronous models
 everything at the end, from left to right, or window by window past the model's length, as it is generated. The pieces
@@ -90,12 +90,12 @@ class StreamedText:
 
     @property
     def text(self) -> str:
-        """Return the text returned so far."""
+        """The text returned so far."""
         return self._sent
 
     @property
     def reason(self) -> str:
-        """Return why the text ends, in OpenAI's words."""
+        """The reason for the end of the text, as in OpenAI's API."""
         return "stop" if self.stopped else "length"
 
     def _cut(self, text: str) -> int | None:
@@ -141,7 +141,7 @@ def options_of(served: ServedModel, body: Body) -> SamplingOptions:
 
 
 def refuse_unsupported(body: CompletionBody) -> None:
-    """Refuse OpenAI's fields that have no meaning here."""
+    """Reject fields of OpenAI's API that are not supported."""
     if not {"prompt", "suffix", "infill", "label"} & body.model_fields_set:
         raise HttpError(400, 'prompt: give a text, "" for a sample without a prompt, or an infill', "prompt")
     given = sampling_of(body)
@@ -209,7 +209,7 @@ def _request(
 
 
 def _may_be_exact(body: CompletionBody) -> bool:
-    """Return whether a body leaves the number of calls to us, in an order that can have log-probabilities."""
+    """Return whether a body leaves the number of calls open, in an order that can have log-probabilities."""
     given = sampling_of(body)
     return given.get("order", "auto") in ("auto", "left-to-right") and not given.keys() & {"steps", "block", "window"}
 
@@ -235,7 +235,7 @@ def _order(served: ServedModel, body: CompletionBody, request: CompletionRequest
 
 
 def _check_exact(served: ServedModel, request: CompletionRequest, order: ChosenOrder | None) -> None:
-    """Refuse log-probabilities where tokens have none given just those before them."""
+    """Reject log-probabilities if tokens have none given those before them."""
     model, sampled = served.model, request.end > request.begin
     if sampled and (request.options.length or 0) > model.length:
         reason = f"a completion past the model's {model.length} tokens is sampled in windows that overlap"
@@ -309,7 +309,7 @@ class Completion:
         }
 
     async def respond(self, request: HttpRequest) -> Response:
-        """Return the answer, or the stream of it; whatever can be refused is refused before a stream begins."""
+        """Return the response or its stream; invalid requests are rejected before a stream begins."""
         await self.job.run(self._prepare)
         self._begin()
         pieces = self._pieces()
@@ -398,7 +398,7 @@ class Completion:
     async def _stream(
         self, first: tuple[int, str, bool], rest: AsyncIterator[tuple[int, str, bool]]
     ) -> AsyncIterator[bytes]:
-        """Yield chunks whose texts add up to the whole, signs of life before them, and the end."""
+        """Yield chunks whose texts add up to the whole, keep-alive comments before them, and the end."""
         try:
             for index in range(len(self.drafts)):
                 yield self._chunk(self._choice(index, self._echo(index), None))

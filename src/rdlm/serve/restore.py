@@ -63,7 +63,7 @@ def positions(text: str) -> int:
 
 
 def _check(served: ServedModel, body: RestoreBody) -> None:
-    """Refuse a model that cannot restore, and a body that asks for too much or for nothing."""
+    """Reject a model without restoration, and a body that is empty or too large."""
     if served.cannot_restore is not None:
         raise HttpError(400, f"{served.name} cannot restore: {served.cannot_restore}", "model", "cannot_restore")
     if (body.text is None) == (body.evidence is None):

@@ -164,7 +164,7 @@ Probabilities = dict[Annotated[str, Field(max_length=8)], float]
 
 
 class RestoreBody(TextBody):
-    """An uncertain reading whose posterior is asked for: a text with marks, or evidence for every position."""
+    """An uncertain reading: a text with marks, or evidence for every position."""
 
     text: Text | None = Field(
         None, description="The reading: ? or _ is unreadable, [ae] is one of several, a backslash quotes a character."

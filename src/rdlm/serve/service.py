@@ -94,7 +94,7 @@ class ServedModel:
 
     @cached_property
     def cannot_restore(self) -> str | None:
-        """Why the model cannot restore uncertain text; None if it can."""
+        """The reason why the model does not support restoration; None if it does."""
         return cannot_restore(self.model)
 
     @cached_property
@@ -119,7 +119,7 @@ class ServedModel:
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
 
     def normalise(self, body: TextBody) -> str | None:
-        """Change the texts of a body to the model's alphabet if it asks for that; return what was changed."""
+        """Convert the texts of a body to the model's alphabet if requested; return the changes."""
         if not body.normalise:
             return None
         if not normalisation_rule(self.model.tokenizer):
@@ -153,7 +153,7 @@ class ServedModel:
 
     @contextmanager
     def interruptible(self, job: Job) -> Iterator[None]:
-        """Check before each forward pass of a baseline on this thread that the job is still wanted."""
+        """Check before each forward pass of a baseline on this thread that the job is not cancelled."""
         self._jobs[get_ident()] = job
         try:
             yield
@@ -246,7 +246,7 @@ class Service:
         self._jobs -= 1
 
     def drain(self, seconds: float) -> None:
-        """Accept no more requests, and limit those in progress to this many seconds."""
+        """Accept no further requests, and limit those in progress to this time in seconds."""
         self.closed = True
         for engine in self.engines.values():
             engine.drain(seconds)

@@ -1,4 +1,4 @@
-"""Trajectories: a sample streamed while it takes shape, frame by frame."""
+"""Trajectories: the steps of a sample as a stream of frames."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Runs with FSDP write one file per part and process, network-00000-of-00002.safet
 has; what is not sharded is in the first. Any number of processes can read them.
 
 A checkpoint cannot run code: the file names are fixed here, only regular files are opened, names, shapes and types of
-tensors are compared with those of the run before a tensor is read, and numbers that are not finite are refused.
+tensors are compared with those of the run before a tensor is read, and non-finite numbers are rejected.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def name_of(step: int) -> str:
 def save(
     run: Path, step: int, parts: Mapping[str, Tensors], about: Mapping[str, Any], tokenizer: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint into the run folder and return its path; after a failure nothing is left of it."""
+    """Write a checkpoint into the run folder and return its path; after a failure its files are removed."""
     try:
         begin(run, step, tokenizer)
         write_parts(run, step, parts)
@@ -66,7 +66,7 @@ def save(
 
 
 def begin(run: Path, step: int, tokenizer: Mapping[str, Any]) -> None:
-    """Create the folder in which a checkpoint is written before it gets its name."""
+    """Create the temporary folder in which a checkpoint is written."""
     with _write_errors(run, step):
         discard(run, step)
         _unnamed(run, step).mkdir()
@@ -92,7 +92,7 @@ def write_parts(run: Path, step: int, parts: Mapping[str, Tensors], shard: tuple
 
 
 def finish(run: Path, step: int, about: Mapping[str, Any], shards: int | None = None) -> Path:
-    """Write state.json, which lists all files, and give the folder its name: from then on the checkpoint exists."""
+    """Write state.json, which lists all files, and rename the folder, which completes the checkpoint."""
     folder, path = _unnamed(run, step), run / name_of(step)
     with _write_errors(run, step):
         form = {"format": FORMAT} if shards is None else {"format": SHARDED, "shards": shards}
@@ -109,7 +109,7 @@ def finish(run: Path, step: int, about: Mapping[str, Any], shards: int | None = 
 
 
 def discard(run: Path, step: int) -> None:
-    """Remove what was written of a checkpoint that was not finished."""
+    """Remove the files of an unfinished checkpoint."""
     shutil.rmtree(_unnamed(run, step), ignore_errors=True)
 
 

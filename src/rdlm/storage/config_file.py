@@ -26,7 +26,7 @@ LARGEST_FILE = 1 << 20
 """Bytes of the largest configuration file that is read."""
 
 MOST_PARTS = 100_000
-"""Keys and values of the largest configuration, with its references written out."""
+"""Largest number of keys and values of a configuration, with references expanded."""
 
 LARGEST_NUMBER = 1 << 128
 """Largest whole number of a configuration."""
@@ -35,9 +35,9 @@ Config = TypeVar("Config")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader; a key that a mapping has twice is an error, as in JSON files.
+    """YAML's safe loader; duplicate keys of a mapping are an error, as in JSON files.
 
-    So is a text whose references, written out, have too many parts: a kilobyte of them can stand for billions.
+    So are references that expand to too many parts: a kilobyte of text can expand to billions.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_parts(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return the nodes of a tree with references written out; a reference to itself, or too many, is an error."""
+    """Return the nodes of a tree with references expanded; a cyclic reference, or too many nodes, is an error."""
     if (known := counted.get(id(node))) is not None:
         if known == 0:
             raise yaml.composer.ComposerError(None, None, "a reference within what it refers to", node.start_mark)

@@ -30,7 +30,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, an exhausted quota and a file size limit."""
 
 COMPILED, COMPILED_VARIABLE = "inductor", "TORCHINDUCTOR_CACHE_DIR"
-"""The cache folder of compiled code, and the variable by which torch finds it."""
+"""The cache folder of compiled code, and the environment variable of torch for it."""
 
 OWN_CACHE = "set RDLM_CACHE to a folder of your own"
 
@@ -47,8 +47,8 @@ UNWRITABLE = FULL | DENIED | {errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.E
 def cache_dir(*parts: str) -> Path:
     """Return the cache folder, or a folder within it; it need not exist, and InputError is raised if it is not private.
 
-    The contents of the cache are used without asking, compiled code among them, so that nobody else may write there,
-    or put another folder in its place.
+    The contents of the cache, which include compiled code, are trusted, so other users must not be able to write to the
+    folder or to replace it.
     """
     folder = _cache_root()
     _check_private(folder)
@@ -60,7 +60,7 @@ def cache_dir(*parts: str) -> Path:
 
 
 def make_cache_dir(*parts: str) -> Path:
-    """Return a folder of the cache, made where it does not exist, for its owner alone; OSError if that fails."""
+    """Return a folder of the cache, created for its owner alone if it does not exist; OSError if that fails."""
     folder = _cache_root()
     for above in reversed(folder.parents):
         if not above.exists():
@@ -91,7 +91,7 @@ def _check_private(folder: Path) -> None:
 def _check_above(folder: Path) -> None:
     """Raise InputError if other users can rename the cache folder: they could replace it between check and use.
 
-    That is so if a folder above it, or a link on the way, is another user's, or is open to others without a sticky bit.
+    They can if a folder above it, or a link in its path, belongs to another user, or is writable without a sticky bit.
     """
     trusted = {os.geteuid(), 0, Path("/").stat().st_uid}  # in a sandbox, another number stands for root
     for above in {*folder.absolute().parents, *folder.resolve().parents}:
@@ -108,7 +108,7 @@ def _check_above(folder: Path) -> None:
 
 
 def _is_own_group(number: int) -> bool:
-    """Return whether a group has only this user, or only root, as many systems make one for each user."""
+    """Return whether a group has only this user, or only root: many systems have a group for each user."""
     try:
         group = grp.getgrgid(number)
         names = {"root", pwd.getpwuid(os.geteuid()).pw_name} if number else {"root"}
@@ -126,11 +126,11 @@ def _cache_root() -> Path:
 
 
 def use_compile_cache() -> None:
-    """Let torch keep compiled code in our cache, unless the user has set a folder, and not what a killed process left.
+    """Let torch store compiled code in our cache, unless the user has set a folder, without files of killed processes.
 
-    torch writes shared libraries in place, and loads half of one. So each process holds a lock in the folder until it
-    ends; the folder of one that has not removed its own is emptied, and so is one with files of another user. If
-    others use it, this process has one of its own, and also if there is no cache: torch would take one in /tmp.
+    torch writes shared libraries in place, and would load an incomplete one. So each process holds a lock in the folder
+    until it ends; a folder is emptied if a process did not remove its lock, or if it has files of another user. If
+    other processes use it, or there is no cache, this process uses a temporary folder: torch would use one in /tmp.
     """
     try:
         folder = make_cache_dir(COMPILED)
@@ -254,7 +254,8 @@ def memory_bytes() -> int:
 
 
 def most_bytes() -> int:
-    """Return the bytes of the largest content that is read: preparing a corpus takes several times its size."""
+    """Return the largest size in bytes of content to read: preparing a corpus takes several times its size in
+    memory."""
     return memory_bytes() // 4
 
 
@@ -295,8 +296,8 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
 def parse_json(content: bytes) -> Any:
     """Return the value of a JSON text.
 
-    ValueError also for duplicate keys, numbers that are not finite, and halves of surrogate pairs, which no text file
-    or terminal could show.
+    ValueError also for duplicate keys, numbers that are not finite, and unpaired surrogates, which cannot be written to
+    a text file or terminal.
     """
     found = json.loads(
         content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant, parse_float=_finite

@@ -5,7 +5,7 @@ Checkpoints (state.json), published models (config.json) and corpora (meta.json)
     "files": {"tokenizer.json": {"bytes": 85, "sha256": "5dbe..."}, ...}
 
 Reading goes from cheap to expensive: the list of names, then sizes, then contents. A checksum detects damage; it does
-not prove who wrote a file.
+not prove the origin of a file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rdlm.storage.files import damaged, memory_bytes, sha256_of
 
 @dataclass(frozen=True)
 class Manifest:
-    """Name -> entry of the files of a folder; an entry holds `bytes`, `sha256` and whatever else its format adds."""
+    """Name -> entry of the files of a folder; an entry has `bytes`, `sha256` and further keys of its format."""
 
     folder: Path
     files: Mapping[str, dict[str, Any]]
     advice: str = ""
-    """What the user can do about damage; part of every error message."""
+    """Advice to the user about damage; part of every error message."""
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
@@ -51,12 +51,12 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files together."""
+        """The bytes of all files together."""
         return sum(entry["bytes"] for entry in self.files.values())
 
     @property
     def digest(self) -> str:
-        """Return a SHA-256 over the checksums of all files, sorted by name."""
+        """A SHA-256 over the checksums of all files, sorted by name."""
         return hashlib.sha256("".join(self.files[name]["sha256"] for name in sorted(self.files)).encode()).hexdigest()
 
     def check_sizes(self) -> None:

@@ -1,7 +1,7 @@
-"""The user's own networks, schedules and bridges: classes that a configuration names as `module:Class`.
+"""User-defined networks, schedules and bridges: classes that a configuration names as `module:Class`.
 
 Importing a module runs its code, so a name in a file is imported only if the user trusts it: `rdlm.train(network=...)`
-trusts the class it is given, and `rdlm.load(run, trust=["my_module:MyNetwork"])` the names it is given.
+trusts its argument, and `rdlm.load(run, trust=["my_module:MyNetwork"])` the given names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Base = TypeVar("Base")
 
 
 class UntrustedClassError(InputError):
-    """A configuration names a class that the user has not agreed to import."""
+    """A configuration names a class that the user does not trust."""
 
 
 def import_name(own: type) -> str:
@@ -37,7 +37,7 @@ def import_name(own: type) -> str:
 
 @contextmanager
 def trusting(classes: Sequence[str | type]) -> Iterator[None]:
-    """Context manager: let configurations name these classes, which are given themselves or imported here by name."""
+    """Context manager: trust these classes, which are given as classes or imported by name."""
     if isinstance(classes, str):
         raise InputError(f"trust is a list of names: write [{classes!r}]")
     trusted = {one if isinstance(one, str) else import_name(one): _imported(one) for one in classes}
@@ -49,7 +49,7 @@ def trusting(classes: Sequence[str | type]) -> Iterator[None]:
 
 
 def check_trusted(config: RunConfig) -> None:
-    """Raise UntrustedClassError if a configuration names classes that the user has not agreed to import."""
+    """Raise UntrustedClassError if a configuration names classes that the user does not trust."""
     names = (config.model.network_class, config.process.schedule_class, config.process.bridge_class)
     missing = [name for name in names if name is not None and name not in _TRUSTED.get()]
     if missing:

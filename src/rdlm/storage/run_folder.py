@@ -31,7 +31,7 @@ KEPT = 2
 """Number of latest checkpoints that are kept."""
 
 EXECUTION = {"training.accumulate", "training.parallel", "training.device", "training.compile", "data.accept_licence"}
-"""Settings of how, not what, is computed: a run may continue with other values."""
+"""Settings of the execution, which may change when a run continues."""
 
 SHAPES = {"method", "process.base", "process.codes", "process.dimension", "process.layout", "denoiser.features"}
 SHAPES |= {"denoiser.head", "data.name", "data.tokenizer", "data.vocabulary", "data.alphabet", "data.normalise"}
@@ -43,7 +43,7 @@ FITTED = {
     f"training.{name}"
     for name in ("steps", "warmup", "save_every", "validate_every", "validation_sequences", "validation_nfe")
 }
-"""Settings that are fitted to the time of a run: `--minutes` may change them when a run continues."""
+"""Settings that are chosen by the time of a run: `--minutes` may change them when a run continues."""
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def check_origin(
 ) -> None:
     """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted.
 
-    Without the same tokens they cannot be: what the weights mean is lost, or their shapes differ.
+    Changes of the tokens are never accepted: the weights would lose their meaning, or their shapes differ.
     """
     if not same_tokens:
         raise InputError(

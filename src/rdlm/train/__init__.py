@@ -12,7 +12,7 @@ class _CallableModule(types.ModuleType):
     """Lets `rdlm.train` be this package and, called, the function `rdlm.api.training.train_model`."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        # By name, because api is a layer above this one: only users call the module.
+        # Imported by name, because api is a layer above this one.
         return importlib.import_module("rdlm.api.training").train_model(*arguments, **options)
 
 

@@ -1,4 +1,4 @@
-"""Fitting a configuration to the data and to the time of a run: what the user did not set is chosen here.
+"""Choice of the settings that the user did not give, by the data and the time of a run.
 
 `fit_vocabulary` chooses total noise and codes by the number of tokens. `largest_affordable` and `fit_training` choose
 network, batch, steps, warm-up and validation by the time of the run and the measured seconds of a step.
@@ -24,13 +24,13 @@ from rdlm.methods.objective import BINS, DUE_EARLY, DUE_EVERY, PER_BIN
 from rdlm.methods.rdlm import total_noise
 
 OWN = "own"
-"""Name of the corpus and of the preset for data of the user."""
+"""Name of the corpus and of the preset for user data."""
 
 MOST_ONE_HOT = 1024
 """Tokens above which `process.codes auto` chooses learned codes: states of one coordinate per token cost too much."""
 
 MOST_WEIGHTS = 1 << 21
-"""Weights of an n-gram chain (states times tokens) unless its number of states is given."""
+"""Default number of weights of an n-gram chain (states times tokens)."""
 
 
 def fit_kind(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -48,7 +48,7 @@ def fit_kind(config: RunConfig, corpus: Corpus) -> RunConfig:
 
 
 def fit_vocabulary(config: RunConfig, vocabulary: int) -> tuple[RunConfig, str]:
-    """Return the configuration for so many tokens, and a sentence on what was chosen; "" where nothing differs."""
+    """Return the configuration for this number of tokens, and a sentence on the choices; "" without any."""
     chosen = config
     if config.process.codes == "auto":
         learned = config.method == "rdlm" and config.process.base is None and vocabulary > MOST_ONE_HOT
@@ -72,7 +72,7 @@ def _with_process(config: RunConfig, **changes: object) -> RunConfig:
 
 
 def _with_codes(config: RunConfig) -> RunConfig:
-    """Return the configuration with learned codes, and with what they need: mean codes as features, no chain."""
+    """Return the configuration with learned codes, which need mean codes as features and no chain."""
     features = "mean" if config.denoiser.features == "evidence" else config.denoiser.features
     return replace(
         _with_process(config, codes="learned"),
@@ -82,7 +82,7 @@ def _with_codes(config: RunConfig) -> RunConfig:
 
 
 def _with_frequencies(config: RunConfig, vocabulary: int) -> RunConfig:
-    """Return the configuration with a network that starts at the frequencies, where there are many tokens."""
+    """Return the configuration with an output bias at the frequencies, for large vocabularies."""
     model = config.model
     if not isinstance(model, TransformerConfig) or model.belief != "none" or vocabulary <= MOST_ONE_HOT:
         return config
@@ -103,13 +103,13 @@ def _with_chain(config: RunConfig, vocabulary: int) -> RunConfig:
 # -- time -------------------------------------------------------------------------------------------
 
 SIZES = ((1 / 8, 1 / 32), (1 / 4, 1 / 8), (1 / 3, 1 / 4), (1 / 2, 1 / 2), (0.7, 1.0), (1.0, 1.0))
-"""Shares of width and depth, and of the batch, that are tried, from the smallest to the configuration itself."""
+"""Candidate shares of width and depth, and of the batch, from the smallest to the configuration itself."""
 
 SMALLEST_BATCH = 4
-"""Sequences of the smallest batch that is tried."""
+"""Sequences of the smallest candidate batch."""
 
 FEWEST_STEPS = 400
-"""Steps that a run should have: the largest size with so many is chosen."""
+"""Fewest steps of a run: the largest size with that number of steps is chosen."""
 
 VALIDATION_SHARE, SAMPLES_SHARE, SLACK = 0.05, 0.1, 0.1
 """Shares of the time for one validation, for the samples of the report, and for steps slower than those measured."""
@@ -139,7 +139,7 @@ class Pace:
 
 
 def sizes(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:
-    """Yield the configuration in all sizes, the smallest first; what the user has given stays."""
+    """Yield the configuration in all sizes, the smallest first; keys given by the user are not changed."""
     training, last = config.training, None
     keep_network = any(key.startswith("model.") for key in given)
     keep_batch = any(key in given for key in ("training.batch", "training.accumulate"))
@@ -160,7 +160,7 @@ def _batch(training: TrainingConfig, share: float) -> int:
 def scaled(model: NetworkConfig, share: float) -> NetworkConfig:
     """Return a network of about this share of the width and of the depth; 1 returns it unchanged.
 
-    An n-gram chain keeps its states: in short runs it is worth more than the network.
+    The states of an n-gram chain are kept: in short runs it contributes more than the network.
     """
     if share == 1:
         return model
@@ -195,12 +195,12 @@ def largest_affordable(
 
 
 def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: float, done: int = 0) -> RunConfig:
-    """Return the configuration with as many more steps as there is time for, and warm-up and validation to match."""
+    """Return the configuration with as many further steps as the time allows, and matching warm-up and validation."""
     own = config.training
     sequences = _within(VALIDATION_SHARE * left / max(pace.sequence, 1e-9), FEWEST_SEQUENCES, own.validation_sequences)
     nfe = _within(SAMPLES_SHARE * left / max(pace.call, 1e-9), FEWEST_CALLS, own.validation_nfe)
     training = replace(own, validation_sequences=sequences, validation_nfe=nfe)
-    training = _kept(training, own, given)
+    training = with_given(training, own, given)
     renewal = pace.sequence * PER_BIN * BINS if config.objective.proposal == "information" else 0.0
     seconds = (left - pace.reserve(training)) * (1 - SLACK)
     steps = min(own.steps, done + max(1, _steps_in(seconds, pace.step, renewal, done)))
@@ -212,11 +212,11 @@ def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: fl
         validate_every=min(own.validate_every, every),
         save_every=min(own.save_every, every),
     )
-    return replace(config, training=_kept(training, own, given))
+    return replace(config, training=with_given(training, own, given))
 
 
 def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
-    """Return the steps after `done` that fit into a time in which the information is measured where it is due."""
+    """Return the number of steps after `done` that fit into a time, including the measurements of the information."""
     at = done
     for due in itertools.chain(DUE_EARLY, itertools.count(DUE_EVERY, DUE_EVERY)):
         if due <= at:
@@ -230,7 +230,7 @@ def _steps_in(seconds: float, step: float, renewal: float, done: int) -> int:
 
 
 def described_fit(config: RunConfig, minutes: float, parameters: int) -> str:
-    """Return a sentence on the size and the length of a run that were chosen by the time."""
+    """Return a sentence on the chosen size and length of a run."""
     training, model = config.training, config.model
     network = f"width {model.width}" + ("" if isinstance(model, ConvolutionConfig) else f", {model.layers} layers")
     return (
@@ -243,6 +243,7 @@ def _within(value: float, low: int, high: int) -> int:
     return min(high, max(low, int(value)))
 
 
-def _kept(training: TrainingConfig, own: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+def with_given(training: TrainingConfig, own: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+    """Return the settings `training` with the keys that the user has given, whose values are those of `own`."""
     names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
     return replace(training, **{name: getattr(own, name) for name in names})

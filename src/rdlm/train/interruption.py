@@ -16,7 +16,7 @@ from typing import Any
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 GRACE = 1.0
-"""Seconds after a signal for which work that can be abandoned goes on."""
+"""Seconds for which work that can be abandoned continues after a signal."""
 
 
 class InterruptedRunError(Exception):
@@ -59,7 +59,7 @@ class Interruption:
 
     @contextmanager
     def abandonable(self, possible: bool = True) -> Iterator[None]:
-        """Context manager: work that changes nothing that is saved; AbandonedError ends it `GRACE` after a signal."""
+        """Context manager for work without effect on the saved state; AbandonedError ends it `GRACE` after a signal."""
         self._abandonable = possible
         try:
             if self._over and possible:
@@ -81,6 +81,6 @@ class Interruption:
             self._timer.start()
 
     def _expire(self) -> None:
-        """Repeat the signal for the main thread, in which alone the work can be abandoned."""
+        """Repeat the signal for the main thread, the only one in which work can be abandoned."""
         self._over = True
         _thread.interrupt_main(signal.Signals(self.received))

@@ -29,7 +29,7 @@ from rdlm.storage import config_file, run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.storage.memory import keep_freed_memory
 from rdlm.train import optimizer
-from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes
+from rdlm.train.fit import Pace, described_fit, fit_training, largest_affordable, sizes, with_given
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record, Tracker, TrackerName, check_trackers, open_trackers
@@ -64,7 +64,7 @@ class Result:
     leads: bool
     """Whether this process is the leader, which prints."""
     note: str | None = None
-    """The remark on a bound that is worse than the uniform code."""
+    """The note on a bound that is worse than the uniform code."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values; the bound and its interval are in `unit`."""
@@ -98,11 +98,11 @@ def train(
     load: Callable[[RunConfig], Corpus] = load_corpus,
     track: Sequence[TrackerName | Tracker] = (),
 ) -> Result:
-    """Start or continue the run in `folder` and return its result; stop after so many `minutes` since `began`.
+    """Start or continue the run in `folder` and return its result; stop `minutes` after `began`.
 
-    With `given`, the dotted keys that the user has set, the other ones are fitted to the minutes, which then include
-    everything: validation, samples and the report. After SIGTERM or SIGINT, save and raise InterruptedRunError; raise
-    DivergedError if the run diverges. The numbers of the record also go to the trackers `track`.
+    With `given`, the dotted keys that the user has set, the other keys are chosen by the minutes, which then include
+    validation, samples and the report. After SIGTERM or SIGINT, save and raise InterruptedRunError; raise DivergedError
+    if the run diverges. The record is also sent to the trackers `track`.
     """
     check_trackers(track)
     keep_freed_memory()
@@ -115,7 +115,7 @@ def train(
         run = stack.enter_context(open_run(config, folder, members, build, accept_changes, load, fit))
         config, training, counters = run.config, run.config.training, run.counters
         interruption = stack.enter_context(Interruption())
-        alone = members.world == 1  # other processes would wait for one that abandons a step
+        alone = members.world == 1  # with several processes, the others would wait for one that abandons a step
         record = stack.enter_context(opened_record(run, track)) if members.leads else None
         progress = stack.enter_context(progress_of(run, budget))
         run.network.train()
@@ -156,15 +156,20 @@ def train(
             if last:
                 break
 
-        result = result_of(run)
-        try:
-            with interruption.abandonable(alone):
-                samples = draw_samples(run, budget.affordable_nfe(training.validation_nfe))
-        except AbandonedError:
-            raise InterruptedRunError(interruption.received, counters.step) from None
-        if members.leads:
-            write_report(config, run.corpus, result.to_json(), samples, folder)
-        return result
+        return finish(run, budget, interruption, alone)
+
+
+def finish(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
+    """Draw the samples of a finished run, write its report, and return its result."""
+    result = result_of(run)
+    try:
+        with interruption.abandonable(alone):
+            samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
+    except AbandonedError:
+        raise InterruptedRunError(interruption.received, run.counters.step) from None
+    if run.team.leads:
+        write_report(run.config, run.corpus, result.to_json(), samples, run.folder)
+    return result
 
 
 def opened_record(run: Run, track: Sequence[TrackerName | Tracker]) -> Record:
@@ -274,7 +279,7 @@ def write_line(run: Run, record: Record | None, tokens_per_second: float) -> Non
 
 
 def validate(run: Run, record: Record | None) -> None:
-    """Evaluate the bound with the averaged weights and store it, also as the best if it is."""
+    """Evaluate the bound with the averaged weights and store it, also as the best one if it is."""
     training, counters = run.config.training, run.counters
     with run.averaged():
         bound = validation_bound(run.method, run.held_out, training.validation_nfe, training.seed, run.team)
@@ -333,7 +338,7 @@ def result_of(run: Run) -> Result:
 
 
 def progress_of(run: Run, budget: Budget) -> tqdm[Any]:
-    """Return the progress of a run; without a number of steps if it takes as many as there is time for."""
+    """Return the progress of a run; without a number of steps if the time limits it."""
     name, begin = run.folder.name, run.counters.step
     if budget.minutes is not None and budget.given is None:
         return bar(None, f"{name} ({budget.minutes:g} minutes)", "step", begin)
@@ -361,7 +366,7 @@ def measured_step(run: Run) -> float:
 
 
 def measured_pace(run: Run, step: float, left: float) -> Pace:
-    """Return the seconds of steps, validation and sampling of a trial; few of them where little time is left."""
+    """Return the seconds of steps, validation and sampling of a trial; with few repetitions if little time is left."""
     nfe, seed, generator = run.config.training.validation_nfe, run.config.training.seed, generator_of("samples", 0)
 
     def validate_some(rows: int) -> None:
@@ -384,7 +389,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 class Budget:
-    """The time of a run, and what fits into it."""
+    """The time limit of a run, and the work that fits into it."""
 
     def __init__(self, minutes: float | None, began: float | None, given: Collection[str] | None) -> None:
         self.minutes, self.given = minutes, given
@@ -394,7 +399,7 @@ class Budget:
 
     @contextmanager
     def compared(self, count: int, unit: Literal["step", "sequence"]) -> Iterator[None]:
-        """Context manager: compare the seconds of some work with those measured at the beginning."""
+        """Context manager: compare the seconds of the work with those measured at the beginning."""
         began = time.monotonic()
         yield
         if self.pace is not None:
@@ -404,7 +409,8 @@ class Budget:
 
     @property
     def slowness(self) -> float:
-        """Return how many times as long as measured the latest work took, at least 1: other processes may be busy."""
+        """The ratio, at least 1, of the seconds of the latest work to those measured: the load of the machine may
+        change."""
         return max(1.0, statistics.median(self._ratios)) if self._ratios else 1.0
 
     def left(self) -> float:
@@ -412,7 +418,7 @@ class Budget:
         return self.end - time.monotonic()
 
     def fit(self, config: RunConfig, corpus: Corpus, build: Build, members: Team, folder: Path) -> RunConfig:
-        """Return the configuration that fits into the time; that of a run in the folder keeps its size."""
+        """Return the configuration that fits into the time; an existing run in the folder keeps its size."""
         if self.given is None or self.minutes is None:
             return config
         trial = partial(trial_of, corpus=corpus, build=build, members=members)
@@ -427,7 +433,7 @@ class Budget:
         else:
             model = config.model if any(key.startswith("model.") for key in self.given) else old.model
             wanted = config.training.steps
-            config = replace(config, model=model, training=_continued(old.training, config.training, self.given))
+            config = replace(config, model=model, training=with_given(old.training, config.training, self.given))
             config = replace(config, training=replace(config.training, steps=wanted))
         self.pace = measured_pace(trial(config), step_of(config), self.left())
         config = fit_training(config, self.given, self.pace, self.left(), done)
@@ -446,12 +452,6 @@ class Budget:
         return max(1, min(nfe, int((self.left() - 1) / (self.slowness * self.pace.call))))
 
 
-def _continued(old: TrainingConfig, new: TrainingConfig, given: Collection[str]) -> TrainingConfig:
-    """Return the settings of a run that is continued, with what the user has given."""
-    names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
-    return replace(old, **{name: getattr(new, name) for name in names})
-
-
 class Timer:
     """Measures training time, and the speed of the steps without validation and saving."""
 
@@ -461,11 +461,11 @@ class Timer:
 
     @property
     def seconds(self) -> float:
-        """Return the training time of the run, including that before it was resumed."""
+        """The training time of the run, including that before it was resumed."""
         return self._before + time.monotonic() - self._start
 
     def tokens_per_second(self, step: int, tokens: int) -> float:
-        """Return the speed since the last call or pause, with so many tokens per step."""
+        """Return the tokens per second since the last call or pause."""
         speed = (step - self._step) * tokens / max(time.monotonic() - self._mark, 1e-9)
         self.pause(step)
         return speed

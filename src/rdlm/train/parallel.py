@@ -29,14 +29,14 @@ from rdlm.model.network import compile_network, device_of
 from rdlm.process.tokens import Codes
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for the others: the leader may be downloading a corpus."""
+"""Time for which a process waits for the others: the leader may be downloading a corpus."""
 
 CPU = torch.device("cpu")
 Value = TypeVar("Value")
 
 
 class LeaderFailedError(RuntimeError):
-    """Raised in the other processes if the leader, or another one, failed, which reports the reason."""
+    """Raised in all other processes if one failed; that one reports the reason."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Return whether this process is the leader, which writes files and prints."""
+        """Whether this process is the leader, which writes files and prints."""
         return self.rank == 0
 
     def add(self, values: Sequence[float]) -> list[float]:
@@ -133,7 +133,7 @@ def check_equal_passes(config: RunConfig, rows: int) -> None:
 
 
 class MixedPrecision(nn.Module):
-    """A network that runs under bfloat16 autocast; the code around it, the geometry in particular, does not."""
+    """A network under bfloat16 autocast, which excludes the code around it, such as the geometry."""
 
     def __init__(self, network: nn.Module, device_type: str) -> None:
         super().__init__()

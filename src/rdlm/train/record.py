@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Receives the numbers of a run, such as TensorBoard; it is closed on every way out of the run."""
+    """A tracker of the numbers of a run, such as TensorBoard; it is closed however the run ends."""
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of a `step` or a `validation`."""
+        """Log the numbers of a `step` or a `validation`."""
 
     def close(self, code: int) -> None:
         """End the run; `code` is the exit code: 0 if it is complete, 130 or 143 after a signal, else 1."""
 
 
 class Record:
-    """An open record; its numbers also go to the trackers."""
+    """An open record, whose numbers are also sent to the trackers."""
 
     def __init__(self, folder: Path, step: int, trackers: Sequence[Tracker] = ()) -> None:
         truncate(folder / NAME, step)
@@ -153,7 +153,7 @@ class Counters:
 
     @property
     def skipped(self) -> int:
-        """Return the number of steps without an update, because the loss or the gradient was not finite."""
+        """The number of steps without an update, because the loss or the gradient was not finite."""
         return self.step - self.updates
 
 
@@ -252,7 +252,7 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases with the name of the folder, in the project WANDB_PROJECT or `rdlm`.
 
-    Its id is stored in the folder: a run that resumes continues there. What fails on the way does not end the training.
+    Its id is stored in the folder, so that a resumed run continues it. Failures of the tracker do not stop training.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:

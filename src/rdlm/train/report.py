@@ -7,7 +7,7 @@ import html
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def write_report(
     title = f"Run {folder.name}"
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        _table(_facts(result)),
+        html_table(_facts(result).items()),
         "<h2>Curves</h2>",
         f'<div class="curves">{"".join(_curves(lines, str(result["unit"])))}</div>',
         "<h2>Samples</h2>",
@@ -62,14 +62,26 @@ def write_report(
         "<h2>Configuration</h2>",
         f"<pre>{html.escape(config_file.to_yaml(config))}</pre>",
         "<h2>Environment</h2>",
-        _table(environment()),
+        html_table(environment().items()),
     ]
-    page = (
+    write_atomic(folder / "report.html", html_page(title, body))
+
+
+def html_page(title: str, body: Sequence[str], style: str = "") -> str:
+    """Return a page without external files; `style` is added to `STYLE`."""
+    return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body>\n" + "\n".join(body)
+        f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
     )
-    write_atomic(folder / "report.html", page + "\n</body></html>\n")
+
+
+def html_table(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows of cells as an HTML table."""
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def environment() -> dict[str, str]:
@@ -136,11 +148,6 @@ def image_of(ids: Sequence[int], shape: tuple[int, int, int], levels: int) -> ND
     found = np.maximum(np.array(ids), 0)  # [height * width * channels]
     pixels: NDArray[np.uint8] = (found * 255 // (levels - 1)).astype(np.uint8)
     return pixels.reshape(shape)
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    cells = (f"<tr><td>{html.escape(k)}</td><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
-    return f"<table>{''.join(cells)}</table>"
 
 
 # -- charts -----------------------------------------------------------------------------------------

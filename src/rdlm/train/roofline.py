@@ -1,4 +1,4 @@
-"""What a run costs on given devices, before it is started: parameters, FLOPs, memory, speed by the roofline, money.
+"""The expected cost of a run on given devices: parameters, FLOPs, memory, speed by the roofline model, dollars.
 
 The network is built on torch's meta device, where nothing is computed: FLOPs of matrix products and the bytes that the
 backward pass needs are counted, and the speed is the least of three limits.
@@ -22,15 +22,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from rdlm.config import Interface, RunConfig
 from rdlm.errors import InputError, unknown
 from rdlm.methods.rdlm import Process
-from rdlm.model.belief import BeliefNetwork
 from rdlm.model.denoiser import Denoiser
-from rdlm.model.network import build, parameter_count
+from rdlm.model.network import build, parameter_count, without_belief
 
 UTILISATION: Final = 0.4
-"""Share of the peak arithmetic that training reaches, as well-tuned transformers do."""
+"""Share of the peak arithmetic that training reaches, typical of well-tuned transformers."""
 
 PASSES: Final = 4
-"""Times that an activation goes through memory: written and read, forward and backward."""
+"""Memory accesses per activation: written and read, forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class RunPlan:
     tokens_per_second: float
     """Of all devices together."""
     limit: str
-    """What limits the speed: arithmetic, memory or communication."""
+    """The limit of the speed: arithmetic, memory or communication."""
     hours: float
     dollars: float
     assumptions: tuple[str, ...]
@@ -95,7 +94,7 @@ def parse_device(text: str) -> tuple[Hardware, str, int]:
 
 @dataclass(frozen=True)
 class DataSize:
-    """What a plan has to know of a corpus."""
+    """The sizes of a corpus that determine a plan."""
 
     vocabulary: int
     length: int
@@ -104,7 +103,7 @@ class DataSize:
 
 
 def plan(config: RunConfig, data: DataSize, device: str = "h100", price: float | None = None) -> RunPlan:
-    """Return the expected cost of a run on devices such as h100:8, for so many dollars per device and hour."""
+    """Return the expected cost of a run on devices such as h100:8, for a price in dollars per device and hour."""
     hardware, name, devices = parse_device(device)
     training, rate = config.training, hardware.price if price is None else price
     if config.method != "rdlm":
@@ -169,7 +168,7 @@ def network_cost(config: RunConfig, data: DataSize) -> tuple[int, float, float]:
     with torch.device("meta"):
         network = build(config.model, interface)
     count = parameter_count(network) + (0 if process.codes is None else parameter_count(process.codes))
-    inner = network.network if isinstance(network, BeliefNetwork) else network  # the chain's tables cannot be read
+    inner = without_belief(network)  # the tables of the chain cannot be read on the meta device
     positions = data.length * process.layout.positions
     flops, saved = _measured(inner, interface, positions)
     if not config.objective.blockwise:

@@ -191,8 +191,8 @@ def _common_rows(source: Tensor, target: Tensor, more: int) -> tuple[Tensor, Ten
 def load_corpus_of_model(config: RunConfig, file: Path | None = None) -> Corpus:
     """Return the corpus of a model, read from `file` if one is given.
 
-    A model may come from others, and then name any file of this machine: without `file`, the one that it names is used
-    only if it was prepared here.
+    A model from elsewhere could name any file of this machine: without `file`, the file that it names is used only if
+    it was prepared here.
     """
     named = config.data.file is not None or str(config.data.tokenizer).endswith(".json")
     if file is not None:
@@ -259,7 +259,7 @@ def open_run(
 ) -> Iterator[Run]:
     """Context manager: the run in a folder, resumed; errors in the configuration are raised before any computation.
 
-    `fit` may change the configuration once the data are known; the changes to `run_folder.FITTED` need no consent.
+    `fit` may change the configuration once the data are known; changes to `run_folder.FITTED` are always accepted.
     """
     with ExitStack() as stack:
 

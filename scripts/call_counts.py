@@ -1,21 +1,20 @@
-"""Walks: through how many files and functions of the package one leads, from a door to its answer.
+"""Count the files and functions of the package that are executed by typical operations.
 
-    python scripts/walks.py [--json]        # walk, files, functions
-    python scripts/walks.py --list WALK     # the functions of one walk, file by file
+    python scripts/call_counts.py [--json]             # operation, files, functions
+    python scripts/call_counts.py --list OPERATION     # the functions of one operation by file
 
-A function counts if its code is in a file of the package and it is entered during the walk: lambdas and inner functions
-do; module and class bodies, comprehensions and generator expressions, and methods that the interpreter or a decorator
-writes (such as a dataclass's constructor, whose code is in no file) do not. All threads count. Each walk has a process
-of its own, so that none finds what another left in memory, and a cache folder that an earlier run of the walk filled,
-so that no tables are made. The walks begin at the command line, at `rdlm.load` and a model's `generate` and `score`, or
-at HTTP; the bound alone begins at `model.method.bound`, for which there is no other door.
+A function is counted if its code is in a file of the package and it is entered during the operation. Lambdas and inner
+functions are counted; module and class bodies, comprehensions, generator expressions, and generated methods (such as
+the constructors of dataclasses, whose code is in no file) are not. All threads are included. Each operation runs in its
+own process, with a cache folder that an earlier run of the same operation has filled, so that no tables are made.
 
     step      one training step, from the third backward pass to the fourth, of `rdlm train textfile`
-    bound     the first likelihood bound of one batch by a model that has been loaded
-    score     `model.score` of one text, the second time
-    generate  `rdlm generate --prompt "the history of " --steps 8`, from the command line's main to what it prints
-    sampler   one step of that walk without the network: from the end of one network call to the beginning of the next
-    http      the second completion of a running service, from the request's arrival to its answer
+    bound     the first likelihood bound of one batch by a loaded model
+    score     the second call of `model.score` for one text
+    generate  `rdlm generate --prompt "the history of " --steps 8`, from the main function to the output
+    request   options to samples of a loaded model, without network evaluations and steps
+    sampler   one step of a sampler, from the end of one network call to the beginning of the next
+    http      the second completion of a running service, from the arrival of the request to the response
 """
 
 from __future__ import annotations
@@ -52,21 +51,21 @@ SMALL = (
 )
 
 
-class Walk:
-    """The functions that are entered while `on`; `watching` sees all threads that begin meanwhile."""
+class Calls:
+    """The functions that are entered while `on`; `watching` includes all threads that start meanwhile."""
 
     def __init__(self) -> None:
         self.on = False
         self.entered: set[CodeType] = set()
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        """Note a call, as `sys.setprofile` wants it."""
+        """Record a call; a callback of `sys.setprofile`."""
         if self.on and event == "call":
             self.entered.add(frame.f_code)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at every call, in this thread and in new ones."""
+        """Context manager: record every call in this thread and in new ones."""
         threading.setprofile(self)
         sys.setprofile(self)
         try:
@@ -77,7 +76,7 @@ class Walk:
             self.on = False
 
     def by_file(self) -> dict[str, list[str]]:
-        """Return the names of the functions, file by file."""
+        """Return the names of the functions by file."""
         found: dict[str, set[tuple[int, str]]] = {}
         for code in self.entered:
             if counts(code):
@@ -93,7 +92,7 @@ def counts(code: CodeType) -> bool:
 
 
 def command(*arguments: str) -> int:
-    """Run the command line in this process, as a shell would."""
+    """Run the command line in this process."""
     from rdlm.cli.main import main
 
     sys.argv = ["rdlm", *arguments]
@@ -102,7 +101,7 @@ def command(*arguments: str) -> int:
 
 @contextlib.contextmanager
 def network_calls(before: Callable[[int], None], after: Callable[[int], None]) -> Iterator[None]:
-    """Have functions called with a network call's number before and after each call of an outermost module."""
+    """Call functions with the number of the network call before and after each call of an outermost module."""
     from torch.nn.modules import module
 
     depth, number = [0], [0]
@@ -126,20 +125,20 @@ def network_calls(before: Callable[[int], None], after: Callable[[int], None]) -
             hook.remove()
 
 
-def step(walk: Walk) -> None:
-    """Walk one training step, the third, whole: from one backward pass to the next."""
+def step(calls: Calls) -> None:
+    """Record the third training step, from one backward pass to the next."""
     import torch
 
     backward, count = torch.Tensor.backward, [0]
 
     def counted(*given: Any, **named: Any) -> None:
         count[0] += 1
-        walk.on = count[0] == 3
+        calls.on = count[0] == 3
         backward(*given, **named)
 
     torch.Tensor.backward = counted  # type: ignore[method-assign,assignment]
     try:
-        with walk.watching(), tempfile.TemporaryDirectory() as out:
+        with calls.watching(), tempfile.TemporaryDirectory() as out:
             command("train", "textfile", "--data.file", text(), *SMALL.split(), "--out", out)
     finally:
         torch.Tensor.backward = backward  # type: ignore[method-assign]
@@ -147,63 +146,63 @@ def step(walk: Walk) -> None:
 
 def text() -> str:
     """Return a text file, which stays the same one for all processes that share a cache."""
-    file = Path(os.environ["RDLM_CACHE"]) / "walk.txt"
+    file = Path(os.environ["RDLM_CACHE"]) / "text.txt"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(TEXT * 100, "utf-8")
     return str(file)
 
 
-def bound(walk: Walk) -> None:
-    """Walk through the bound of a batch of four sequences at 8 network calls."""
+def bound(calls: Calls) -> None:
+    """Record the bound of a batch of four sequences at 8 network calls."""
     import torch
 
     model = rdlm.load()
     ids = torch.randint(1, 27, (4, model.length), generator=torch.Generator().manual_seed(0))
     batch = SimpleNamespace(ids=ids, label=None, signal=None)
-    with walk.watching():
-        walk.on = True
+    with calls.watching():
+        calls.on = True
         model.method.bound(batch, 8, torch.Generator().manual_seed(0))
 
 
-def score(walk: Walk) -> None:
-    """Walk through the score of one text."""
+def score(calls: Calls) -> None:
+    """Record the score of one text."""
     model = rdlm.load()
     model.score([TEXT[:24]])
-    with walk.watching():
-        walk.on = True
+    with calls.watching():
+        calls.on = True
         model.score([TEXT[:24]])
 
 
-def generate(walk: Walk) -> None:
-    """Walk from the command line to a sample, module bodies aside."""
-    with walk.watching():
-        walk.on = True
+def generate(calls: Calls) -> None:
+    """Record the command line up to a sample, without module bodies."""
+    with calls.watching():
+        calls.on = True
         command("generate", *PROMPT)
 
 
-def request(walk: Walk) -> None:
-    """Walk from options to samples of a loaded model, network evaluations aside: between a request and a step."""
+def request(calls: Calls) -> None:
+    """Record the way from options to samples of a loaded model, without network evaluations and steps."""
     from rdlm.sampling.denoisers import Query
 
     evaluate = Query.evaluate
 
     def paused(*given: Any) -> Any:
-        walk.on = False
+        calls.on = False
         try:
             return evaluate(*given)
         finally:
-            walk.on = True
+            calls.on = True
 
     model = rdlm.load()
     Query.evaluate = paused  # type: ignore[method-assign]
-    with walk.watching():
-        walk.on = True
+    with calls.watching():
+        calls.on = True
         model.generate(prompt=PROMPT[1], steps=int(PROMPT[3]))
 
 
-def sampler(walk: Walk) -> None:
-    """Walk one step of a sampler: from the log-probabilities that it is sent to its next query."""
+def sampler(calls: Calls) -> None:
+    """Record one step of a sampler, from the log-probabilities that it receives to its next query."""
     from rdlm.api.generate import SamplingOptions, prepare
 
     prepared = prepare(rdlm.load(), SamplingOptions(prompt=PROMPT[1], steps=int(PROMPT[3])))
@@ -211,35 +210,35 @@ def sampler(walk: Walk) -> None:
     query = next(sampling)
     for number in range(3):
         log_probs = prepared.batcher.evaluate(query)
-        with walk.watching():
-            walk.on = number == 2
+        with calls.watching():
+            calls.on = number == 2
             query = sampling.send(log_probs)
-            walk.on = False
+            calls.on = False
 
 
-def http(walk: Walk) -> None:
-    """Walk one completion of a service that has answered another one before."""
+def http(calls: Calls) -> None:
+    """Record the second completion of a service."""
     out = io.StringIO()
 
     def client() -> None:
         try:
             url = address(out)
             complete(url, 1)
-            walk.on = True
+            calls.on = True
             complete(url, 2)
-            walk.on = False
+            calls.on = False
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
     asking = threading.Thread(target=client)
     asking.start()
-    with walk.watching(), contextlib.redirect_stdout(out):
+    with calls.watching(), contextlib.redirect_stdout(out):
         command("serve", "--port", "0", "--json")
     asking.join()
 
 
 def address(out: io.StringIO) -> str:
-    """Return the address that a service says when it is ready."""
+    """Return the address that a service prints when it is ready."""
     for _ in range(600):
         with contextlib.suppress(ValueError):
             return str(json.loads(out.getvalue())["url"])
@@ -248,14 +247,14 @@ def address(out: io.StringIO) -> str:
 
 
 def complete(url: str, seed: int) -> None:
-    """Ask for a completion, and wait for it."""
+    """Request a completion, and wait for it."""
     body = json.dumps({"prompt": PROMPT[1], "max_tokens": 16, "steps": 8, "seed": seed}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         answer.read()
 
 
-WALKS: dict[str, Callable[[Walk], None]] = {
+OPERATIONS: dict[str, Callable[[Calls], None]] = {
     "step": step,
     "bound": bound,
     "score": score,
@@ -266,8 +265,8 @@ WALKS: dict[str, Callable[[Walk], None]] = {
 }
 
 
-def walked(name: str, cache: str) -> dict[str, list[str]]:
-    """Return a walk's functions by file, from the second of two processes that share a cache."""
+def recorded(name: str, cache: str) -> dict[str, list[str]]:
+    """Return the functions of an operation by file, from the second of two processes that share a cache."""
     environment = {**os.environ, "RDLM_CACHE": cache, "OMP_NUM_THREADS": "1"}
     for _ in range(2):
         arguments = [sys.executable, __file__, "--inside", name]
@@ -279,32 +278,32 @@ def walked(name: str, cache: str) -> dict[str, list[str]]:
 
 
 def inside(name: str) -> None:
-    """Take a walk in this process, and print it as the last line of standard output."""
-    walk = Walk()
-    WALKS[name](walk)
+    """Record an operation in this process, and print its functions as the last line of standard output."""
+    calls = Calls()
+    OPERATIONS[name](calls)
     print()
-    print(json.dumps(walk.by_file()))
+    print(json.dumps(calls.by_file()))
 
 
 def main() -> int:
-    """Print the walks."""
+    """Print the counts or the functions of operations."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--list", metavar="WALK", choices=WALKS, help="print the functions of one walk")
-    parser.add_argument("--inside", metavar="WALK", choices=WALKS, help=argparse.SUPPRESS)
+    parser.add_argument("--list", metavar="OPERATION", choices=OPERATIONS, help="print the functions of one operation")
+    parser.add_argument("--inside", metavar="OPERATION", choices=OPERATIONS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         inside(options.inside)
         return 0
     with tempfile.TemporaryDirectory() as cache:
-        chosen = [options.list] if options.list else list(WALKS)
-        found = {name: walked(name, cache) for name in chosen}
+        chosen = [options.list] if options.list else list(OPERATIONS)
+        found = {name: recorded(name, cache) for name in chosen}
     show(found, options.json, bool(options.list))
     return 0
 
 
 def show(found: dict[str, dict[str, list[str]]], as_json: bool, whole: bool) -> None:
-    """Print walks: their functions, or their numbers for machines or for people."""
+    """Print the functions of operations, or their counts as JSON or as a table."""
     if whole:
         for files in found.values():
             for file, names in files.items():
@@ -314,7 +313,7 @@ def show(found: dict[str, dict[str, list[str]]], as_json: bool, whole: bool) -> 
     if as_json:
         print(json.dumps(rows))
         return
-    print(f"{'walk':<10}{'files':>6}{'functions':>11}")
+    print(f"{'operation':<10}{'files':>6}{'functions':>11}")
     for name, row in rows.items():
         print(f"{name:<10}{row['files']:>6}{row['functions']:>11}")
 
