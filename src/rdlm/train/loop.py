@@ -156,10 +156,10 @@ def train(
             if last:
                 break
 
-        return finish(run, budget, interruption, alone)
+        return conclude(run, budget, interruption, alone)
 
 
-def finish(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
+def conclude(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
     """Draw the samples of a finished run, write its report, and return its result."""
     result = result_of(run)
     try:
