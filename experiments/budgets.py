@@ -47,8 +47,9 @@ def run(method: MethodName, width: int, seed: int, steps: int, out: Path) -> Non
         return
     config = configuration(method, width, seed, steps)
     trained = train(config, folder, methods.build)
-    row = {"method": method, "width": width, "seed": seed, "steps": steps, "parameters": trained.parameters}
-    row |= {"seconds": round(trained.seconds, 1), "commit": commit(), "bounds": measure(folder, config)}
+    row: dict[str, Any] = {"method": method, "width": width, "seed": seed, "steps": steps}
+    row |= {"parameters": trained.parameters, "seconds": round(trained.seconds, 1), "commit": commit()}
+    row["bounds"] = measure(folder, config)
     write_atomic(result, json.dumps(row, indent=1, allow_nan=False) + "\n")
     print(json.dumps(row), flush=True)
 
