@@ -10,7 +10,9 @@ Exit codes: 0 success, 1 failure, 2 user error, 3 damaged file, 130 interrupted,
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -68,6 +70,9 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; only a bug raises an exception."""
+    if argv is None:
+        # Without it the collector walks through all objects of torch again at the end: 0.6 s of processor time.
+        atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
     with ExitStack() as streams:
         streams.enter_context(redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))))
