@@ -71,7 +71,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, what: str, begin: int = 0) ->
             if character not in tokenizer.alphabet:
                 raise InputError(
                     f"{what}: the character {character!r} at position {at} is outside the model's alphabet "
-                    f"{tokenizer.alphabet!r}; normalise (--normalise) changes case and spells digits"
+                    f"{tokenizer.alphabet!r}; with normalise, case is changed and digits are spelled"
                 )
     return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
 
