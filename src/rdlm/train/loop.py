@@ -125,7 +125,11 @@ def train(
 
         while counters.step < training.steps:
             with budget.step():
-                loss, norm = accumulate_or_stop(run, interruption, alone)
+                found = accumulate_or_restore(run, interruption, alone)
+            if found is None:
+                run.save()
+                raise InterruptedRunError(interruption.received, counters.step)
+            loss, norm = found
             over_here = time.monotonic() >= budget.training_end(training)
             loss, signalled, over = members.add([loss / members.world, bool(interruption.received), over_here])
             update(run, loss, norm)
@@ -162,11 +166,8 @@ def train(
 def finish(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
     """Draw the samples of a finished run, write its report, and return its result."""
     result = result_of(run)
-    try:
-        with interruption.abandonable(alone):
-            samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
-    except AbandonedError:
-        raise InterruptedRunError(interruption.received, run.counters.step) from None
+    with interruption.ending(run.counters.step, alone):
+        samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
     if run.team.leads:
         write_report(run.config, run.corpus, result.to_json(), samples, run.folder)
     return result
@@ -178,16 +179,17 @@ def opened_record(run: Run, track: Sequence[TrackerName | Tracker]) -> Record:
     return Record(run.folder, step, open_trackers(track, run.folder, step, config))
 
 
-def accumulate_or_stop(run: Run, interruption: Interruption, possible: bool) -> tuple[float, torch.Tensor]:
-    """Return `accumulate(run)`; if it is abandoned, save the state before it and raise InterruptedRunError."""
+def accumulate_or_restore(
+    run: Run, interruption: Interruption, possible: bool = True
+) -> tuple[float, torch.Tensor] | None:
+    """Return `accumulate(run)`; if a signal ends it, restore the state before it and return None."""
     before = {name: tensor.clone() for name, tensor in run.method.state().items()}
     try:
         with interruption.abandonable(possible):
             return accumulate(run)
     except AbandonedError:
         run.method.load_state(before)
-        run.save()
-        raise InterruptedRunError(interruption.received, run.counters.step) from None
+        return None
 
 
 def let_signals_in(run: Run) -> None:
