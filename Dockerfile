@@ -1,6 +1,6 @@
 # The service with the packaged models, on a CPU:
 #   docker build -t rdlm .
-#   docker run -p 8000:8000 -e RDLM_TOKEN=a-long-secret rdlm
+#   docker run -p 8000:8000 -e RDLM_TOKEN=$(openssl rand -hex 16) rdlm
 # Any other command: docker run -v "$PWD:/data" rdlm train --data book.txt --minutes 3
 FROM python:3.12-slim
 

@@ -225,3 +225,29 @@ def test_a_cache_that_others_can_write_to_ends_a_command(
         monkeypatch.delenv(name)
     assert cli.main(["data", "list"]) == 2
     assert "other users can write to the cache folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "train"])
+def test_help_has_no_line_breaks_of_docstrings(command: str) -> None:
+    """At 80 columns, the line ends of the source were seen in the middle of sentences."""
+    environment = {**os.environ, "COLUMNS": "80"}
+    said = subprocess.run(
+        [sys.executable, "-m", "rdlm", command, "--help"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    inner = [line[2:-2] for line in said.splitlines() if line.startswith("│")]
+    for line, following in itertools.pairwise(inner):
+        if line.startswith("    ") and following.startswith("    "):  # two lines of one help
+            assert len(line.rstrip()) + 1 + len(following.split()[0]) > len(line), line
+
+
+def test_the_end_of_a_command_does_not_collect_garbage() -> None:
+    """The collector took seconds at the end of Python, and of a run after SIGTERM, on a busy machine."""
+    code = (
+        "import atexit, gc, sys, os\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "from rdlm.cli.main import main\n"
+        "sys.argv = ['rdlm', '--version']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "True"

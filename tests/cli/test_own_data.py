@@ -216,3 +216,19 @@ def test_changes_are_not_offered_where_they_cannot_work(capsys: pytest.CaptureFi
         assert cli.main(["train", *options, *accepted]) == (2 if message else 0)
         said = capsys.readouterr().err
         assert message in said and ("--accept-changes" in said) == ("--accept-changes" in message)
+    Path("other.txt").write_text("abcd efghz\n" * 60)  # a file of another name is another configuration, too
+    assert cli.main(["train", "--data", "other.txt", *options[2:]]) == 2
+    said = capsys.readouterr().err
+    assert "--init runs/own" in said and "--accept-changes" not in said
+
+
+def test_changes_that_do_not_fit_leave_the_run_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The configuration was replaced before the checkpoint was found not to fit: the run could not continue at all."""
+    Path("mine.txt").write_text("abcd efgh\n" * 60)
+    command = ["train", "--data", "mine.txt", "--data.length", "8", *TINY]
+    assert cli.main(command) == 0
+    before = Path("runs/own/config.yaml").read_bytes()
+    assert cli.main([*command, "--model.layers", "3", "--accept-changes"]) == 2
+    assert "does not fit this run" in capsys.readouterr().err
+    assert Path("runs/own/config.yaml").read_bytes() == before
+    assert cli.main(command) == 0

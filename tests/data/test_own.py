@@ -16,6 +16,7 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 import pytest
+from PIL import Image
 
 from rdlm.data import corpus, own
 from rdlm.data.image import encode_png
@@ -28,6 +29,8 @@ FASTQ = "".join(f"@r{i}\nACGTACGT\n+\nIIIIIIII\n" for i in range(6))
 CSV = "id,text,n\n" + "".join(f'{i},"{line}",7\n' for i, line in enumerate(LINES))
 TSV = "id\tbody\n" + "".join(f"{i}\t{line}\n" for i, line in enumerate(LINES))
 JSONL = "".join(json.dumps({"text": line, "n": 1}) + "\n" for line in LINES)
+SEMICOLONS = "id;text\n" + "".join(f'{i};"{line}"\n' for i, line in enumerate(LINES))
+JSON = json.dumps([{"text": line, "n": 1} for line in LINES])
 PROTEIN = ">p\nMKVLAAGHERRWQQ\n>q\nMKVLEEGHERRWQQPPPPPPPP\n"
 
 
@@ -44,7 +47,17 @@ def written(tmp_path: Path, content: str | bytes, name: str = "data.txt") -> Pat
 
 @pytest.mark.parametrize(
     ("content", "found"),
-    [("\n".join(LINES), "text"), (FASTA, "FASTA"), (FASTQ, "FASTQ"), (CSV, "CSV"), (TSV, "TSV"), (JSONL, "JSONL")],
+    [
+        ("\n".join(LINES), "text"),
+        (FASTA, "FASTA"),
+        (FASTQ, "FASTQ"),
+        (CSV, "CSV"),
+        (SEMICOLONS, "CSV"),
+        (TSV, "TSV"),
+        (JSONL, "JSONL"),
+        (JSON, "JSON"),
+        (json.dumps(json.loads(JSON), indent=2), "JSON"),
+    ],
 )
 def test_a_format_is_recognised_by_its_content(content: str, found: str, tmp_path: Path) -> None:
     assert own.recognised(written(tmp_path, content)) == found
@@ -55,12 +68,25 @@ def test_a_format_is_recognised_by_its_content(content: str, found: str, tmp_pat
             corpus.load("textfile", file=written(tmp_path, content))
 
 
-@pytest.mark.parametrize("text", ["One line, no more.", "> quoted, as in mail\nand answered", "{ not json\n{ at all\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One line, no more.",
+        "> quoted, as in mail\nand answered",
+        "{ not json\n{ at all\n",
+        "@@ -1,3 +1,4 @@\n the\n+added\n dog",
+        "[{not json}, either]\nof both lines",
+        "one; two\nthree\nfour; five; six\n",
+    ],
+)
 def test_prose_is_text(text: str, tmp_path: Path) -> None:
     assert own.recognised(written(tmp_path, text)) == "text"
 
 
-@pytest.mark.parametrize(("content", "column"), [(CSV, None), (CSV, "text"), (TSV, "body"), (JSONL, None)])
+@pytest.mark.parametrize(
+    ("content", "column"),
+    [(CSV, None), (CSV, "text"), (SEMICOLONS, None), (TSV, "body"), (JSONL, None), (JSON, "text")],
+)
 def test_a_column_is_the_text(content: str, column: str | None, tmp_path: Path) -> None:
     found = corpus.load("own", file=written(tmp_path, content), column=column)
     ids = np.concatenate([found.train, found.validation, found.test])
@@ -75,6 +101,31 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         corpus.load("own", file=written(tmp_path, CSV), column="title")
     with pytest.raises(InputError, match="which has no columns"):
         corpus.load("own", file=written(tmp_path, FASTA), column="text")
+
+
+def test_a_column_that_the_first_record_lacks(tmp_path: Path) -> None:
+    """The first record alone decided: the column n was learned."""
+    found = corpus.load("own", file=written(tmp_path, '{"n": 1}\n{"n": 2, "text": null}\n' + JSONL))
+    assert "column 'text' of 40 records (2 have none)" in found.source
+    with pytest.raises(InputError, match=r"has values such as \['a'\], which are not text"):
+        corpus.load("own", file=written(tmp_path, '{"text": ["a"]}\n' + JSONL))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (JSONL + '{"text": "open\n', "is JSONL, but line 41 is not a JSON object"),
+        (JSON[:-3], "is not a JSON array of objects: Expecting"),
+        (JSON[:-1] + ", 3]", "it has other members"),
+        (FASTQ + "@r\nACGT\nIIII\n", "read 7: FASTQ has four lines per read"),
+        ("@r\nACGT\nIIII\n" + FASTQ, "read 1: FASTQ has four lines per read"),
+        (FASTQ + "@r\nACGT\n+\nIII\n", "read 7 has 4 bases and 3 qualities"),
+        ("Größe und Maß".encode("latin1") * 9, "iconv -f latin1 -t utf-8"),
+    ],
+)
+def test_a_damaged_file_of_records_is_not_read_as_text(content: str | bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        corpus.load("own", file=written(tmp_path, content))
 
 
 def test_sequences_are_bases_and_other_letters_are_counted(tmp_path: Path) -> None:
@@ -102,6 +153,22 @@ def test_images_of_subfolders_have_classes(tmp_path: Path) -> None:
     (tmp_path / "images" / "dark" / "odd.png").write_bytes(encode_png(np.zeros((5, 5, 3), np.uint8)))
     with pytest.raises(InputError, match="several sizes"):
         corpus.load("own", file=tmp_path / "images")
+
+
+def test_images_with_transparency_or_more_than_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 bits were clipped at 255."""
+    levels = np.random.default_rng(0).integers(0, 1 << 16, (5, 5)).astype(np.uint16)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i in range(20):
+        Image.fromarray(np.full((5, 5, 4), 7 * i, np.uint8)).save(folder / f"{i}.png")
+    assert corpus.load("own", file=folder).image == (5, 5, 1)
+    Image.fromarray(levels).save(folder / "deep.png")
+    with pytest.raises(InputError, match=r"deep\.png has more than 8 bits per channel: convert it"):
+        corpus.load("own", file=folder)
+    monkeypatch.setattr(own.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"0\.png is not a PNG file of 8 bits without .* need pillow: pip install"):
+        corpus.load("own", file=folder)
 
 
 @pytest.mark.parametrize("shape", [(400,), (40, 10), (40, 3, 4), (40, 3, 4, 3)])

@@ -36,6 +36,7 @@ from rdlm.evaluate.compare import (
 )
 from rdlm.model.belief import BeliefNetwork
 from rdlm.storage import run_folder as folder
+from rdlm.train import interruption
 from rdlm.train.interruption import InterruptedRunError
 from rdlm.train.parallel import Team
 
@@ -419,6 +420,26 @@ def test_a_stopped_search_continues(toy, tmp_path, monkeypatch):
         compare(contest, tmp_path, steps=1, load=toy.corpus)
     rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
     assert measured == [1e-3, 2e-3, 4e-3, 8e-3] and rows[0]["rate"] == 4e-3
+
+
+@pytest.mark.parametrize("phase", ["repeated_bound", "_samples", "_trial_bound", "evaluation_seconds", "accumulate"])
+def test_a_signal_ends_every_phase_of_a_comparison(phase, toy, tmp_path, monkeypatch):
+    """Bounds and samples went on to their end, however long."""
+
+    def endless(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("rdlm.train.loop.accumulate" if phase == "accumulate" else f"{race.__name__}.{phase}", endless)
+    monkeypatch.setattr(interruption, "GRACE", 0.1)
+    lrs = (1e-3,) if phase == "_trial_bound" else ()
+    contest = Contest(toy.config, ("mdlm",), nfe=2, sequences=8, samples=2, lrs=lrs, trial=1)
+    budget = {"minutes": 1.0} if phase == "evaluation_seconds" else {"steps": 2}
+    began = time.monotonic()
+    with pytest.raises(InterruptedRunError):
+        compare(contest, tmp_path, **budget, load=toy.corpus)
+    assert time.monotonic() - began < 20
 
 
 # -- inference layer -------------------------------------------------------------------------------------------------

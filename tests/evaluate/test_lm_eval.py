@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -187,3 +188,12 @@ def test_the_tasks_of_the_examples(root: Path, tmp_path: Path) -> None:
     assert results["rdlm_endings"]["acc,none"] > 0.45
     assert results["rdlm_speech"]["bits_per_byte,none"] < 2
     assert results["rdlm_words"]["exact_match,none"] > 0.7
+
+
+def test_the_harness_finds_the_model_by_its_entry_point() -> None:
+    from rdlm.evaluate.lm_eval import HarnessModel
+
+    (point,) = entry_points(group="lm_eval.models", name="rdlm")
+    # The harness compares this with the name of the class that the import registers.
+    assert point.value == f"{HarnessModel.__module__}:{HarnessModel.__name__}"
+    assert point.load() is HarnessModel

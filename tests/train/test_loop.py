@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
 from rdlm.train import loop, record
-from rdlm.train.fit import Pace
+from rdlm.train.fit import CAUTION, FIXED_SECONDS, Pace
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.loop import Budget, Result, let_signals_in, train
 from rdlm.train.parallel import Team
@@ -338,19 +337,32 @@ def test_a_busy_machine_ends_the_training_earlier(monkeypatch: pytest.MonkeyPatc
     training = toy_config(validation_sequences=16, validation_nfe=8).training
     budget = Budget(minutes=1.0, began=0.0, given=())
     budget.pace = Pace(step=0.1, sequence=0.1, call=0.5)
-    reserve = budget.pace.reserve(training) + budget.pace.step
+    reserve = budget.pace.reserve(training, CAUTION) + budget.pace.step
 
-    def work(unit: Literal["step", "sequence"], *durations: float) -> None:
+    def steps(*durations: float) -> None:
         nonlocal now
         for seconds in durations:
-            with budget.compared(1, unit):
+            with budget.step():
                 now += seconds
 
-    work("step", 0.1, 0.05, 0.1)
+    steps(0.1, 0.05, 0.1)
     assert budget.training_end(training) == pytest.approx(60 - reserve) and budget.affordable_nfe(8) == 8
-    work("step", 9.0)  # one step that measures the information
+    steps(9.0)  # one step that measures the information
     assert budget.slowness == pytest.approx(1)
-    work("step", 0.3, 0.4, 0.4, 0.4, 0.4)
+    steps(0.3, 0.4, 0.4, 0.4, 0.4)
     assert budget.training_end(training) == pytest.approx(60 - 4 * reserve)
-    work("sequence", 1.0)
-    assert budget.slowness == pytest.approx(10) and budget.affordable_nfe(64) == int((60 - now - 1) / 5)
+    assert budget.affordable_nfe(64) == int((60 - now - 1) / 2)
+
+
+def test_a_validation_of_few_sequences_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four sequences in three times the time per sequence stood for a machine that is three times slower: after the
+    first validation, a run of 42 seconds ended at 14."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    training = toy_config(validation_sequences=4, validation_nfe=8).training
+    budget = Budget(minutes=1.0, began=0.0, given=())
+    budget.pace = Pace(step=0.1, sequence=0.1, call=0.5)
+    with budget.validation(4):
+        now += 4 * 0.3
+    assert budget.slowness == 1
+    assert budget.training_end(training) == pytest.approx(60 - 0.1 - CAUTION * (4 * 0.3 + 8 * 0.5) - FIXED_SECONDS)

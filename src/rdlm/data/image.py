@@ -184,6 +184,9 @@ MOST_LEVELS = 1 << 26
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
+CHANNELS = {(8, 0, 0, 0, 0): 1, (8, 2, 0, 0, 0): 3}
+"""Channels by bit depth, colour type, compression, filter and interlacing of the PNG files that are read."""
+
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     """Return an image [height, width, 1 or 3] as an 8-bit grey or RGB PNG file."""
@@ -197,6 +200,11 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     )
 
 
+def is_plain_png(data: bytes) -> bool:
+    """Return whether the header is that of an 8-bit grey or RGB PNG file, the kind that `decode_png` reads."""
+    return data.startswith(SIGNATURE) and tuple(data[24:29]) in CHANNELS
+
+
 def png_shape(data: bytes) -> tuple[int, int, int]:
     """Return height, width and channels of an 8-bit grey or RGB PNG file; DamagedFileError for any other file."""
     if not data.startswith(SIGNATURE):
@@ -205,7 +213,7 @@ def png_shape(data: bytes) -> tuple[int, int, int]:
     if kind != b"IHDR" or len(header) != 13:
         raise DamagedFileError("a damaged PNG file: it has no header")
     width, height, *form = struct.unpack(">IIBBBBB", header)
-    channels = {(8, 0, 0, 0, 0): 1, (8, 2, 0, 0, 0): 3}.get(tuple(form))
+    channels = CHANNELS.get(tuple(form))
     if channels is None:
         raise DamagedFileError(f"a PNG file that is not 8-bit grey or RGB without interlacing: {form}")
     if not 0 < height * width * channels <= MOST_LEVELS:

@@ -3,7 +3,7 @@
 | format | content | corpus |
 |---|---|---|
 | text | UTF-8, or a folder of such files | characters, or another tokenizer |
-| CSV, TSV, JSONL | one column of the records | its texts, one per line |
+| CSV, TSV, JSONL, JSON | one column of the records | its texts, one per line |
 | FASTA, FASTQ | sequences | bases A, C, G, T; other letters end a sequence. Proteins are text |
 | images | PNG (others with pillow), equal sizes; subfolders are classes | 256 levels per channel |
 | hf://NAME[:CONFIG][/SPLIT] | one column of a dataset of the Hugging Face hub, streamed | its texts, one per line |
@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rdlm.data.image import SIGNATURE, decode_png
+from rdlm.data.image import SIGNATURE, decode_png, is_plain_png
 from rdlm.data.recipe import CorpusRequest, Recipe, files_of, open_regular, read_bytes
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.text import draft_of_text
@@ -36,7 +36,13 @@ from rdlm.data.tokenizer import Levels, bases
 from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError, require
 
-Format = Literal["text", "CSV", "TSV", "JSONL", "FASTA", "FASTQ", "images", "array"]
+Format = Literal["text", "CSV", "TSV", "JSONL", "JSON", "FASTA", "FASTQ", "images", "array"]
+
+TABLES = ("CSV", "TSV", "JSONL", "JSON")
+"""Formats with columns."""
+
+DELIMITERS: tuple[tuple[Format, str], ...] = (("TSV", "\t"), ("CSV", ","), ("CSV", ";"))
+"""Delimiters of tables; spreadsheets of many countries write CSV with semicolons."""
 
 HEAD = 1 << 16
 """Number of bytes from which a format is detected."""
@@ -49,6 +55,8 @@ FEWEST = 20
 
 _IMAGES = (SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
 _BASES = re.compile(r"[ACGT]+")
+_READ = re.compile(r"[ACGTUNacgtun]{4,}")
+_RECORDS = re.compile(rb'\s*\[\s*\{\s*"')
 
 
 def recognised(path: Path) -> Format:
@@ -80,24 +88,20 @@ def _head(path: Path) -> bytes:
 def _recognised(head: bytes) -> Format:
     if head.startswith(_IMAGES):
         return "images"
+    if _RECORDS.match(head):
+        return "JSON"
     whole = head if len(head) < HEAD else head[: head.rfind(b"\n") + 1]
-    lines = [line for line in whole.decode("utf-8", "replace").splitlines() if line.strip()][:32]
+    text = whole.decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.strip()][:32]
     if len(lines) < 2:
         return "text"
     if lines[0][0] in ">;" and re.fullmatch(r"[A-Za-z*-]+", lines[1].strip()):
         return "FASTA"
-    if lines[0][0] == "@" and len(lines) > 3 and lines[2][0] == "+" and len(lines[1]) == len(lines[3]):
+    if lines[0][0] == "@" and _READ.fullmatch(lines[1].strip()):
         return "FASTQ"
-    if lines[0][0] == "{" and all(_is_object(line) for line in lines[:5]):
+    if lines[0][0] == "{" and _object(lines[0]) is not None:
         return "JSONL"
-    for name, delimiter in (("TSV", "\t"), ("CSV", ",")):
-        if _is_table(whole.decode("utf-8", "replace"), delimiter):
-            return name  # type: ignore[return-value]
-    return "text"
-
-
-def _is_object(line: str) -> bool:
-    return _object(line) is not None
+    return next((name for name, delimiter in DELIMITERS if _is_table(text, delimiter)), "text")
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -124,7 +128,7 @@ def _is_table(text: str, delimiter: str) -> bool:
 def check_plain(path: Path) -> None:
     """Raise InputError for a file of records that is given as plain text."""
     if not path.is_dir() and (found := recognised(path)) != "text":
-        column = " --column NAME" if found in ("CSV", "TSV", "JSONL") else ""
+        column = " --column NAME" if found in TABLES else ""
         raise InputError(
             f"{path} is not plain text but {found}: rdlm train --data {path}{column} reads it as such; "
             "a folder that contains it is read as plain text"
@@ -139,9 +143,9 @@ def own(request: CorpusRequest) -> Draft:
     if request.file is None:
         raise InputError("own data need a file, a folder or a dataset: rdlm train --data PATH or hf://NAME")
     found = recognised(request.file)
-    if request.limit is not None and found not in ("text", "CSV", "TSV", "JSONL"):
+    if request.limit is not None and found not in ("text", *TABLES):
         raise InputError(f"{request.file} is {found}, and data.limit counts characters of text: leave it out")
-    if request.column is not None and found not in ("CSV", "TSV", "JSONL"):
+    if request.column is not None and found not in TABLES:
         raise InputError(f"{request.file} is {found}, which has no columns: leave out --column")
     match found:
         case "images":
@@ -154,8 +158,7 @@ def own(request: CorpusRequest) -> Draft:
             texts = [_decoded(file) for file in _files(request.file)]
             source = f"text, {len(texts):,} file{'s' * (len(texts) > 1)}"
         case _:
-            texts, name = _column(request.file, found, request.column)
-            source = f"{found}, column {name!r} of {len(texts):,} records"
+            texts, source = _column(request.file, found, request.column)
     return draft_of_text(request, "\n".join(texts), f"{source}, {sum(map(len, texts)):,} characters")
 
 
@@ -163,24 +166,34 @@ def _decoded(path: Path) -> str:
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text at byte {error.start}") from None
+        raise InputError(
+            f"{path} is not UTF-8 text at byte {error.start}; if it is text, convert it, for example with "
+            f"iconv -f latin1 -t utf-8 (or -f utf-16) {path} > utf8.txt"
+        ) from None
 
 
 def _column(path: Path, kind: Format, column: str | None) -> tuple[list[str], str]:
-    """Return the texts of a column and its name."""
+    """Return the texts of a column and a description of them; records without a text are left out and counted."""
     records = [record for file in _files(path) for record in _records(file, kind)]
-    names = list(records[0])
+    names = list(dict.fromkeys(name for record in records for name in record if name is not None))
     if column is None:
         column = "text" if "text" in names else names[0] if len(names) == 1 else None
     if column not in names:
         asked = "choose one" if column is None else f"there is no {column!r}: choose one of them"
         raise InputError(f"{path} is {kind} with the columns {', '.join(names)}; {asked} with --column")
-    texts = [str(record[column]) for record in records if record.get(column) not in (None, "")]
-    return texts, column
+    values = [value for record in records if (value := record.get(column)) not in (None, "")]
+    if (other := next((value for value in values if isinstance(value, list | dict)), None)) is not None:
+        raise InputError(f"the column {column!r} of {path} has values such as {other!r:.60}, which are not text")
+    empty = len(records) - len(values)
+    source = f"{kind}, column {column!r} of {len(values):,} records" + (f" ({empty:,} have none)" if empty else "")
+    return list(map(str, values)), source
 
 
 def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
     text = _decoded(path)
+    if kind == "JSON":
+        yield from _array_of_objects(text, path)
+        return
     if kind == "JSONL":
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
@@ -188,10 +201,24 @@ def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
                     raise InputError(f"{path} is JSONL, but line {number} is not a JSON object")
                 yield found
         return
+    marks = [mark for name, mark in DELIMITERS if name == kind]
+    delimiter = next((mark for mark in marks if _is_table(text, mark)), marks[0])
     try:
-        yield from csv.DictReader(io.StringIO(text), delimiter="\t" if kind == "TSV" else ",")
+        yield from csv.DictReader(io.StringIO(text), delimiter=delimiter)
     except csv.Error as error:
         raise InputError(f"{path} is not {kind}: {error}") from None
+
+
+def _array_of_objects(text: str, path: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a JSON array of objects: {error!s:.200}") from None
+    if not all(isinstance(record, dict) for record in found):
+        raise InputError(f"{path} is not a JSON array of objects: it has other members, too")
+    records: list[dict[str, Any]] = found
+    return records
 
 
 # -- datasets of the hub ----------------------------------------------------------------------------
@@ -276,7 +303,7 @@ def _text_of(record: dict[str, Any], column: str, name: str) -> str:
 
 
 def _sequences(request: CorpusRequest, path: Path, kind: Format) -> Draft:
-    found = [record for file in _files(path) for record in _biological(_decoded(file), kind)]
+    found = [record for file in _files(path) for record in _biological(file, kind)]
     letters = set("".join(found))
     if letters - set("ACGTUNRYSWKMBDHV-"):
         source = f"{kind} of proteins, {len(found):,} records, {sum(map(len, found)):,} residues"
@@ -288,10 +315,11 @@ def _sequences(request: CorpusRequest, path: Path, kind: Format) -> Draft:
     return Draft("own-dna", bases(), _stream(ids, path), source, kind="dna")
 
 
-def _biological(text: str, kind: Format) -> list[str]:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def _biological(path: Path, kind: Format) -> list[str]:
+    """Return the sequences of a file in upper case."""
+    lines = [line.strip() for line in _decoded(path).splitlines() if line.strip()]
     if kind == "FASTQ":
-        return [line.upper() for line in lines[1::4]]
+        return [_read(lines[at : at + 4], f"{path}, read {at // 4 + 1:,}") for at in range(0, len(lines), 4)]
     records: list[list[str]] = [[]] if lines and lines[0][0] not in ">;" else []
     for line in lines:
         if line[0] in ">;":
@@ -299,6 +327,15 @@ def _biological(text: str, kind: Format) -> list[str]:
         else:
             records[-1].append(line.upper())
     return ["".join(record) for record in records]
+
+
+def _read(lines: list[str], place: str) -> str:
+    """Return the sequence of a read of FASTQ; a missing line would shift qualities into the sequences after it."""
+    if len(lines) < 4 or lines[0][0] != "@" or lines[2][0] != "+":
+        raise InputError(f"{place}: FASTQ has four lines per read: '@name', bases, '+', qualities")
+    if len(lines[1]) != len(lines[3]):
+        raise InputError(f"{place} has {len(lines[1])} bases and {len(lines[3])} qualities")
+    return lines[1].upper()
 
 
 def _stream(ids: NDArray[Any], path: Path) -> dict[str, list[NDArray[Any]]]:
@@ -328,25 +365,35 @@ def _pixels(path: Path) -> NDArray[np.uint8]:
     """Return an image [height, width, 1 or 3]; grey if all channels are equal."""
     data = read_bytes(path)
     if importlib.util.find_spec("PIL") is not None:
-        from PIL import Image
-
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                if image.width * image.height > LARGEST_IMAGE:
-                    raise _too_many_pixels(path, image.height, image.width)
-                pixels = np.array(image.convert("RGB"))
-        except InputError:
-            raise
-        except Exception as error:  # its decoders raise errors of many kinds
-            raise DamagedFileError(f"{path} is not an image that pillow can read: {error}") from None
-    elif data.startswith(SIGNATURE):
+        pixels = _opened(path, data)
+    elif is_plain_png(data):
         pixels = decode_png(data)
     else:
-        raise InputError(f"{path} is not a PNG file: other formats need pillow (pip install pillow)")
+        raise InputError(
+            f"{path} is not a PNG file of 8 bits without transparency, palette or interlacing: "
+            "other images need pillow: pip install 'rdlm[viz]'"
+        )
     if pixels.size > 3 * LARGEST_IMAGE:
         raise _too_many_pixels(path, *pixels.shape[:2])
     grey = bool((pixels == pixels[..., :1]).all())
     return pixels[..., :1] if grey else pixels
+
+
+def _opened(path: Path, data: bytes) -> NDArray[np.uint8]:
+    """Return the 8-bit RGB values that pillow reads, without transparency."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > LARGEST_IMAGE:
+                raise _too_many_pixels(path, image.height, image.width)
+            if image.mode[0] in "IF":  # pillow clips these at 255 when it converts them
+                raise InputError(f"{path} has more than 8 bits per channel: convert it to 8 bits, or use an .npy array")
+            return np.array(image.convert("RGB"))
+    except InputError:
+        raise
+    except Exception as error:  # its decoders raise errors of many kinds
+        raise DamagedFileError(f"{path} is not an image that pillow can read: {error}") from None
 
 
 def _too_many_pixels(path: Path, height: int, width: int) -> InputError:

@@ -45,7 +45,7 @@ from rdlm.methods.bound import REPEATS, Bound, repeated_bound, uniform_note
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
 from rdlm.train.interruption import Interruption
-from rdlm.train.loop import accumulate, seconds_of, update, write_line
+from rdlm.train.loop import accumulate_or_restore, let_signals_in, seconds_of, update, write_line
 from rdlm.train.parallel import Team, team
 from rdlm.train.record import Record, open_trackers
 from rdlm.train.run import Build, Run, load_corpus, open_run
@@ -164,6 +164,7 @@ class Session:
             open_run(config, folder, self.members, self.make, load=lambda _: self.corpus) as run,
             Record(folder, run.counters.step, open_trackers((), folder, run.counters.step, {})) as record,
         ):
+            let_signals_in(run)
             yield Entrant(config.method, run, record)
 
 
@@ -186,10 +187,10 @@ def compare(
         if members.world > 1:
             raise InputError("rdlm compare runs in one process; torchrun would change the cost of a step")
         session = Session(folder, members, corpus, make)
-        costs = _step_costs(contest, session, minutes)
+        interruption = stack.enter_context(Interruption())
+        costs = _step_costs(contest, session, minutes, interruption)
         budget = costs.get("steps") if steps is None else steps
         total = contest.config.training.steps if budget is None else budget
-        interruption = stack.enter_context(Interruption())
         entrants, trials = stack.enter_context(trained_runs(contest, session, total, interruption))
         rows = []
         for name in contest.methods:
@@ -270,8 +271,9 @@ def _advance(entrant: Entrant, target: int, interruption: Interruption) -> int:
     first, begin = counters.step, time.monotonic()
     run.network.train()
     while counters.step < target and not interruption.received:
-        loss, norm = accumulate(run)
-        update(run, loss, norm)
+        if (found := accumulate_or_restore(run, interruption)) is None:
+            break
+        update(run, *found)
         counters.step += 1
     if (taken := counters.step - first) > 0:
         spent = time.monotonic() - begin
@@ -328,7 +330,8 @@ def _run_trials(
         trained = race(entrants, contest.trial, interruption, drop_diverged=True)
         for entrant in entrants:
             interruption.raise_if_received(contest.trial)
-            bound = _trial_bound(contest, entrant) if entrant in trained else math.inf
+            with interruption.ending(contest.trial):
+                bound = _trial_bound(contest, entrant) if entrant in trained else math.inf
             yield entrant.name, entrant.run.config.training.lr, bound
 
 
@@ -372,7 +375,9 @@ def _with_lr(config: RunConfig, lr: float) -> RunConfig:
 # -- cost ------------------------------------------------------------------------------------------------------------
 
 
-def _step_costs(contest: Contest, session: Session, minutes: float | None) -> dict[str, Any]:
+def _step_costs(
+    contest: Contest, session: Session, minutes: float | None, interruption: Interruption
+) -> dict[str, Any]:
     """Return the content of pace.json: seconds per step, if they are needed, and the steps within the time budget.
 
     A budget is converted to steps once: a comparison that is continued keeps them.
@@ -386,10 +391,12 @@ def _step_costs(contest: Contest, session: Session, minutes: float | None) -> di
         return before  # the runs themselves measure the seconds per step
     names = dict.fromkeys((*contest.methods, REFERENCE) if reference else contest.methods)
     configs = [contest.configuration(name, contest.config.training.steps) for name in names]
-    found: dict[str, Any] = {**before, "seconds": seconds_per_step(configs, session)}
+    found: dict[str, Any] = {**before, "seconds": seconds_per_step(configs, session, interruption)}
     if minutes is not None and "steps" not in found:
         seconds = sum(found["seconds"][name] for name in contest.methods)
-        others = evaluation_seconds(contest, session) + seconds * contest.trial * len(contest.lrs)
+        with interruption.ending(0):
+            evaluation = evaluation_seconds(contest, session)
+        others = evaluation + seconds * contest.trial * len(contest.lrs)
         left = 60 * minutes - others - (time.monotonic() - began)
         found["steps"] = max(1, round(left / (contest.seeds * seconds)))
         note = "" if left > 0 else ", more than the budget: give fewer --sequences or --samples"
@@ -398,11 +405,10 @@ def _step_costs(contest: Contest, session: Session, minutes: float | None) -> di
     return found
 
 
-def seconds_per_step(configs: Sequence[RunConfig], session: Session) -> dict[str, float]:
+def seconds_per_step(configs: Sequence[RunConfig], session: Session, interruption: Interruption) -> dict[str, float]:
     """Return the median seconds per step of each method, from short runs that are deleted."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        interruption = stack.enter_context(Interruption())
         entrants = [stack.enter_context(session.entered(config, place / config.method)) for config in configs]
         spent: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
         for target in range(1, 2 + PILOT * PILOT, PILOT):
@@ -453,7 +459,8 @@ def _rows(
     rows = [over_seeds(of_order) for of_order in zip(*runs, strict=True)]
     best = min(range(len(rows)), key=lambda place: rows[place]["bound"])
     interruption.raise_if_received(rows[best]["steps"])
-    found = _quality(contest, entrants[0], runs[0][best], folder)
+    with interruption.ending(rows[best]["steps"]):
+        found = _quality(contest, entrants[0], runs[0][best], folder)
     nothing = dict.fromkeys(found)
     return [{**row, "best": place == best, **(found if place == best else nothing)} for place, row in enumerate(rows)]
 
@@ -488,7 +495,7 @@ def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: In
         row = next((row for row in _stored(folder) if all(row.get(name) == key[name] for name in key)), None)
         if row is None:
             if ordered.method not in known:
-                with run.averaged():
+                with interruption.ending(run.counters.step), run.averaged():
                     seed = run.config.training.seed
                     known[ordered.method] = repeated_bound(ordered.method, batch, ordered.nfe, seed, contest.repeats)
             row = {**key, **_measurement(run, ordered, known[ordered.method])}

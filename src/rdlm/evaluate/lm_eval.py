@@ -1,6 +1,7 @@
 """A model class for lm-evaluation-harness: `python -m rdlm.evaluate.lm_eval --model rdlm --model_args run=RUN ...`.
 
-The harness finds models by their registration, so this command registers `rdlm` and then runs `lm_eval`; in Python,
+Versions of the harness after 0.4.13 find the class by its entry point: `lm_eval --model rdlm ...`. Earlier ones know
+only models that have been imported, so this command registers `rdlm` and then runs `lm_eval`; in Python,
 `import rdlm.evaluate.lm_eval` before `lm_eval.simple_evaluate(model="rdlm", model_args="run=RUN")`.
 
 | request | value |

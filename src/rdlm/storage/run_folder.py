@@ -94,17 +94,8 @@ def check_origin(
     digest: str,
     accept_changes: bool,
     accepted: Collection[str] = (),
-    same_tokens: bool = True,
 ) -> None:
-    """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted.
-
-    Changes of the tokens are never accepted: the weights would lose their meaning, or their shapes differ.
-    """
-    if not same_tokens:
-        raise InputError(
-            f"{path} was trained on other tokens than the corpus {config.data.name!r} now has: restore the old data, "
-            f"or choose another --out, where --init {path.parent} starts from the weights that fit"
-        )
+    """Raise InputError if a checkpoint has another configuration or corpus, unless changes are accepted."""
     if accept_changes:
         return
     _check_config(path, config_file.from_dict(state.get("config", {})), config, accepted)
@@ -153,6 +144,12 @@ def newest(folder: Path) -> int:
         else:
             return _step(path)
     return 0
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a folder, intact or not."""
+    found = _checkpoints(folder) if folder.is_dir() else []
+    return found[-1] if found else None
 
 
 def update_pointers(folder: Path, step: int, best: dict[str, Any] | None) -> None:

@@ -136,10 +136,10 @@ class Pace:
     sequence: float = 0.0
     call: float = 0.0
 
-    def reserve(self, training: TrainingConfig) -> float:
+    def reserve(self, training: TrainingConfig, caution: float = 1.0) -> float:
         """Return the seconds after the last step: a validation, the samples, a checkpoint and the report."""
         seconds = self.sequence * training.validation_sequences + self.call * training.validation_nfe
-        return CAUTION * seconds + FIXED_SECONDS
+        return caution * seconds + FIXED_SECONDS
 
 
 def sizes(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:

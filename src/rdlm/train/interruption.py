@@ -23,7 +23,8 @@ class InterruptedRunError(Exception):
     """A run stopped after a signal and has saved a checkpoint; `code` is the exit code, 130 or 143."""
 
     def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"interrupted after step {step}, which is saved; the same command continues from there")
+        saved = f"interrupted after step {step}, which is saved; the same command continues from there"
+        super().__init__(saved if step else "interrupted before the first step; the same command begins again")
         self.code = 128 + number
 
 
@@ -67,6 +68,15 @@ class Interruption:
             yield
         finally:
             self._abandonable = False
+
+    @contextmanager
+    def ending(self, step: int, possible: bool = True) -> Iterator[None]:
+        """Context manager like `abandonable`, for the last work of a run: InterruptedRunError ends it."""
+        try:
+            with self.abandonable(possible):
+                yield
+        except AbandonedError:
+            raise InterruptedRunError(self.received, step) from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._over:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -30,6 +30,7 @@ from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.storage.memory import keep_freed_memory
 from rdlm.train import optimizer
 from rdlm.train.fit import (
+    CAUTION,
     HALF,
     Pace,
     described_fit,
@@ -53,7 +54,7 @@ MEASURING_SHARE = 0.02
 """Share of the time for measuring how long a validation takes."""
 
 LATEST = 5
-"""Steps since the last validation whose time is compared with the one measured at the beginning; the median counts."""
+"""Steps whose time is compared with the one measured at the beginning; the median counts."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,12 @@ def train(
             let_signals_in(run)
 
         while counters.step < training.steps:
-            with budget.compared(1, "step"):
-                loss, norm = accumulate_or_stop(run, interruption, alone)
+            with budget.step():
+                found = accumulate_or_restore(run, interruption, alone)
+            if found is None:
+                run.save()
+                raise InterruptedRunError(interruption.received, counters.step)
+            loss, norm = found
             over_here = time.monotonic() >= budget.training_end(training)
             loss, signalled, over = members.add([loss / members.world, bool(interruption.received), over_here])
             update(run, loss, norm)
@@ -149,7 +154,7 @@ def train(
                 progress.set_postfix_str(summary(run, tokens_per_second))
             if counters.step % training.validate_every == 0 or last:
                 try:
-                    with interruption.abandonable(alone), budget.compared(len(run.held_out.ids), "sequence"):
+                    with interruption.abandonable(alone), budget.validation(len(run.held_out.ids)):
                         validate(run, record)
                 except AbandonedError:
                     signalled = 1.0
@@ -171,11 +176,8 @@ def train(
 def conclude(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
     """Draw the samples of a finished run, write its report, and return its result."""
     result = result_of(run)
-    try:
-        with interruption.abandonable(alone):
-            samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
-    except AbandonedError:
-        raise InterruptedRunError(interruption.received, run.counters.step) from None
+    with interruption.ending(run.counters.step, alone):
+        samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
     if run.team.leads:
         write_report(run.config, run.corpus, result.to_json(), samples, run.folder)
     return result
@@ -187,16 +189,17 @@ def opened_record(run: Run, track: Sequence[TrackerName | Tracker]) -> Record:
     return Record(run.folder, step, open_trackers(track, run.folder, step, config))
 
 
-def accumulate_or_stop(run: Run, interruption: Interruption, possible: bool) -> tuple[float, torch.Tensor]:
-    """Return `accumulate(run)`; if it is abandoned, save the state before it and raise InterruptedRunError."""
+def accumulate_or_restore(
+    run: Run, interruption: Interruption, possible: bool = True
+) -> tuple[float, torch.Tensor] | None:
+    """Return `accumulate(run)`; if a signal ends it, restore the state before it and return None."""
     before = {name: tensor.clone() for name, tensor in run.method.state().items()}
     try:
         with interruption.abandonable(possible):
             return accumulate(run)
     except AbandonedError:
         run.method.load_state(before)
-        run.save()
-        raise InterruptedRunError(interruption.received, run.counters.step) from None
+        return None
 
 
 def let_signals_in(run: Run) -> None:
@@ -407,18 +410,25 @@ class Budget:
         self._ratios = deque[float](maxlen=LATEST)
 
     @contextmanager
-    def compared(self, count: int, unit: Literal["step", "sequence"]) -> Iterator[None]:
-        """Context manager: compare the seconds of the work with those measured at the beginning."""
+    def step(self) -> Iterator[None]:
+        """Context manager: compare the seconds of a training step with those measured at the beginning."""
         began = time.monotonic()
         yield
         if self.pace is not None:
-            if unit == "sequence":
-                self._ratios.clear()
-            self._ratios.append((time.monotonic() - began) / (count * getattr(self.pace, unit)))
+            self._ratios.append((time.monotonic() - began) / self.pace.step)
+
+    @contextmanager
+    def validation(self, sequences: int) -> Iterator[None]:
+        """Context manager: measure a validation again, since few sequences cost more each than the many measured."""
+        began = time.monotonic()
+        yield
+        if self.pace is not None:
+            seconds = (time.monotonic() - began) / (sequences * self.slowness)
+            self.pace = replace(self.pace, sequence=seconds)
 
     @property
     def slowness(self) -> float:
-        """The ratio, at least 1, of the seconds of the latest work to those measured: the load of the machine may
+        """The ratio, at least 1, of the seconds of the latest steps to those measured: the load of the machine may
         change."""
         return max(1.0, statistics.median(self._ratios)) if self._ratios else 1.0
 
@@ -456,7 +466,9 @@ class Budget:
 
     def training_end(self, training: TrainingConfig) -> float:
         """Return the time at which training has to end."""
-        return self.end - (0.0 if self.pace is None else self.slowness * (self.pace.reserve(training) + self.pace.step))
+        return self.end - (
+            0.0 if self.pace is None else self.slowness * (self.pace.reserve(training, CAUTION) + self.pace.step)
+        )
 
     def affordable_nfe(self, nfe: int) -> int:
         """Return the network calls for samples: `nfe`, or fewer where they would exceed the time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import from_json, to_standard
 from rdlm.display.progress import say
-from rdlm.errors import InputError
+from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.base import Method
 from rdlm.model.belief import WEIGHTS, BeliefNetwork
 from rdlm.model.ema import MovingAverage
@@ -138,9 +138,8 @@ class Run:
             return
         path = self.folder / checkpoint.name_of(step)
         state = checkpoint.describe(path)
-        tokens = from_json(read_json(path / checkpoint.TOKENIZER)).to_json()
-        same = tokens == self.corpus.tokenizer.to_json()
-        run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes, accepted, same)
+        check_tokens(path, self.corpus)
+        run_folder.check_origin(path, state, self.config, self.corpus.digest, accept_changes, accepted)
         self.counters = read_counters(path, state)
         own = self.network.state_dict()
         for part, tensors in (("network", own), ("ema", self.average.tensors)):
@@ -247,6 +246,15 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"cannot write to the run folder {folder}: {existing} is not a writable folder")
 
 
+def check_tokens(path: Path, corpus: Corpus) -> None:
+    """Raise InputError if a checkpoint has other tokens than the corpus: its weights would lose their meaning."""
+    if from_json(read_json(path / checkpoint.TOKENIZER)).to_json() != corpus.tokenizer.to_json():
+        raise InputError(
+            f"{path} was trained on other tokens than the corpus {corpus.name!r} now has: restore the old data, "
+            f"or choose another --out, where --init {path.parent} starts from the weights that fit"
+        )
+
+
 @contextmanager
 def open_run(
     config: RunConfig,
@@ -269,6 +277,9 @@ def open_run(
             corpus = load(config)
             if team.leads and corpus.name == OWN:
                 say(f"{config.data.hub or config.data.file}: {corpus.source}")
+            if team.leads and (path := run_folder.latest(folder)) is not None:
+                with suppress(DamagedFileError):  # `Run.resume` takes the one before
+                    check_tokens(path, corpus)
             suited, said = fit_vocabulary(fit_kind(config, corpus), corpus.tokenizer.size)
             training_batches(suited, corpus, team.world)  # checks the lengths
             if team.leads and said:
@@ -282,13 +293,14 @@ def open_run(
             if team.leads:
                 stack.enter_context(run_folder.locked(folder))
                 run_folder.tidy(folder)
-                config_file.write(folder / "config.yaml", fitted)
             return fitted, method, corpus, batches, fitted != suited
 
         fitted, method, corpus, batches, changed = team.leader_first(prepare)
         run = Run(fitted, method, corpus, batches, folder, team)
         try:
             run.resume(accept_changes, run_folder.FITTED if changed else ())
+            if team.leads:  # not before: a configuration that does not fit the checkpoint is an error
+                config_file.write(folder / "config.yaml", fitted)
             yield run
         finally:
             # DDP must be released before the process group: its destructor may communicate.
