@@ -14,15 +14,13 @@ from scipy import stats
 from torch import Tensor
 
 import rdlm
+from rdlm.api.decoding import WHOLE_CALLS, certain, posterior_of
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.reading_likelihood import free_energy, observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import (
     SPREAD,
-    WHOLE_CALLS,
-    certain,
     estimate_error,
     overlapping_windows,
-    posterior_of,
     read_text_through,
     restore,
     restore_image,

@@ -27,10 +27,20 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdlm.api.decoding import (
+    CERTAIN,
+    WHOLE_CALLS,
+    certain,
+    draw_given,
+    likeliest_given,
+    posterior_of,
+    refined_posterior,
+    rows_of_call,
+)
 from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import LONGEST, OrderName
 from rdlm.data.evidence import (
@@ -45,26 +55,13 @@ from rdlm.data.evidence import (
     symmetric,
 )
 from rdlm.errors import InputError, unknown
-from rdlm.methods.rdlm import Rdlm
-from rdlm.process.kernel import to_device
-from rdlm.process.order import named_schedule
 from rdlm.random import generator_of
-from rdlm.sampling.sampler import StepInfo, sample_chain
-
-POSITIONS: Final = 2048
-"""Positions per network call."""
 
 SHARED: Final = 32
 """Positions that neighbouring windows share; half of a window that is shorter than twice as many."""
 
-CERTAIN: Final = 1e4
-"""Log-likelihood ratio of a symbol that is known."""
-
 UNSURE: Final = 0.05
 """Least probability of an alternative that is reported."""
-
-WHOLE_CALLS: Final = 8
-"""Network calls per window in which the likeliest whole text is searched."""
 
 ITERATIONS: Final = 30
 """Most iterations of the estimate of an error rate."""
@@ -324,7 +321,7 @@ def sequence_posterior(
             found.append(_marginals(model, batch))
         progress(len(batch))
     posterior = _joined(torch.cat(found), spans, len(evidence))
-    draw = partial(_draw, model.rdlm, steps=steps, order=order, generator=generator_of("restore samples", seed))
+    draw = partial(draw_given, model.rdlm, steps=steps, order=order, generator=generator_of("restore samples", seed))
     return posterior, _in_windows(evidence, spans if samples else [], samples, draw, progress)
 
 
@@ -398,62 +395,12 @@ def _marginals(model: LanguageModel, evidence: Float[Tensor, "rows length v"]) -
     return posterior_of(model.rdlm, evidence).exp().cpu()
 
 
-def posterior_of(
-    method: Rdlm,
-    given: Float[Tensor, "rows length v"],
-    state: Tensor | None = None,
-    remaining: Tensor | None = None,
-) -> Float[Tensor, "rows length v"]:
-    """Return `log p(token | evidence, states)`, Eq. (57); without states, at the start of the process."""
-    if state is None or remaining is None:
-        start = method.process.mixture.paths[0].bridge.start.point(device=given.device)
-        state = start.expand(*given.shape[:2], -1)
-        remaining = torch.full(given.shape[:2], method.process.schedule.total, device=given.device)
-    return method.posterior(given=given)(state, remaining)
-
-
-def refined_posterior(
-    method: Rdlm, given: Tensor, passes: int, steps: int, order: OrderName, generator: torch.Generator
-) -> Float[Tensor, "rows length v"]:
-    """Return the mean, over passes of the sampler and over their steps, of the posterior of undecided positions.
-
-    Each of these has the same mean, the posterior given the evidence alone, if the network's posterior is exact.
-    """
-    total, count = torch.zeros_like(given), given.new_zeros(*given.shape[:2], 1)
-
-    def watch(info: StepInfo) -> None:
-        open_now = (info.before.step - info.before.offsets < info.sampler.steps).expand(given.shape[:2])[..., None]
-        undecided = to_device(open_now, given.device)
-        total.add_(torch.where(undecided, info.log_probs.exp(), 0.0))
-        count.add_(undecided)
-
-    for _ in range(passes):
-        _draw(method, given, steps, order, generator, watch)
-    return (total / count).cpu()
-
-
-def _draw(
-    method: Rdlm,
-    given: Float[Tensor, "rows length v"],
-    steps: int,
-    order: OrderName,
-    generator: torch.Generator,
-    watch: Callable[[StepInfo], object] | None = None,
-) -> Int[Tensor, "rows length"]:
-    """Return a sequence of every row's joint posterior, by the sampler that starts from the evidence."""
-    length = given.shape[1]
-    schedule, nfe = named_schedule(order, steps, length, 0)
-    chain = method.chain(method.process.mixture.paths[0], nfe, token_schedule=schedule, length=length)
-    posterior = partial(posterior_of, method, given)
-    return sample_chain(posterior, chain, len(given), length, generator, watch, device=given.device)
-
-
 def _in_windows(
     evidence: Evidence,
     spans: list[tuple[int, int]],
     count: int,
     decide: Callable[[Float[Tensor, "rows length v"]], Int[Tensor, "rows length"]],
-    progress: Callable[[int], object] = lambda windows: None,
+    progress: Callable[[int], object],
 ) -> Int[Tensor, "count positions"]:
     """Return whole sequences; each window is decided behind what the ones before have decided.
 
@@ -472,34 +419,12 @@ def _in_windows(
     return token
 
 
-def likeliest(model: LanguageModel, evidence: Evidence, calls: int = WHOLE_CALLS) -> Int[Tensor, " positions"]:
-    """Return the likeliest whole sequence that is found: in every call, the most certain positions are decided."""
+def likeliest(model: LanguageModel, evidence: Evidence) -> Int[Tensor, " positions"]:
+    """Return the likeliest whole sequence that is found in every window, joined as the posteriors are."""
     spans = overlapping_windows(len(evidence), model.length)
-    return _in_windows(evidence, spans, 1, partial(most_certain_first, model.rdlm, calls=calls))[0]
-
-
-@torch.no_grad()
-def most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
-    """Return whole sequences of one window: in every call, as many of the most certain positions are decided."""
-    rows, length, size = given.shape
-    given, decided = given.clone(), torch.zeros(rows, length, dtype=torch.bool, device=given.device)
-    for call in range(1, calls + 1):
-        sure, token = posterior_of(method, given).max(-1)
-        first = sure.masked_fill(decided, math.inf).topk(math.ceil(length * call / calls), -1).indices
-        new = torch.zeros_like(decided).scatter(1, first, True) & ~decided
-        given = torch.where(new[..., None], certain(token, size), given)
-        decided |= new
-    return given.argmax(-1)
-
-
-def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows length v"]:
-    """Return the evidence of known symbols."""
-    return -CERTAIN * (1 - torch.nn.functional.one_hot(token, size).float())
-
-
-def rows_of_call(length: int) -> int:
-    """Return the number of windows per network call."""
-    return max(1, POSITIONS // length)
+    parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
+    found = [likeliest_given(model.rdlm, part).cpu() for part in parts.split(rows_of_call(parts.shape[1]))]
+    return _joined(torch.cat(found)[..., None], spans, len(evidence))[:, 0]
 
 
 # -- windows ------------------------------------------------------------------------------------------
@@ -515,10 +440,10 @@ def overlapping_windows(length: int, window: int) -> list[tuple[int, int]]:
 
 
 def _joined(
-    parts: Float[Tensor, "windows w v"], spans: list[tuple[int, int]], length: int
-) -> Float[Tensor, "length v"]:
+    parts: Shaped[Tensor, "windows w v"], spans: list[tuple[int, int]], length: int
+) -> Shaped[Tensor, "length v"]:
     """Return each position's row of the window in which it is farthest from an end that is not the sequence's."""
-    best, found = torch.full((length,), -1.0), torch.zeros(length, parts.shape[-1])
+    best, found = torch.full((length,), -1.0), parts.new_zeros(length, parts.shape[-1])
     for part, (begin, end) in zip(parts, spans, strict=True):
         place = torch.arange(begin, end)
         left = (place - begin).float() if begin > 0 else torch.full((end - begin,), math.inf)
