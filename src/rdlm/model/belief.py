@@ -28,9 +28,8 @@ from torch.nn import functional
 
 from rdlm.config import Interface, NetworkConfig
 from rdlm.errors import InputError
-from rdlm.model.arcs import Arcs
 from rdlm.model.layers import from_evidence
-from rdlm.model.ngram import Contexts, check_ngram, count_contexts
+from rdlm.model.ngram import Arcs, Contexts, check_ngram, count_contexts
 from rdlm.model.transformer import Cache
 from rdlm.storage.tables import cached
 
