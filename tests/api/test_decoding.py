@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from rdlm.api.score import conditionals, exact_order
 from rdlm.config import ObjectiveConfig
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork, Ngram
+from rdlm.serve.engine import Engine, Job
+from rdlm.serve.score import BatchedRdlm
 from tests.api.test_restore import LENGTH, SIZE, log_posterior, markov_model
 
 BLOCKWISE = ObjectiveConfig(blockwise=0.5)
@@ -61,3 +65,13 @@ def test_a_network_without_training_behind_clean_blocks_decides_the_most_certain
     method = markov_model().rdlm
     evidence = torch.randn(4, LENGTH, SIZE, generator=torch.Generator().manual_seed(2))
     assert torch.equal(likeliest_given(method, evidence), most_certain_first(method, evidence, 8))
+
+
+def test_in_the_service_rows_with_a_cache_are_evaluated_on_the_thread_of_the_request() -> None:
+    method = markov_model(objective=BLOCKWISE).rdlm
+    evidence = torch.randn(3, LENGTH, SIZE, generator=torch.Generator().manual_seed(4))
+    checks: list[int] = []
+    job = cast("Job", SimpleNamespace(check=lambda: checks.append(1)))
+    served = BatchedRdlm(method, cast("Engine", None), job)
+    assert torch.equal(likeliest_given(served, evidence), likeliest_given(method, evidence))
+    assert len(checks) == LENGTH

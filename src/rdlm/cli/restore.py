@@ -226,7 +226,7 @@ class Restore(ModelOptions):
         from rdlm.api.reading_likelihood import observation_bound
 
         if not self.bound:
-            return {}
+            return {"nats": None}
         found = observation_bound(model, reading.evidence, seed=self.seed)
         return {"nats": found.value, "stderr": found.stderr, "claims_bound": found.claims_bound}
 
