@@ -10,7 +10,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 | `restore` | posterior of every position; samples | 1, or `passes * steps`; `steps` per window for samples |
 | `restore_reads` | posteriors of many short readings | 1 for readings of equal length together |
 | `restore_image` | the same of an image with noise | the same |
-| `estimate_error` | the error rate under which a reading is most likely | a few |
+| `estimate_error` | the error rate under which a reading is most likely, with an interval | a few |
 
 `reading_likelihood` bounds the likelihood of a reading.
 """
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -68,6 +68,9 @@ ITERATIONS: Final = 30
 
 LEAST_ERROR: Final = 1e-4
 """Smallest estimate of an error rate."""
+
+STEEPEST: Final = 0.95
+"""Largest slope by which iterations are extrapolated."""
 
 SPREAD, FEW = 32, 4
 """Windows of a long text in which an error rate is estimated; one of so many of them is read for a first estimate."""
@@ -331,7 +334,7 @@ def read_text_through(
     channel: str | Float[Tensor, "v v"] | None = None,
     error: float | Literal["auto"] = 0.1,
     literal: bool = False,
-) -> tuple[Reading, float | None]:
+) -> tuple[Reading, ErrorRate | None]:
     """Return the reading of a text with gaps and alternatives, and the error rate of the channel if it has one.
 
     `channel` is `symmetric`, `keyboard`, a matrix [true, read] of probabilities, or None: what can be read is right.
@@ -345,10 +348,12 @@ def read_text_through(
     make = CHANNELS[channel]
     if error == "auto":
         read = _symbols_through_channel(from_text(text, alphabet, None, literal), alphabet)
-        error = estimate_error(
+        rate = estimate_error(
             model, lambda rate: from_text(text, alphabet, make(alphabet, rate), literal).evidence, read
         )
-    return from_text(text, alphabet, make(alphabet, error), literal), error
+    else:
+        rate = ErrorRate(error)
+    return from_text(text, alphabet, make(alphabet, rate.value), literal), rate
 
 
 def _symbols_through_channel(reading: Reading, alphabet: str) -> Int[Tensor, " positions"]:
@@ -458,6 +463,28 @@ def _joined(
 # -- error rates ----------------------------------------------------------------------
 
 
+class ErrorRate(NamedTuple):
+    """The error rate of a channel: a given one, or an estimate with a 95% interval."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g}" + ("" if self.interval is None else " [{:.2g}, {:.2g}]".format(*self.interval))
+
+    @staticmethod
+    def of(rate: float, slope: float, symbols: int) -> ErrorRate:
+        """Return an estimate from `symbols` that were read, where expectation maximisation has that slope.
+
+        The observed information of the logit is `symbols rate (1 - rate) (1 - slope)`: the slope is the share of the
+        information that is missing because errors are not known.
+        """
+        logit = math.log(rate / (1 - rate))
+        margin = 1.96 / math.sqrt(symbols * rate * (1 - rate) * (1 - slope))
+        low, high = (1 / (1 + math.exp(-min(max(end, -700.0), 700.0))) for end in (logit - margin, logit + margin))
+        return ErrorRate(rate, (low, high))
+
+
 @torch.no_grad()
 def estimate_error(
     model: LanguageModel,
@@ -465,7 +492,7 @@ def estimate_error(
     read: Int[Tensor, " positions"],
     first: float = 0.1,
     tolerance: float = 0.01,
-) -> float:
+) -> ErrorRate:
     """Return the error rate of a channel by expectation maximisation: the expected share of wrong symbols.
 
     `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was. Of a long
@@ -473,10 +500,10 @@ def estimate_error(
     """
     if not bool((read >= 0).any()):
         raise InputError("an error rate cannot be estimated from a text without readable symbols")
-    spans, rate = _spread_windows(read, model.length), first
+    spans, rate, slope = _spread_windows(read, model.length), first, None
     for part, near in ((spans[::FEW], FEW * tolerance), (spans, tolerance)):
-        rate = _fixed_point(partial(_expected_errors, model, reading, read, part), rate, near)
-    return rate
+        rate, slope = _fixed_point(partial(_expected_errors, model, reading, read, part), rate, slope, near)
+    return ErrorRate.of(rate, slope or 0.0, int(_counted_once(read, spans).sum()))
 
 
 def _spread_windows(read: Int[Tensor, " positions"], window: int) -> list[tuple[int, int]]:
@@ -501,23 +528,33 @@ def _expected_errors(
     given = torch.stack([check_evidence(model, evidence[begin:end]) for begin, end in spans])  # [windows, L, V]
     posterior = torch.cat([_marginals(model, part) for part in given.split(rows_of_call(given.shape[1]))])
     symbol = torch.stack([read[begin:end] for begin, end in spans])
-    counted = symbol >= 0
-    for row, ((_, end), (begin, _)) in enumerate(pairwise(spans), 1):
-        counted[row, : max(0, end - begin)] = False  # a position in two windows is counted once
     right = posterior.gather(-1, symbol.clamp_min(0)[..., None])[..., 0]
-    return float(1 - right[counted].mean())
+    return float(1 - right[_counted_once(read, spans)].mean())
 
 
-def _fixed_point(function: Callable[[float], float], rate: float, tolerance: float) -> float:
-    """Return a rate that a function maps to itself, by iterations that are extrapolated: those of EM are slow."""
+def _counted_once(read: Int[Tensor, " positions"], spans: Sequence[tuple[int, int]]) -> Bool[Tensor, "windows length"]:
+    """Return the positions of windows at which a symbol was read; those in two windows count in the first."""
+    counted = torch.stack([read[begin:end] for begin, end in spans]) >= 0
+    for row, ((_, end), (begin, _)) in enumerate(pairwise(spans), 1):
+        counted[row, : max(0, end - begin)] = False
+    return counted
+
+
+def _fixed_point(
+    function: Callable[[float], float], rate: float, slope: float | None, tolerance: float
+) -> tuple[float, float]:
+    """Return a rate that a function maps to itself, and the function's slope there.
+
+    Iterations are extrapolated by the slope between the last two, at first by the one given: those of EM are slow.
+    """
     before: tuple[float, float] | None = None
     for _ in range(ITERATIONS):
-        new, slope = function(rate), 0.0
+        new = function(rate)
         if before is not None and rate != before[0]:
-            slope = min(max((new - before[1]) / (rate - before[0]), 0.0), 0.95)
-        before, step = (rate, new), (new - rate) / (1 - slope)
+            slope = min(max((new - before[1]) / (rate - before[0]), 0.0), STEEPEST)
+        before, step = (rate, new), (new - rate) / (1 - (slope or 0.0))
         found = min(max(rate + step, rate / 4, LEAST_ERROR), 0.99)
-        if abs(found - rate) <= tolerance * rate:
-            return found
+        if abs(found - rate) <= tolerance * rate and slope is not None:
+            return found, slope
         rate = found
-    return rate
+    return rate, slope or 0.0
