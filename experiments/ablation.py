@@ -46,7 +46,7 @@ BASE = RunConfig(
     process=ProcessConfig(),
     denoiser=DenoiserConfig(),
     model=TransformerConfig(width=128, layers=5, heads=4, time_scale=10.0),
-    training=replace(SMALL, steps=3000, batch=16, save_every=500, validation_sequences=64),
+    training=replace(SMALL, steps=3000, batch=16, save_every=500, validation_sequences=64, precision="bfloat16"),
 )
 """The continuous process, synchronous: levels by information, no time input, one-hot codes."""
 
@@ -86,8 +86,18 @@ ROWS: dict[str, dict[str, Any]] = {
     "one network for all orders": {
         "objective": {"asynchronous": 0.35, "narrow": 1.0, "order": "random", "mixed": 0.3, "blockwise": 0.3}
     },
+    "left to right": {"objective": {"blockwise": 1.0, "block_sizes": (1,)}},
 }
 """Name -> changes to the base; a method is a value, the rest are keys of sections."""
+
+RATES = (1e-3, 4e-3)
+"""Learning rates of the search, beside that of the base; more if the best of them is at an end."""
+
+ROWS |= {
+    f"{name}, lr {rate:g}": {**ROWS[name], "training": {"lr": rate}}
+    for name in ("no time input", "masked", "autoregressive", "codes 16")
+    for rate in RATES
+}
 
 ORDERS = {
     "synchronous, 64": Setting(64),
@@ -96,7 +106,7 @@ ORDERS = {
     "strided, 16": Setting(16, token_schedule=TokenSchedule(1e-3, "strided")),
     "left-to-right, 64": Setting(64, token_schedule=TokenSchedule(1e-3, "random", 1)),
 }
-"""Orders of RDLM, with the number of network calls."""
+"""Orders of RDLM, with the number of network calls; from left to right where the row trains it."""
 
 MASKED_ORDERS: tuple[tuple[Literal["random", "strided"], int], ...] = (("random", 64), ("strided", 64), ("strided", 16))
 """Orders and network calls of masked diffusion."""
@@ -127,7 +137,10 @@ def measure(folder: Path, config: RunConfig) -> dict[str, dict[str, float]]:
 def _bounds(method: Method, batch: Batch) -> Iterator[tuple[str, float, float]]:
     """Yield orders with bound and standard error in nats per sequence."""
     if isinstance(method, Rdlm):
+        blocks = method.config.objective.blockwise > 0
         for order, setting in ORDERS.items():
+            if setting.token_schedule is not None and setting.token_schedule.block and not blocks:
+                continue
             total = measure_bound(method, batch, setting, EVALUATIONS, generator_of("ablation", order)).total
             yield order, total.value, total.stderr
     elif isinstance(method, MDLM):

@@ -1,15 +1,16 @@
 """Error rates estimated by `--error auto` in texts of 2,000 characters, against the true shares.
 
-    python -m experiments.error_rates text8 --csv docs/data/error-rates.csv
-    python -m experiments.error_rates text8 --corpus demo --texts 4 --csv docs/data/error-rates.csv    # rows are added
+    python -m experiments.error_rates text8 --csv docs/data/error-intervals.csv
+    python -m experiments.error_rates text8 --corpus demo --texts 4 --csv FILE    # rows are added
 
 Texts are consecutive sequences of the test split. Columns: the rate of the channel, the share of characters that it
-changed, the estimate, and its seconds of processor time.
+changed, the estimate, its 95% interval, and its seconds of processor time.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,14 @@ def estimated(model: LanguageModel, text: str, channel: str, rate: float, seed: 
     begin = time.process_time()
     _, found = read_text_through(model, read, channel, "auto", literal=True)
     assert found is not None
-    return {"share": f"{share:.4f}", "found": f"{found:.5f}", "seconds": f"{time.process_time() - begin:.1f}"}
+    low, high = found.interval or (math.nan, math.nan)
+    ends = {"low": f"{low:.5f}", "high": f"{high:.5f}"}
+    return {
+        "share": f"{share:.4f}",
+        "found": f"{found.value:.5f}",
+        **ends,
+        "seconds": f"{time.process_time() - begin:.1f}",
+    }
 
 
 def summary(rows: list[Row]) -> list[dict[str, object]]:
@@ -57,10 +65,12 @@ def summary(rows: list[Row]) -> list[dict[str, object]]:
         own = [row for row in rows if tuple(row[name] for name in KEYS[:3]) == kind]
         off = [100 * (float(row["found"]) / float(row["share"]) - 1) for row in own]
         within = sum(abs(value) <= 10 for value in off)
+        inside = sum(float(row["low"]) <= float(row["share"]) <= float(row["high"]) for row in own)
         mean = f"{sum(off) / len(off):+.1f}"
         worst = f"{max(off, key=abs):+.1f}"
         about = dict(zip(KEYS, kind, strict=False))
-        found.append({**about, "texts": len(off), "within_10%": within, "mean_%": mean, "worst_%": worst})
+        counts = {"texts": len(off), "within_10%": within, "in_interval": inside}
+        found.append({**about, **counts, "mean_%": mean, "worst_%": worst})
     return found
 
 

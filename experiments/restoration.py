@@ -46,8 +46,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import rdlm
+from rdlm.api.decoding import WHOLE_CALLS, certain, likeliest_given, posterior_of, refined_posterior
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.restore import WHOLE_CALLS, certain, most_certain_first, posterior_of, refined_posterior
 from rdlm.config import DataConfig, RunConfig
 from rdlm.data.evidence import keyboard, symmetric
 from rdlm.data.tokenizer import TEXT8_ALPHABET
@@ -237,8 +237,7 @@ def of_rdlm(model: LanguageModel, passes: bool) -> Iterator[Restorer]:
     if isinstance(method.network, BeliefNetwork):
         yield Restorer(f"layer alone{about}", 0, posterior_under(method.network.belief))
     yield Restorer(f"rdlm{about}", 1, posterior, seed=seed)
-    whole = partial(most_certain_first, method, calls=WHOLE_CALLS)
-    yield Restorer(f"rdlm{about}, whole", WHOLE_CALLS, posterior, whole, seed=seed)
+    yield Restorer(f"rdlm{about}, whole", WHOLE_CALLS, posterior, partial(likeliest_given, method), seed=seed)
     if not passes:
         return
 

@@ -47,7 +47,7 @@ BASE = RunConfig(
     denoiser=DenoiserConfig(),
     model=TransformerConfig(width=128, layers=4, heads=4, frequencies=True),
     objective=NO_BLOCKS,
-    training=replace(SMALL, steps=1_000_000, batch=16, validation_sequences=32),
+    training=replace(SMALL, steps=1_000_000, batch=16, validation_sequences=32, precision="bfloat16"),
 )
 """Serial digits have an output for each digit, so `frequencies` has no effect on them."""
 

@@ -14,15 +14,13 @@ from scipy import stats
 from torch import Tensor
 
 import rdlm
+from rdlm.api.decoding import WHOLE_CALLS, certain, posterior_of
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.reading_likelihood import free_energy, observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import (
     SPREAD,
-    WHOLE_CALLS,
-    certain,
     estimate_error,
     overlapping_windows,
-    posterior_of,
     read_text_through,
     restore,
     restore_image,
@@ -205,15 +203,37 @@ def through_channel(read: Tensor) -> Callable[[float], Tensor]:
 @pytest.mark.parametrize("rate", [0.05, 0.2])
 def test_the_error_rate_is_found_from_the_text(rate: float) -> None:
     read, share = read_with_errors(6000, rate)
-    assert estimate_error(markov_model(256), through_channel(read), read) == pytest.approx(share, rel=0.15)
+    assert estimate_error(markov_model(256), through_channel(read), read).value == pytest.approx(share, rel=0.15)
 
 
 def test_the_estimate_is_the_error_rate_that_its_posterior_expects() -> None:
     read, _ = read_with_errors(600, 0.3)  # hardly known from so short a text: EM alone would take many steps
     model, reading = markov_model(600), through_channel(read)
-    found = estimate_error(model, reading, read, tolerance=1e-3)
+    found = estimate_error(model, reading, read, tolerance=1e-3).value
     right = restore(model, reading(found)).posterior.gather(-1, read[:, None])
     assert 1 - float(right.mean()) == pytest.approx(found, rel=1e-3)
+
+
+def test_the_interval_is_that_of_the_curvature_of_the_likelihood() -> None:
+    read, _ = read_with_errors(600, 0.1)
+    found = estimate_error(markov_model(600), through_channel(read), read, tolerance=1e-3)
+    first, move = chain_law()
+
+    def log_likelihood(logit: float) -> float:
+        channel = readings.symmetric(ALPHABET, 1 / (1 + math.exp(-logit)))[:, read].T
+        total, message = 0.0, first * channel[0]
+        for likelihood in channel[1:]:
+            total += math.log(float(message.sum()))
+            message = (message / message.sum()) @ move * likelihood
+        return total + math.log(float(message.sum()))
+
+    best = math.log(found.value / (1 - found.value))
+    below, here, above = (log_likelihood(best + step) for step in (-0.1, 0.0, 0.1))
+    assert here > max(below, above)
+    margin = 1.96 / math.sqrt((2 * here - below - above) / 0.01)
+    assert found.interval is not None
+    ends = [math.log(end / (1 - end)) for end in found.interval]
+    assert ends == pytest.approx([best - margin, best + margin], abs=0.1 * margin)
 
 
 def test_the_error_rate_of_a_long_text_takes_a_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +250,7 @@ def test_the_error_rate_of_a_long_text_takes_a_few_windows(monkeypatch: pytest.M
         return torch.where((read < 0)[:, None], 0.0, through_channel(read.clamp_min(0))(error))
 
     monkeypatch.setattr("rdlm.api.restore.posterior_of", counted)
-    assert estimate_error(model, reading, read) == pytest.approx(share, rel=0.3)
+    assert estimate_error(model, reading, read).value == pytest.approx(share, rel=0.3)
     assert max(shapes) <= SPREAD < 20_000 / 64 and sum(shapes) < 10 * SPREAD
 
 
@@ -275,7 +295,7 @@ def test_the_error_rate_is_not_estimated_from_characters_that_are_kept() -> None
     model = markov_model(16, alphabet="abcd ")
     _, plain = read_text_through(model, "abbacabdca dabcad", "symmetric", "auto")
     _, marked = read_text_through(model, "(abbacabdca dabcad)", "symmetric", "auto")
-    assert plain == marked and plain is not None and 0 < plain < 1
+    assert plain == marked and plain is not None and 0 < plain.value < 1
 
 
 def test_evidence_is_given_as_tensor_array_or_probabilities() -> None:

@@ -101,6 +101,24 @@ def test_context_behind_clean_blocks_equals_enumeration(make, block: int) -> Non
         assert torch.allclose(context[row, first:end].double(), expected, atol=2e-4)
 
 
+@pytest.mark.parametrize(("order", "states"), [(4, 25), (2, 4), (6, 200)])
+def test_the_evidence_ahead_equals_enumeration(order: int, states: int) -> None:
+    belief = ngram(order, states)
+    evidence = torch.randn(1, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(order))
+    ahead, prefixes = belief.lookahead(evidence), list(itertools.product(range(VOCABULARY), repeat=2))
+    found, expected = [], []
+    for prefix in prefixes:
+        state = belief._messages_before(torch.tensor([[*prefix, 0]]))[0, -1]
+        found.append(ahead[1][state, 0].double())
+        joint = log_joint(belief, LENGTH - 2, prefix)
+        for axis, row in enumerate(evidence[0, 2:].double()):
+            joint = joint + row.view([VOCABULARY if one == axis else 1 for one in range(LENGTH - 2)])
+        expected.append(joint.flatten().logsumexp(0).exp())
+    share, wanted = (torch.stack(values) / torch.stack(values).sum() for values in (found, expected))
+    assert torch.allclose(share, wanted, atol=1e-5)
+    assert torch.equal(ahead[-1], torch.ones(states, 1))
+
+
 def test_predictions_are_probabilities_and_approach_the_source() -> None:
     rows = source(2000, 50)
     belief = Ngram(VOCABULARY, 4, 41)

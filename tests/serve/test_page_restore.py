@@ -107,7 +107,7 @@ def test_a_mistake_in_the_text_is_shown_beside_it(show: Callable[[str], Page]) -
     finished(page)
     text = page.get_by_label("Uncertain text")
     expect(text).to_have_attribute("aria-invalid", "true")
-    expect(page.get_by_role("alert").filter(has_text="at position 5 has no alternatives")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="at position 5 is not closed")).to_be_visible()
 
 
 @pytest.mark.parametrize(("model", "reason"), [("baseline", "the method 'mdlm'"), ("image", "a model of images")])

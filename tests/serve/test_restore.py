@@ -75,7 +75,7 @@ def test_passes_refine_and_an_unknown_error_rate_is_estimated(served: Served, ru
     found = restored(served, text=TEXT, passes=2, steps=3, seed=1)
     assert found["calls"] == 6 and found["text"] == model.restore(TEXT, passes=2, steps=3, seed=1).text
     rate = restored(served, text=LONG, channel="symmetric", error="auto")["error"]
-    assert rate == pytest.approx(read_text_through(model, LONG, "symmetric", "auto")[1], rel=1e-3)
+    assert rate == pytest.approx(read_text_through(model, LONG, "symmetric", "auto")[1].value, rel=1e-3)
 
 
 def test_the_likelihood_of_a_reading_has_the_name_of_what_it_is(served: Served, runs: Path) -> None:

@@ -22,10 +22,11 @@ from rdlm.errors import DivergedError, InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
-from rdlm.train import record
+from rdlm.train import loop, record
 from rdlm.train.fit import CAUTION, FIXED_SECONDS, Pace
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.loop import Budget, Result, let_signals_in, train
+from rdlm.train.parallel import Team
 
 HERE = Path(__file__).parent
 
@@ -313,6 +314,21 @@ def test_minutes_include_everything_and_the_run_continues(tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert "rdlm: 0.1 minutes: width" in said and f"{toy_config().training.batch} sequences" in said
     assert timed()[0].steps > first.steps
+
+
+@pytest.mark.parametrize(
+    ("half", "chosen", "expected"),
+    [(0.5, (), "bfloat16"), (0.9, (), "float32"), (3.0, (), "float32"), (0.5, ("training.precision",), "float32")],
+)
+def test_minutes_choose_bfloat16_where_it_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: float, chosen: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.setattr(
+        loop, "measured_step", lambda run: 0.001 * (half if run.config.training.precision == "bfloat16" else 1.0)
+    )
+    budget = Budget(minutes=0.1, began=None, given=chosen)
+    fitted = budget.fit(toy_config(), toy_corpus(toy_config()), Toy, Team(), tmp_path)
+    assert fitted.training.precision == expected
 
 
 def test_a_busy_machine_ends_the_training_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

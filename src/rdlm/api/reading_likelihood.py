@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm.api.decoding import certain, posterior_of, rows_of_call
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.restore import Evidence, certain, check_evidence, posterior_of, rows_of_call
+from rdlm.api.restore import Evidence, check_evidence
 from rdlm.errors import InputError
 from rdlm.likelihood import Estimate
 from rdlm.likelihood.estimate import sample_mean

@@ -10,7 +10,7 @@ that of the window in which it is farthest from the ends, and samples continue b
 | `restore` | posterior of every position; samples | 1, or `passes * steps`; `steps` per window for samples |
 | `restore_reads` | posteriors of many short readings | 1 for readings of equal length together |
 | `restore_image` | the same of an image with noise | the same |
-| `estimate_error` | the error rate under which a reading is most likely | a few |
+| `estimate_error` | the error rate under which a reading is most likely, with an interval | a few |
 
 `reading_likelihood` bounds the likelihood of a reading.
 """
@@ -23,14 +23,24 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdlm.api.decoding import (
+    CERTAIN,
+    WHOLE_CALLS,
+    certain,
+    draw_given,
+    likeliest_given,
+    posterior_of,
+    refined_posterior,
+    rows_of_call,
+)
 from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import LONGEST, OrderName
 from rdlm.data.evidence import (
@@ -45,32 +55,22 @@ from rdlm.data.evidence import (
     symmetric,
 )
 from rdlm.errors import InputError, unknown
-from rdlm.methods.rdlm import Rdlm
-from rdlm.process.kernel import to_device
-from rdlm.process.order import named_schedule
 from rdlm.random import generator_of
-from rdlm.sampling.sampler import StepInfo, sample_chain
-
-POSITIONS: Final = 2048
-"""Positions per network call."""
 
 SHARED: Final = 32
 """Positions that neighbouring windows share; half of a window that is shorter than twice as many."""
 
-CERTAIN: Final = 1e4
-"""Log-likelihood ratio of a symbol that is known."""
-
 UNSURE: Final = 0.05
 """Least probability of an alternative that is reported."""
-
-WHOLE_CALLS: Final = 8
-"""Network calls per window in which the likeliest whole text is searched."""
 
 ITERATIONS: Final = 30
 """Most iterations of the estimate of an error rate."""
 
 LEAST_ERROR: Final = 1e-4
 """Smallest estimate of an error rate."""
+
+STEEPEST: Final = 0.95
+"""Largest slope by which iterations are extrapolated."""
 
 SPREAD, FEW = 32, 4
 """Windows of a long text in which an error rate is estimated; one of so many of them is read for a first estimate."""
@@ -324,7 +324,7 @@ def sequence_posterior(
             found.append(_marginals(model, batch))
         progress(len(batch))
     posterior = _joined(torch.cat(found), spans, len(evidence))
-    draw = partial(_draw, model.rdlm, steps=steps, order=order, generator=generator_of("restore samples", seed))
+    draw = partial(draw_given, model.rdlm, steps=steps, order=order, generator=generator_of("restore samples", seed))
     return posterior, _in_windows(evidence, spans if samples else [], samples, draw, progress)
 
 
@@ -334,7 +334,7 @@ def read_text_through(
     channel: str | Float[Tensor, "v v"] | None = None,
     error: float | Literal["auto"] = 0.1,
     literal: bool = False,
-) -> tuple[Reading, float | None]:
+) -> tuple[Reading, ErrorRate | None]:
     """Return the reading of a text with gaps and alternatives, and the error rate of the channel if it has one.
 
     `channel` is `symmetric`, `keyboard`, a matrix [true, read] of probabilities, or None: what can be read is right.
@@ -348,10 +348,12 @@ def read_text_through(
     make = CHANNELS[channel]
     if error == "auto":
         read = _symbols_through_channel(from_text(text, alphabet, None, literal), alphabet)
-        error = estimate_error(
+        rate = estimate_error(
             model, lambda rate: from_text(text, alphabet, make(alphabet, rate), literal).evidence, read
         )
-    return from_text(text, alphabet, make(alphabet, error), literal), error
+    else:
+        rate = ErrorRate(error)
+    return from_text(text, alphabet, make(alphabet, rate.value), literal), rate
 
 
 def _symbols_through_channel(reading: Reading, alphabet: str) -> Int[Tensor, " positions"]:
@@ -398,62 +400,12 @@ def _marginals(model: LanguageModel, evidence: Float[Tensor, "rows length v"]) -
     return posterior_of(model.rdlm, evidence).exp().cpu()
 
 
-def posterior_of(
-    method: Rdlm,
-    given: Float[Tensor, "rows length v"],
-    state: Tensor | None = None,
-    remaining: Tensor | None = None,
-) -> Float[Tensor, "rows length v"]:
-    """Return `log p(token | evidence, states)`, Eq. (57); without states, at the start of the process."""
-    if state is None or remaining is None:
-        start = method.process.mixture.paths[0].bridge.start.point(device=given.device)
-        state = start.expand(*given.shape[:2], -1)
-        remaining = torch.full(given.shape[:2], method.process.schedule.total, device=given.device)
-    return method.posterior(given=given)(state, remaining)
-
-
-def refined_posterior(
-    method: Rdlm, given: Tensor, passes: int, steps: int, order: OrderName, generator: torch.Generator
-) -> Float[Tensor, "rows length v"]:
-    """Return the mean, over passes of the sampler and over their steps, of the posterior of undecided positions.
-
-    Each of these has the same mean, the posterior given the evidence alone, if the network's posterior is exact.
-    """
-    total, count = torch.zeros_like(given), given.new_zeros(*given.shape[:2], 1)
-
-    def watch(info: StepInfo) -> None:
-        open_now = (info.before.step - info.before.offsets < info.sampler.steps).expand(given.shape[:2])[..., None]
-        undecided = to_device(open_now, given.device)
-        total.add_(torch.where(undecided, info.log_probs.exp(), 0.0))
-        count.add_(undecided)
-
-    for _ in range(passes):
-        _draw(method, given, steps, order, generator, watch)
-    return (total / count).cpu()
-
-
-def _draw(
-    method: Rdlm,
-    given: Float[Tensor, "rows length v"],
-    steps: int,
-    order: OrderName,
-    generator: torch.Generator,
-    watch: Callable[[StepInfo], object] | None = None,
-) -> Int[Tensor, "rows length"]:
-    """Return a sequence of every row's joint posterior, by the sampler that starts from the evidence."""
-    length = given.shape[1]
-    schedule, nfe = named_schedule(order, steps, length, 0)
-    chain = method.chain(method.process.mixture.paths[0], nfe, token_schedule=schedule, length=length)
-    posterior = partial(posterior_of, method, given)
-    return sample_chain(posterior, chain, len(given), length, generator, watch, device=given.device)
-
-
 def _in_windows(
     evidence: Evidence,
     spans: list[tuple[int, int]],
     count: int,
     decide: Callable[[Float[Tensor, "rows length v"]], Int[Tensor, "rows length"]],
-    progress: Callable[[int], object] = lambda windows: None,
+    progress: Callable[[int], object],
 ) -> Int[Tensor, "count positions"]:
     """Return whole sequences; each window is decided behind what the ones before have decided.
 
@@ -472,34 +424,12 @@ def _in_windows(
     return token
 
 
-def likeliest(model: LanguageModel, evidence: Evidence, calls: int = WHOLE_CALLS) -> Int[Tensor, " positions"]:
-    """Return the likeliest whole sequence that is found: in every call, the most certain positions are decided."""
+def likeliest(model: LanguageModel, evidence: Evidence) -> Int[Tensor, " positions"]:
+    """Return the likeliest whole sequence that is found in every window, joined as the posteriors are."""
     spans = overlapping_windows(len(evidence), model.length)
-    return _in_windows(evidence, spans, 1, partial(most_certain_first, model.rdlm, calls=calls))[0]
-
-
-@torch.no_grad()
-def most_certain_first(method: Rdlm, given: Float[Tensor, "rows length v"], calls: int) -> Int[Tensor, "rows length"]:
-    """Return whole sequences of one window: in every call, as many of the most certain positions are decided."""
-    rows, length, size = given.shape
-    given, decided = given.clone(), torch.zeros(rows, length, dtype=torch.bool, device=given.device)
-    for call in range(1, calls + 1):
-        sure, token = posterior_of(method, given).max(-1)
-        first = sure.masked_fill(decided, math.inf).topk(math.ceil(length * call / calls), -1).indices
-        new = torch.zeros_like(decided).scatter(1, first, True) & ~decided
-        given = torch.where(new[..., None], certain(token, size), given)
-        decided |= new
-    return given.argmax(-1)
-
-
-def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows length v"]:
-    """Return the evidence of known symbols."""
-    return -CERTAIN * (1 - torch.nn.functional.one_hot(token, size).float())
-
-
-def rows_of_call(length: int) -> int:
-    """Return the number of windows per network call."""
-    return max(1, POSITIONS // length)
+    parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
+    found = [likeliest_given(model.rdlm, part).cpu() for part in parts.split(rows_of_call(parts.shape[1]))]
+    return _joined(torch.cat(found)[..., None], spans, len(evidence))[:, 0]
 
 
 # -- windows ------------------------------------------------------------------------------------------
@@ -515,10 +445,10 @@ def overlapping_windows(length: int, window: int) -> list[tuple[int, int]]:
 
 
 def _joined(
-    parts: Float[Tensor, "windows w v"], spans: list[tuple[int, int]], length: int
-) -> Float[Tensor, "length v"]:
+    parts: Shaped[Tensor, "windows w v"], spans: list[tuple[int, int]], length: int
+) -> Shaped[Tensor, "length v"]:
     """Return each position's row of the window in which it is farthest from an end that is not the sequence's."""
-    best, found = torch.full((length,), -1.0), torch.zeros(length, parts.shape[-1])
+    best, found = torch.full((length,), -1.0), parts.new_zeros(length, parts.shape[-1])
     for part, (begin, end) in zip(parts, spans, strict=True):
         place = torch.arange(begin, end)
         left = (place - begin).float() if begin > 0 else torch.full((end - begin,), math.inf)
@@ -533,6 +463,28 @@ def _joined(
 # -- error rates ----------------------------------------------------------------------
 
 
+class ErrorRate(NamedTuple):
+    """The error rate of a channel: a given one, or an estimate with a 95% interval."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g}" + ("" if self.interval is None else " [{:.2g}, {:.2g}]".format(*self.interval))
+
+    @staticmethod
+    def of(rate: float, slope: float, symbols: int) -> ErrorRate:
+        """Return an estimate from `symbols` that were read, where expectation maximisation has that slope.
+
+        The observed information of the logit is `symbols rate (1 - rate) (1 - slope)`: the slope is the share of the
+        information that is missing because errors are not known.
+        """
+        logit = math.log(rate / (1 - rate))
+        margin = 1.96 / math.sqrt(symbols * rate * (1 - rate) * (1 - slope))
+        low, high = (1 / (1 + math.exp(-min(max(end, -700.0), 700.0))) for end in (logit - margin, logit + margin))
+        return ErrorRate(rate, (low, high))
+
+
 @torch.no_grad()
 def estimate_error(
     model: LanguageModel,
@@ -540,7 +492,7 @@ def estimate_error(
     read: Int[Tensor, " positions"],
     first: float = 0.1,
     tolerance: float = 0.01,
-) -> float:
+) -> ErrorRate:
     """Return the error rate of a channel by expectation maximisation: the expected share of wrong symbols.
 
     `reading` gives the evidence for an error rate, `read` the symbols that were read, -1 where nothing was. Of a long
@@ -548,10 +500,10 @@ def estimate_error(
     """
     if not bool((read >= 0).any()):
         raise InputError("an error rate cannot be estimated from a text without readable symbols")
-    spans, rate = _spread_windows(read, model.length), first
+    spans, rate, slope = _spread_windows(read, model.length), first, None
     for part, near in ((spans[::FEW], FEW * tolerance), (spans, tolerance)):
-        rate = _fixed_point(partial(_expected_errors, model, reading, read, part), rate, near)
-    return rate
+        rate, slope = _fixed_point(partial(_expected_errors, model, reading, read, part), rate, slope, near)
+    return ErrorRate.of(rate, slope or 0.0, int(_counted_once(read, spans).sum()))
 
 
 def _spread_windows(read: Int[Tensor, " positions"], window: int) -> list[tuple[int, int]]:
@@ -576,23 +528,33 @@ def _expected_errors(
     given = torch.stack([check_evidence(model, evidence[begin:end]) for begin, end in spans])  # [windows, L, V]
     posterior = torch.cat([_marginals(model, part) for part in given.split(rows_of_call(given.shape[1]))])
     symbol = torch.stack([read[begin:end] for begin, end in spans])
-    counted = symbol >= 0
-    for row, ((_, end), (begin, _)) in enumerate(pairwise(spans), 1):
-        counted[row, : max(0, end - begin)] = False  # a position in two windows is counted once
     right = posterior.gather(-1, symbol.clamp_min(0)[..., None])[..., 0]
-    return float(1 - right[counted].mean())
+    return float(1 - right[_counted_once(read, spans)].mean())
 
 
-def _fixed_point(function: Callable[[float], float], rate: float, tolerance: float) -> float:
-    """Return a rate that a function maps to itself, by iterations that are extrapolated: those of EM are slow."""
+def _counted_once(read: Int[Tensor, " positions"], spans: Sequence[tuple[int, int]]) -> Bool[Tensor, "windows length"]:
+    """Return the positions of windows at which a symbol was read; those in two windows count in the first."""
+    counted = torch.stack([read[begin:end] for begin, end in spans]) >= 0
+    for row, ((_, end), (begin, _)) in enumerate(pairwise(spans), 1):
+        counted[row, : max(0, end - begin)] = False
+    return counted
+
+
+def _fixed_point(
+    function: Callable[[float], float], rate: float, slope: float | None, tolerance: float
+) -> tuple[float, float]:
+    """Return a rate that a function maps to itself, and the function's slope there.
+
+    Iterations are extrapolated by the slope between the last two, at first by the one given: those of EM are slow.
+    """
     before: tuple[float, float] | None = None
     for _ in range(ITERATIONS):
-        new, slope = function(rate), 0.0
+        new = function(rate)
         if before is not None and rate != before[0]:
-            slope = min(max((new - before[1]) / (rate - before[0]), 0.0), 0.95)
-        before, step = (rate, new), (new - rate) / (1 - slope)
+            slope = min(max((new - before[1]) / (rate - before[0]), 0.0), STEEPEST)
+        before, step = (rate, new), (new - rate) / (1 - (slope or 0.0))
         found = min(max(rate + step, rate / 4, LEAST_ERROR), 0.99)
-        if abs(found - rate) <= tolerance * rate:
-            return found
+        if abs(found - rate) <= tolerance * rate and slope is not None:
+            return found, slope
         rate = found
-    return rate
+    return rate, slope or 0.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rdlm.api.language_model import LanguageModel
-    from rdlm.api.restore import ImageRestoration, Restoration
+    from rdlm.api.restore import ErrorRate, ImageRestoration, Restoration
     from rdlm.data.evidence import Reading
 
 Format = Literal["auto", "text", "jsonl", "npy", "fastq", "hocr", "png"]
@@ -130,7 +130,7 @@ class Restore(ModelOptions):
 
     # -- texts ------------------------------------------------------------------------------------
 
-    def _readings(self, model: LanguageModel, file: str) -> tuple[list[Reading], float | None]:
+    def _readings(self, model: LanguageModel, file: str) -> tuple[list[Reading], ErrorRate | None]:
         """Return the readings in the input, and the error rate of the channel if it has one."""
         from rdlm.api.restore import read_text_through, symbols_of
         from rdlm.data import evidence, hocr
@@ -203,7 +203,7 @@ class Restore(ModelOptions):
             return [restore(model, one, progress=progress, **options) for one in readings]
 
     def _report(
-        self, model: LanguageModel, readings: list[Reading], found: list[Restoration], error: float | None
+        self, model: LanguageModel, readings: list[Reading], found: list[Restoration], error: ErrorRate | None
     ) -> None:
         """Print the restored texts or one JSON object, and write the files."""
         rows = []
@@ -213,7 +213,9 @@ class Restore(ModelOptions):
         about = _summary(model, found, error)
         self._write(rows, about)
         if self.json:
-            how = {"error": error, "channel": self.channel, "calls": found[0].calls, "model": model.name}
+            rate, interval = error or (None, None)
+            how = {"error": rate, "error_interval": interval, "channel": self.channel}
+            how |= {"calls": found[0].calls, "model": model.name}
             print_json({"rows": rows, **how})
         elif self.out is None:
             for row in rows:
@@ -226,7 +228,7 @@ class Restore(ModelOptions):
         from rdlm.api.reading_likelihood import observation_bound
 
         if not self.bound:
-            return {}
+            return {"nats": None}
         found = observation_bound(model, reading.evidence, seed=self.seed)
         return {"nats": found.value, "stderr": found.stderr, "claims_bound": found.claims_bound}
 
@@ -301,13 +303,13 @@ def _check_model(model: LanguageModel) -> None:
         raise InputError(f"{model.name} cannot restore: {error}. {advice}") from None
 
 
-def _summary(model: LanguageModel, found: list[Restoration], error: float | None) -> str:
+def _summary(model: LanguageModel, found: list[Restoration], error: ErrorRate | None) -> str:
     """Return one line about restorations: error rate, characters changed, mean certainty of those not kept."""
     import torch
 
     rows = torch.cat([result.posterior.gather(-1, result.chosen[:, None])[:, 0] for result in found])
     changed, count = sum(len(result.changed) for result in found), sum(len(result.text) for result in found)
-    rate = "" if error is None else f"error rate {error:.3g}, "
+    rate = "" if error is None else f"error rate {error}, "
     return f"{rate}{changed} of {count} characters changed, {float(rows.mean()):.1%} sure on average ({model.name})"
 
 

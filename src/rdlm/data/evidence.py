@@ -353,8 +353,9 @@ def _places(text: str) -> Iterator[tuple[Read, str]]:
             yield None, ""
         elif text[at] == "[":
             end = text.find("]", at)
-            if end < at + 2:
-                raise InputError(f"'[' at position {at} has no alternatives: write [ae], or \\[ for a bracket")
+            if end < at + 2 or "[" in text[at + 1 : end]:
+                what = "has no alternatives" if end == at + 1 else "is not closed before the next one or the end"
+                raise InputError(f"'[' at position {at} {what}: write [ae], or \\[ for a bracket")
             yield None, text[at + 1 : end]
             at = end
         else:

@@ -17,11 +17,9 @@ Messages are [states, batch]: rows are states. B is the batch, L the length, V t
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -31,7 +29,7 @@ from torch.nn import functional
 from rdlm.config import Interface, NetworkConfig
 from rdlm.errors import InputError
 from rdlm.model.layers import from_evidence
-from rdlm.model.ngram import Contexts, check_ngram, count_contexts
+from rdlm.model.ngram import Arcs, Contexts, check_ngram, count_contexts
 from rdlm.model.transformer import Cache
 from rdlm.storage.tables import cached
 
@@ -242,9 +240,8 @@ class Belief(nn.Module, ABC):
         self, evidence: Float[Tensor, "batch length v"], message: Float[Tensor, "n batch"]
     ) -> Float[Tensor, "batch length v"]:
         """Return the context of every position after the given forward message."""
-        likelihood = (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0)  # [L, V, B]
         emitted, ahead = [], []
-        for symbols in likelihood:
+        for symbols in _likelihood(evidence):
             ahead.append(self._ahead(message))
             emitted.append(self._emitted(symbols))
             message = _normalised(ahead[-1] * emitted[-1])
@@ -268,6 +265,10 @@ class Belief(nn.Module, ABC):
         pairs = zip(inside.split(rows), before.flatten(0, 1).split(rows), strict=True)
         found = torch.cat([self._context(part, self._message(start)) for part, start in pairs])
         return found.view(batch, blocks * block, symbols)[:, :length]
+
+
+def _likelihood(evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "length v batch"]:
+    return (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0).contiguous()
 
 
 def _normalised(message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
@@ -303,7 +304,7 @@ class Ngram(Belief):
         self.register_buffer("suffix", torch.where(row <= vocabulary, 0, -1).int())
         self.register_buffer("oldest", (row - 1) * ((row > 0) & (row <= vocabulary)))
         self.register_buffer("weight", torch.zeros(states, vocabulary).index_fill(0, torch.tensor(0), 1 / vocabulary))
-        self._arcs: tuple[tuple[object, ...], _Arcs] | None = None
+        self._arcs: tuple[tuple[object, ...], Arcs] | None = None
 
     def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
         """Count the contexts of training data, or take them from the cache."""
@@ -338,13 +339,13 @@ class Ngram(Belief):
             raise ValueError("the probabilities of its n-gram model do not sum to 1")
 
     @property
-    def arcs(self) -> _Arcs:
+    def arcs(self) -> Arcs:
         """The tables in the form that inference needs, computed once after they change."""
         key = (self.weight._version, self.weight.data_ptr(), self.suffix._version, self.weight.device)
         if self._arcs is None or self._arcs[0] != key:
             # On the CPU, because the loop reads values in every iteration.
             tables = self.suffix.cpu().long(), self.oldest.cpu().long(), self.weight.cpu().float()
-            self._arcs = (key, _Arcs.of(Contexts.of(*tables)).to(self.weight.device))
+            self._arcs = (key, Arcs.of(Contexts.of(*tables)).to(self.weight.device))
         return self._arcs[1]
 
     @torch.no_grad()
@@ -379,7 +380,7 @@ class Ngram(Belief):
         self, evidence: Float[Tensor, "batch length v"], message: Float[Tensor, "n batch"]
     ) -> Float[Tensor, "batch length v"]:
         """Return the context of every position without gradients, in half of the time by reusing memory."""
-        likelihood = (evidence - evidence.amax(-1, keepdim=True)).exp().permute(1, 2, 0).contiguous()  # [L, V, B]
+        likelihood = _likelihood(evidence)
         ahead, found, message = [], [], message.contiguous().clone()
         for symbols in likelihood:
             ahead.append(self._ahead(message))
@@ -387,9 +388,24 @@ class Ngram(Belief):
         message = torch.ones_like(message)
         for symbols in likelihood.flip(0):
             found.append(self._by_symbol(ahead.pop().mul_(message)))
-            message = self._back(self._emitted(symbols).mul_(message)).clamp_min_(0)
-            message = _normalise_(message).add_(SMALLEST / self.states)
+            message = self._backward(symbols, message)
         return _log_context(found[::-1])
+
+    @torch.no_grad()
+    def lookahead(self, evidence: Float[Tensor, "batch length v"]) -> list[Float[Tensor, "n batch"]]:
+        """Return the probability, up to a factor, of the evidence ahead of each position given the state, Eq. (59)."""
+        message = torch.ones(self.states, len(evidence), device=evidence.device)
+        found = [message]
+        for symbols in _likelihood(evidence).flip(0)[:-1]:
+            found.append(message := self._backward(symbols, message))
+        return found[::-1]
+
+    def _backward(
+        self, likelihood: Float[Tensor, "v batch"], message: Float[Tensor, "n batch"]
+    ) -> Float[Tensor, "n batch"]:
+        """Return the backward message before a position from that after it."""
+        found = self._back(self._emitted(likelihood).mul_(message)).clamp_min_(0)
+        return _normalise_(found).add_(SMALLEST / self.states)
 
     def _ahead(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "n batch"]:
         arcs = self.arcs
@@ -409,115 +425,6 @@ class Ngram(Belief):
 
     def _by_symbol(self, message: Float[Tensor, "n batch"]) -> Float[Tensor, "v batch"]:
         return self.arcs.by_symbol(message)
-
-
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Weighted sums of rows: a sparse matrix, whose product with [rows, batch] is one `embedding_bag`.
-
-    Most of the time goes into reading the entries: indices have 32 bits.
-    """
-
-    index: Int[Tensor, " entries"]
-    offsets: Int[Tensor, " sums+1"]
-    weight: Float[Tensor, " entries"]
-
-    @staticmethod
-    def of(target: Int[Tensor, " entries"], source: Int[Tensor, " entries"], weight: Tensor, sums: int) -> _Sums:
-        """Return the sums of `weight * row[source]` for each target in 0 .. sums - 1."""
-        order = target.argsort(stable=True)
-        offsets = functional.pad(torch.bincount(target, minlength=sums).cumsum(0), (1, 0))
-        return _Sums(source[order].int(), offsets.int(), weight[order])
-
-    def to(self, device: torch.device) -> _Sums:
-        """Return the sums on a device."""
-        return _Sums(self.index.to(device), self.offsets.to(device), self.weight.to(device))
-
-    def __call__(self, rows: Float[Tensor, "rows batch"]) -> Float[Tensor, "sums batch"]:
-        return functional.embedding_bag(
-            self.index, rows, self.offsets, mode="sum", per_sample_weights=self.weight, include_last_offset=True
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Arcs:
-    """The tables of an n-gram model as sparse matrices."""
-
-    suffix: Int[Tensor, " n"]
-    backoff: Float[Tensor, " n"]
-    following: Int[Tensor, "n v"]
-    probability: Float[Tensor, "n v"]
-    symbol: Int[Tensor, " n"]
-    """The last symbol of each state."""
-    levels: tuple[tuple[slice, slice, _Sums], ...]
-    """For each length from 1: its rows, the rows of one symbol less, and the sums from the former to the latter."""
-    by_target: _Sums
-    by_source: _Sums
-    by_symbol: _Sums
-
-    @staticmethod
-    def of(contexts: Contexts) -> _Arcs:
-        """Return the matrices of counted contexts, whose rows are sorted by length behind the root."""
-        length, suffix, weight, following = contexts.length, contexts.suffix, contexts.weight, contexts.following
-        (states, vocabulary), backoff = weight.shape, contexts.backoff
-        used = 1 + int((length > 0).sum())
-        bounds = [0, *(1 + int(((length > 0) & (length <= level)).sum()) for level in range(int(length.max()) + 1))]
-        slices = [slice(low, high) for low, high in itertools.pairwise(bounds)]  # root, length 1, 2, ...
-        symbol = torch.zeros(states, dtype=torch.long, device=weight.device)
-        symbol[following[0]] = torch.arange(vocabulary, device=weight.device)
-        levels = []
-        for shorter, level in itertools.pairwise(slices):
-            if shorter.start > 0:
-                symbol[level] = symbol[suffix[level]]
-            rows = torch.arange(level.stop - level.start, device=weight.device)
-            target = suffix[level] - shorter.start
-            sums = _Sums.of(target, rows, backoff[level], shorter.stop - shorter.start)
-            levels.append((level, shorter, sums))
-        source, target, value = _entries(contexts, used)
-        everyone = torch.arange(1, used, device=weight.device)
-        return _Arcs(
-            suffix,
-            backoff,
-            following,
-            contexts.probability,
-            symbol.int(),
-            tuple(levels),
-            _Sums.of(target, source, value, states),
-            _Sums.of(source, target, value, states),
-            _Sums.of(symbol[1:used], everyone, torch.ones(used - 1, device=weight.device), vocabulary),
-        )
-
-    def to(self, device: torch.device) -> _Arcs:
-        """Return the matrices on a device."""
-        return _Arcs(
-            self.suffix.to(device),
-            self.backoff.to(device),
-            self.following.to(device),
-            self.probability.to(device),
-            self.symbol.to(device),
-            tuple((level, shorter, sums.to(device)) for level, shorter, sums in self.levels),
-            self.by_target.to(device),
-            self.by_source.to(device),
-            self.by_symbol.to(device),
-        )
-
-
-def _entries(contexts: Contexts, used: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return source, target and weight of all arcs.
-
-    The back-off of `h` goes to the states that `h'` leads to. Where `h` leads to a longer one, that share of the
-    probability is moved there: one arc adds it, and another one subtracts it.
-    """
-    weight, following, suffix = contexts.weight, contexts.following, contexts.suffix
-    longer = (following != following[suffix]) & (contexts.length > 0)[:, None]
-    moved = torch.where(longer, contexts.backoff[:, None] * contexts.probability[suffix], 0.0)[:used]
-    source, symbol = (weight[:used] + moved).nonzero(as_tuple=True)
-    away, removed = moved.nonzero(as_tuple=True)
-    return (
-        torch.cat([source, away]),
-        torch.cat([following[source, symbol], following[suffix[away], removed]]),
-        torch.cat([(weight[:used] + moved)[source, symbol], -moved[away, removed]]),
-    )
 
 
 class HiddenMarkov(Belief):

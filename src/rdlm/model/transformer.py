@@ -82,15 +82,15 @@ def angles(start: int, length: int, head: int, like: Tensor) -> Float[Tensor, "l
 def rotate(x: Float[Tensor, "batch length *n head"], angle: Float[Tensor, "length half"]) -> Tensor:
     """Return `x` with each pair of adjacent coordinates rotated by its angle."""
     angle = angle.view(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])  # [L, D/2] -> [L, 1, ..., 1, D/2]
-    pairs = x.reshape(*x.shape[:-1], -1, 2)  # [..., D] -> [..., D/2, 2]
-    if x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
-        # Five times faster than the real form in eager mode on a CPU; compilers and half precision do not support it.
-        rotated = torch.view_as_complex(pairs) * torch.polar(torch.ones_like(angle), angle)
-        return torch.view_as_real(rotated).flatten(-2)
-    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    real, imaginary = pairs.unbind(-1)
-    parts = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
-    return torch.stack(parts, dim=-1).flatten(-2)
+    if torch.compiler.is_compiling():  # compilers do not support complex numbers
+        real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
+        cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        parts = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
+        return torch.stack(parts, dim=-1).flatten(-2)
+    # Five times faster than the real form on a CPU, eight times for half precision, which has no complex numbers.
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    pairs = torch.view_as_complex(wide.reshape(*x.shape[:-1], -1, 2))  # [..., D] -> [..., D/2]
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2).to(x.dtype)
 
 
 def block_mask(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
-from rdlm.api.restore import read_text_through, restore, symbols_of
+from rdlm.api.restore import ErrorRate, read_text_through, restore, symbols_of
 from rdlm.data.evidence import Reading, confusion, from_json_lines
 from rdlm.errors import InputError
 from rdlm.serve.engine import Job
@@ -42,7 +42,9 @@ async def restoration(service: Service, served: ServedModel, body: RestoreBody, 
         names = ("whole", "passes", "samples", "steps", "order", "seed")
         options: dict[str, Any] = {name: getattr(body, name) for name in names}
         found = restore(model, reading, **options)
-        return {**found.to_json(), "error": error, "likelihood": _likelihood(model, reading, body)}
+        rate, interval = error or (None, None)
+        about = {"error": rate, "error_interval": interval}
+        return {**found.to_json(), **about, "likelihood": _likelihood(model, reading, body)}
 
     service.work(job, restored)
     found = cast("dict[str, object]", await while_connected(request, job, anext(job.events())))
@@ -84,7 +86,7 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
         raise HttpError(400, f"likelihood: for at most {most} positions, the model's length, got {count}", "likelihood")
 
 
-def _reading(model: LanguageModel, body: RestoreBody) -> tuple[Reading, float | None]:
+def _reading(model: LanguageModel, body: RestoreBody) -> tuple[Reading, ErrorRate | None]:
     """Return the evidence of a body and the error rate of its channel; a mistake names the field and the place."""
     alphabet = "".join(symbols_of(model))
     channel: str | Tensor | None = body.channel if not isinstance(body.channel, dict) else None

@@ -1,7 +1,8 @@
 """Choice of the settings that the user did not give, by the data and the time of a run.
 
-`fit_vocabulary` chooses total noise and codes by the number of tokens. `largest_affordable` and `fit_training` choose
-network, batch, steps, warm-up and validation by the time of the run and the measured seconds of a step.
+`fit_vocabulary` chooses total noise and codes by the number of tokens. `largest_affordable`, `in_bfloat16` and
+`fit_training` choose network, batch, precision, steps, warm-up and validation by the time of the run and the measured
+seconds of a step.
 """
 
 from __future__ import annotations
@@ -120,6 +121,9 @@ FIXED_SECONDS = 2.0
 FEWEST_SEQUENCES, FEWEST_CALLS = 4, 4
 """Sequences of the smallest validation, and network calls of the shortest samples."""
 
+HALF = 0.8
+"""Time of a step in bfloat16, relative to one in float32, below which it is chosen; many processors emulate it."""
+
 CAUTION = 1.5
 """Factor for validation and samples that are slower than measured."""
 
@@ -194,6 +198,14 @@ def largest_affordable(
     return chosen
 
 
+def in_bfloat16(candidates: Sequence[RunConfig], given: Collection[str]) -> list[RunConfig]:
+    """Return the candidates in bfloat16; none if the precision is given, or is not float32."""
+    first = candidates[0].training
+    if "training.precision" in given or first.precision != "float32":
+        return []
+    return [replace(one, training=replace(one.training, precision="bfloat16")) for one in candidates]
+
+
 def fit_training(config: RunConfig, given: Collection[str], pace: Pace, left: float, done: int = 0) -> RunConfig:
     """Return the configuration with as many further steps as the time allows, and matching warm-up and validation."""
     own = config.training
@@ -235,7 +247,8 @@ def described_fit(config: RunConfig, minutes: float, parameters: int) -> str:
     network = f"width {model.width}" + ("" if isinstance(model, ConvolutionConfig) else f", {model.layers} layers")
     return (
         f"{minutes:g} minutes: {network} ({parameters:,} parameters), {training.steps:,} steps of {training.batch} "
-        f"sequences, {training.warmup} of them warm-up, decay {training.decay}; keys given as options are kept"
+        f"sequences, {training.warmup} of them warm-up, decay {training.decay}, {training.precision}; keys given as "
+        "options are kept"
     )
 
 

@@ -29,7 +29,17 @@ from rdlm.storage import config_file, run_folder
 from rdlm.storage.files import explained_write_errors, write_atomic
 from rdlm.storage.memory import keep_freed_memory
 from rdlm.train import optimizer
-from rdlm.train.fit import CAUTION, Pace, described_fit, fit_training, largest_affordable, sizes, with_given
+from rdlm.train.fit import (
+    CAUTION,
+    HALF,
+    Pace,
+    described_fit,
+    fit_training,
+    in_bfloat16,
+    largest_affordable,
+    sizes,
+    with_given,
+)
 from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
 from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record, Tracker, TrackerName, check_trackers, open_trackers
@@ -160,10 +170,10 @@ def train(
             if last:
                 break
 
-        return finish(run, budget, interruption, alone)
+        return conclude(run, budget, interruption, alone)
 
 
-def finish(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
+def conclude(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
     """Draw the samples of a finished run, write its report, and return its result."""
     result = result_of(run)
     with interruption.ending(run.counters.step, alone):
@@ -438,7 +448,11 @@ class Budget:
 
         old, done = run_folder.progress(folder)
         if old is None:
-            config = largest_affordable(list(sizes(config, self.given)), step_of, self.left)
+            candidates = list(sizes(config, self.given))
+            config = largest_affordable(candidates, step_of, self.left)
+            half = in_bfloat16(candidates[candidates.index(config) :], self.given)
+            if half and step_of(half[0]) < HALF * step_of(config):
+                config = largest_affordable(half, step_of, self.left)
         else:
             model = config.model if any(key.startswith("model.") for key in self.given) else old.model
             wanted = config.training.steps

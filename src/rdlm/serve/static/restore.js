@@ -99,9 +99,9 @@ export class Restore {
   }
 
   sentence() {
-    const { positions, changed: count, expected_errors: wrong, error } = this.answer;
+    const { positions, changed: count, expected_errors: wrong, error, error_interval: range } = this.answer;
     const sure = positions.reduce((sum, { probability }) => sum + probability, 0) / positions.length;
-    const rate = error === null ? "" : ` Error rate of the reading: ${percent(error)}.`;
+    const rate = error === null ? "" : ` Error rate of the reading: ${percent(error)}${range ? ` (${range.map(percent).join(" to ")})` : ""}.`;
     const word = `${positions.length === 1 ? "character" : "characters"} ${count === 1 ? "differs" : "differ"}`;
     const expected = wrong < 0.05 ? "fewer than 0.1" : `about ${wrong.toFixed(1)}`;
     const normalised = this.answer.normalised ? ` Normalised: ${this.answer.normalised}.` : "";

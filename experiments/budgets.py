@@ -1,0 +1,145 @@
+"""The continuous process against masked diffusion over training budget and width: bounds and their ratio.
+
+    python -m experiments.budgets --seeds 0 --csv docs/data/budgets.csv       # about an hour; continues where it was
+    python -m experiments.budgets --table --csv docs/data/budgets.csv --plot docs/figures/budgets.png
+
+Data, optimizer, batches and bounds are those of `experiments.ablation`, but the learning rate is constant and the
+weights are averaged, so that one run gives the bound at every budget: it is measured at each number of steps and
+continued. Both methods are measured in their best order, that with the lowest bound of those in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.ablation import BASE, measure
+from experiments.trial import commit, write_csv
+from rdlm import methods
+from rdlm.config import MethodName, RunConfig, TransformerConfig
+from rdlm.display.figure import canvas
+from rdlm.display.text_table import table
+from rdlm.storage.files import write_atomic
+from rdlm.train.loop import train
+
+STEPS = (1500, 3000, 6000, 12000)
+WIDTHS = (64, 128)
+METHODS: tuple[MethodName, MethodName] = ("rdlm", "mdlm")
+
+
+def configuration(method: MethodName, width: int, seed: int, steps: int) -> RunConfig:
+    """Return the configuration of a run up to a number of steps."""
+    assert isinstance(BASE.model, TransformerConfig)
+    training = replace(BASE.training, seed=seed, steps=steps, validate_every=steps, decay="constant", ema=0.998)
+    return replace(BASE, method=method, model=replace(BASE.model, width=width), training=training)
+
+
+def run(method: MethodName, width: int, seed: int, steps: int, out: Path) -> None:
+    """Continue one run up to a number of steps and measure it, unless its result exists."""
+    folder = out / f"{method}-{width}-{seed}"
+    result = out / "results" / f"{folder.name}-{steps}.json"
+    if result.is_file():
+        return
+    config = configuration(method, width, seed, steps)
+    trained = train(config, folder, methods.build)
+    row: dict[str, Any] = {"method": method, "width": width, "seed": seed, "steps": steps}
+    row |= {"parameters": trained.parameters, "seconds": round(trained.seconds, 1), "commit": commit()}
+    row["bounds"] = measure(folder, config)
+    write_atomic(result, json.dumps(row, indent=1, allow_nan=False) + "\n")
+    print(json.dumps(row), flush=True)
+
+
+def collected(out: Path) -> list[dict[str, Any]]:
+    """Return one row for every run, budget and order."""
+    rows = []
+    for path in sorted((out / "results").glob("*.json")):
+        row = json.loads(path.read_text("utf-8"))
+        bounds = row.pop("bounds")
+        rows += [row | {"order, calls": order} | bound for order, bound in bounds.items()]
+    return sorted(rows, key=lambda row: (row["width"], row["method"], row["seed"], row["steps"]))
+
+
+def ratios(rows: Sequence[Mapping[str, Any]], orders: str = "") -> dict[int, dict[int, float]]:
+    """Return width -> steps -> the ratio of the bounds, continuous over masked, as the mean over common seeds.
+
+    Each method has the lowest bound of its orders; with `orders`, the continuous process only of orders that begin so.
+    """
+    best: dict[tuple[int, int, int, str], float] = {}
+    for row in rows:
+        if row["method"] == METHODS[0] and not row["order, calls"].startswith(orders):
+            continue
+        key = (row["width"], row["steps"], row["seed"], row["method"])
+        best[key] = min(best.get(key, math.inf), row["bits"])
+    found: dict[int, dict[int, list[float]]] = {}
+    for (width, steps, seed, method), bits in best.items():
+        masked = best.get((width, steps, seed, METHODS[1]))
+        if method == METHODS[0] and masked is not None:
+            found.setdefault(width, {}).setdefault(steps, []).append(bits / masked)
+    return {width: {s: sum(v) / len(v) for s, v in sorted(by.items())} for width, by in found.items()}
+
+
+def trend(ratio: Mapping[int, float]) -> float:
+    """Return the change of the ratio per doubling of the steps, by least squares; NaN for fewer than two budgets."""
+    if len(ratio) < 2:
+        return math.nan
+    x = [math.log2(steps) for steps in ratio]
+    y, middle = list(ratio.values()), sum(x) / len(x)
+    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Plot the bounds of both methods, and their ratio with its trend, over the steps."""
+    with canvas(path, columns=2) as (bounds, ratio):
+        series: dict[tuple[str, int, str], dict[int, list[float]]] = {}
+        for row in rows:
+            key = (row["method"], row["width"], row["order, calls"])
+            series.setdefault(key, {}).setdefault(row["steps"], []).append(row["bits"])
+        for (method, width, order), points in sorted(series.items()):
+            steps = sorted(points)
+            mean = [sum(points[one]) / len(points[one]) for one in steps]
+            bounds.plot(
+                steps, mean, "-" if method == "rdlm" else "--", marker="o", ms=3, label=f"{method} {width}, {order}"
+            )
+        bounds.set(xscale="log", xlabel="training steps", ylabel="bits per character (upper bound)")
+        bounds.legend(fontsize=5)
+        for label, orders in (("synchronous", "synchronous"), ("best order", "")):
+            for width, found in ratios(rows, orders).items():
+                name = f"{label}, width {width}: {trend(found):+.3f} per doubling"
+                ratio.plot(list(found), list(found.values()), marker="o", ms=3, label=name)
+        ratio.axhline(1.0, color="black", lw=0.8)
+        ratio.set(xscale="log", xlabel="training steps", ylabel="continuous / masked")
+        ratio.legend(fontsize=6)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the budgets, or print the table of what has been measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--widths", nargs="*", type=int, default=list(WIDTHS))
+    parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
+    parser.add_argument("--out", type=Path, default=Path("runs/budgets"))
+    parser.add_argument("--table", action="store_true", help="print the table only")
+    parser.add_argument("--csv", type=Path, default=None, help="also write the table to this file")
+    parser.add_argument("--plot", type=Path, default=None, help="also draw the figure")
+    options = parser.parse_args(arguments)
+    if not options.table:
+        for seed in options.seeds:
+            for steps in sorted(options.steps):
+                for width in options.widths:
+                    for method in METHODS:
+                        run(method, width, seed, steps, options.out)
+    rows = collected(options.out)
+    print(table(rows, list(rows[0]) if rows else []))
+    if options.csv is not None and rows:
+        write_csv(options.csv, rows)
+    if options.plot is not None and rows:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()
