@@ -267,7 +267,7 @@ def test_dropout_is_off_while_sampling() -> None:
         ({"prompt": "Ab"}, "prompt: the character 'A' at position 0 is outside"),
         ({"infill": "the cat"}, "has no gap"),
         ({"infill": "a_", "prompt": "b"}, "an infill is a whole sequence"),
-        ({"infill": "a_", "length": 9}, "the infill has 2 tokens, but length 9"),
+        ({"infill": "a_", "length": 9}, "the infill has 2 tokens, but the length is 9"),
         ({"infill": "a b", "gap": " "}, "is a character of the model's alphabet"),
         ({"regex": "ab", "length": 5}, "nothing of length 5 matches the regex 'ab'; something of length 2 does"),
         ({"regex": "a*", "prompt": "b"}, "matches the regex 'a\\*' and the other conditions"),
