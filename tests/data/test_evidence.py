@@ -94,7 +94,7 @@ def test_grey_levels() -> None:
         (lambda: evidence.symmetric("ab", 1.5), "between 0 and 1"),
         (lambda: evidence.from_text("aXb", "ab"), "'X' at position 1"),
         (lambda: evidence.from_text("a[]", "ab"), "no alternatives"),
-        (lambda: evidence.from_text("a[b", "ab"), "no alternatives"),
+        (lambda: evidence.from_text("a[b", "ab"), "is not closed"),
         (lambda: evidence.from_text("", "ab"), "empty"),
         (lambda: evidence.confusion('{"a": {"a": 0.5}}', "ab"), "sums to 0.5"),
         (lambda: evidence.confusion('{"a": {}}', "ab"), "sums to 0"),

@@ -89,7 +89,7 @@ def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypat
     def again(*_):
         raise AssertionError("done again")
 
-    monkeypatch.setattr(race, "accumulate", again)
+    monkeypatch.setattr(race, "accumulate_or_restore", again)
     monkeypatch.setattr("rdlm.evaluate.compare.repeated_bound", again)
     assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows
     with pytest.raises(AssertionError, match="done again"):
@@ -109,7 +109,7 @@ def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatc
         assert row["trials"] == dict(sorted(tried[row["method"]].items(), key=lambda trial: float(trial[0])))
         assert folder.find_checkpoint(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
         assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
-    monkeypatch.setattr(race, "accumulate", None)
+    monkeypatch.setattr(race, "accumulate_or_restore", None)
     assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is trained again
 
 
@@ -311,8 +311,10 @@ def test_seeds_have_runs_of_their_own_and_a_mean(toy, tmp_path, monkeypatch):
     contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
     alone = compare(contest, tmp_path, steps=3, load=toy.corpus)
     trained, measured = [], []
-    accumulate, bound = race.accumulate, race.repeated_bound
-    monkeypatch.setattr(race, "accumulate", lambda run: trained.append(run.folder.name) or accumulate(run))
+    step, bound = race.accumulate_or_restore, race.repeated_bound
+    monkeypatch.setattr(
+        race, "accumulate_or_restore", lambda run, *rest: trained.append(run.folder.name) or step(run, *rest)
+    )
     monkeypatch.setattr(race, "repeated_bound", lambda m, *rest: measured.append(rest) or bound(m, *rest))
     rows = compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus)
     assert set(trained) == {f"{name}-seed{seed}" for name in contest.methods for seed in (1, 2)}
@@ -324,7 +326,7 @@ def test_seeds_have_runs_of_their_own_and_a_mean(toy, tmp_path, monkeypatch):
         assert row["stderr_over_seeds"] == pytest.approx(statistics.stdev(row["bounds"]) / math.sqrt(3))
         assert row["interval"] == "seeds" and one["interval"] == "sequences and noise"
     draw_comparison(rows, tmp_path / "compare.png")
-    monkeypatch.setattr(race, "accumulate", None)
+    monkeypatch.setattr(race, "accumulate_or_restore", None)
     monkeypatch.setattr(race, "repeated_bound", None)
     monkeypatch.setattr(race, "_samples", None)
     assert compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus) == rows
