@@ -27,7 +27,7 @@ export class TokenList extends EventTarget {
     for (let i = 0; i < count; i++) {
       const { text, fill, ink, known } = cell(i);
       const place = this.#cells[i];
-      const shown = tokenGlyph(text);
+      const shown = text === " " ? text : tokenGlyph(text); // lines break at spaces
       if (place.textContent !== shown) {
         place.textContent = shown;
         place.setAttribute("aria-label", tokenName(text));
