@@ -46,14 +46,14 @@ from torch import Tensor
 from torch.nn import functional
 
 import rdlm
+from experiments.calibration import calibration
 from rdlm.api.decoding import WHOLE_CALLS, certain, likeliest_given, posterior_of, refined_posterior
 from rdlm.api.language_model import LanguageModel
 from rdlm.config import DataConfig, RunConfig
-from rdlm.data.evidence import keyboard, symmetric
+from rdlm.data.channels import keyboard, symmetric
 from rdlm.data.tokenizer import TEXT8_ALPHABET
 from rdlm.display.text_table import table
 from rdlm.evaluate.evaluate import held_out_sequences
-from rdlm.evaluate.metrics import calibration
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.mdlm import MDLM
 from rdlm.model.belief import Belief, BeliefNetwork, Ngram

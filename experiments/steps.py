@@ -22,7 +22,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from experiments.row_cache import Row, Work, uncached
-from rdlm.api.generate import CURVE, Generation, generate, grid_of
+from rdlm.api.generate import Generation, generate, grid_of
 from rdlm.api.language_model import LanguageModel
 from rdlm.config import GridName
 from rdlm.data.batch import Batch
@@ -35,7 +35,7 @@ from rdlm.methods.bound import check_weights
 from rdlm.process.order import Order, TokenSchedule
 from rdlm.random import generator_of
 from rdlm.sampling.solvers import SOLVERS, solver_of
-from rdlm.storage.measurements import fingerprint
+from rdlm.storage.measurements import CURVE, fingerprint
 
 ROWS = 16
 """Samples per forward pass."""

@@ -3,9 +3,9 @@
     python -m experiments.systems text8 --steps 200 --csv docs/data/systems-text8.csv
 
 All methods have one network, corpus, batch, number of steps and three seeds, and train in turn; the learning rate of
-each is the best of short trials, extended until it lies inside of those tried (`rdlm compare`), or the middle one if
-the differences are not significant. Every method is measured in each of its orders. An interrupted table continues with
-the runs and rows that are missing.
+each is the best of short trials, extended to smaller ones until it lies inside of those tried (`rdlm compare`), or the
+middle one if the differences are not significant. Every method is measured in each of its orders. An interrupted table
+continues with the runs and rows that are missing.
 
 | column | meaning |
 |---|---|
@@ -46,15 +46,17 @@ from rdlm.api import language_model
 from rdlm.config import MethodName, NetworkConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.display.text_table import table
-from rdlm.evaluate.compare import FEW_SEEDS, REFERENCE, Contest, Entrant, Session, best_lr, trained_runs
+from rdlm.evaluate.compare import REFERENCE, Comparison, OpenRun, Session, trained_runs
 from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
 from rdlm.evaluate.samples import sample_entropy
 from rdlm.likelihood.estimate import student
 from rdlm.methods import METHODS, build
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.bound import repeated_bound
+from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.presets import NO_BLOCKS, preset
 from rdlm.random import generator_of
+from rdlm.train.fit import best_lr
 from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate, train, update
 from rdlm.train.parallel import team
@@ -62,6 +64,9 @@ from rdlm.train.run import load_corpus
 from rdlm.train.validation import held_out, unit_of
 
 CALLS = (8, 64)
+MANY = 1000
+"""More calls, for Gaussian noise on vectors: its papers have 1,000 to 2,000 steps, and few steps cost it most."""
+
 TEMPERATURES = (0.7, 1.0, 1.4)
 ROUNDS = 5
 """Turns in which the cost of a step is measured, a step each after one of warm-up."""
@@ -80,21 +85,22 @@ HALF: dict[str, Any] = {"precision": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Bench(Contest):
+class Bench(Comparison):
     """A comparison on one corpus, and the settings of what is measured."""
 
     lrs: tuple[float, ...] = (3e-3, 9e-3, 2.7e-2)
     seeds: int = 3
-    nfe: int = 32
+    nfe: int = CALLS[-1]
     sequences: int = 32
     """Validation sequences of a trial of a learning rate; `nfe` are its calls."""
-    repeats: int = 6
+    repeats: int = 16
+    """Largest number of estimates of each sequence: single random steps vary much."""
     causal: NetworkConfig | None = None
     """The network of autoregression where the common one cannot be causal."""
     measured: int = 64
     """Validation sequences of a bound."""
     estimated: int = 8
-    """Validation sequences of an estimate, which takes the divergence along whole paths."""
+    """Validation sequences of an estimate that takes the divergence along whole paths."""
     sampled: int = 1
     """Seeds whose runs draw samples."""
     scorer_steps: int = 300
@@ -107,8 +113,11 @@ class Bench(Contest):
         return replace(config, model=self.causal) if other and self.causal else config
 
     def chosen_lr(self, bounds: Mapping[float, float]) -> float:
-        """Return the middle one of the given rates, unless the best one is better by more than the noise of a trial."""
-        middle, best = self.lrs[len(self.lrs) // 2], best_lr(bounds)
+        """Return the middle one of the given rates, unless the best one is better by more than the noise of a trial.
+
+        Not a rate above the given ones, although it was tried: what is best in a short trial may diverge later.
+        """
+        middle, best = self.lrs[len(self.lrs) // 2], best_lr({lr: bounds[lr] for lr in bounds if lr <= max(self.lrs)})
         return best if bounds[middle] - bounds[best] > NOISE else middle
 
     @property
@@ -134,7 +143,8 @@ def text8() -> Bench:
     return Bench(
         config,
         get_args(MethodName),
-        trial=200,
+        lrs=(1e-3, 3e-3, 9e-3),
+        trial=100,
         samples=8,
         scorer_network=replace(network, width=32, layers=1, belief="ngram"),
         scorer_steps=30,
@@ -152,7 +162,7 @@ def digits() -> Bench:
         training=replace(config.training, batch=16, **SHORT, **HALF),
     )
     methods: tuple[MethodName, ...] = ("rdlm", "mdlm", "autoregressive", "d3pm", "tau_ldr", "bit_diffusion")
-    return Bench(config, methods, trial=30, samples=32, measured=180)
+    return Bench(config, methods, lrs=(1e-3, 3e-3, 9e-3), trial=100, samples=32, measured=180)
 
 
 def dna() -> Bench:
@@ -164,7 +174,15 @@ def dna() -> Bench:
     flows: tuple[MethodName, ...] = ("fisher_flow", "dirichlet_flow", "ddsm")
     causal = TransformerConfig(width=72, layers=4, heads=4)
     chain = replace(causal, width=16, layers=1, heads=2, belief="ngram")
-    few: dict[str, Any] = {"trial": 12, "sequences": 8, "samples": 2, "measured": 24, "estimated": 2, "repeats": 3}
+    few: dict[str, Any] = {
+        "trial": 40,
+        "sequences": 8,
+        "nfe": 32,
+        "samples": 2,
+        "measured": 48,
+        "estimated": 2,
+        "repeats": 8,
+    }
     return Bench(config, (*methods, *flows), causal=causal, scorer_network=chain, scorer_steps=30, **few)
 
 
@@ -180,23 +198,24 @@ def kind_of(name: MethodName) -> str:
     return str(card.number)
 
 
-def bound_rows(bench: Bench, entrant: Entrant, rows: RowCache, where: Row) -> Iterator[Row]:
+def bound_rows(bench: Bench, compared: OpenRun, rows: RowCache, where: Row) -> Iterator[Row]:
     """Yield the number of a trained run with each number of calls in each order."""
-    run, kind = entrant.run, kind_of(entrant.name)
-    count = bench.estimated if kind == "estimate" else bench.measured
+    run, kind = compared.run, kind_of(compared.name)
+    paths = kind == "estimate" and run.method.bound_estimator == "path"
+    count = bench.estimated if paths else bench.measured
     batch = held_out(run.corpus, bench.config.data.length, count, bench.config.training.seed)
-    for calls in CALLS:
+    for calls in (*CALLS, MANY) if isinstance(run.method, GaussianCodes) else CALLS:
         for ordered in orders_of(run.method, calls, run.length):
             about = {**where, "order": ordered.order, "kind": kind, "asked": calls, "calls": ordered.nfe}
-            work = partial(bound_row, bench, entrant, ordered, batch)
+            work = partial(bound_row, bench, compared, ordered, batch)
             row = {**about, **rows((about, count, bench.repeats), work)}
             print({key: row[key] for key in ("method", "order", "seed", "calls", "bits")}, flush=True)
             yield row
 
 
-def bound_row(bench: Bench, entrant: Entrant, ordered: OrderedMethod, batch: Batch) -> Row:
+def bound_row(bench: Bench, compared: OpenRun, ordered: OrderedMethod, batch: Batch) -> Row:
     """Return the number of a trained run in one order."""
-    run = entrant.run
+    run = compared.run
     with run.averaged():
         found = repeated_bound(ordered.method, batch, ordered.nfe, run.config.training.seed, bench.repeats)
     row: Row = {"bits": found.bits, "stderr": found.margin / 1.96, "commit": commit()}
@@ -245,9 +264,9 @@ def quality(tokens: Int[Tensor, "n length"], vocabulary: int, scorer: Autoregres
     }
 
 
-def sample_row(bench: Bench, entrant: Entrant, ordered: OrderedMethod, scorer: Autoregressive, entropy: float) -> Row:
+def sample_row(bench: Bench, compared: OpenRun, ordered: OrderedMethod, scorer: Autoregressive, entropy: float) -> Row:
     """Return the quality of samples at temperature 1 and at the entropy of data."""
-    run, found = entrant.run, {}
+    run, found = compared.run, {}
     for temperature in TEMPERATURES:
         generator = generator_of("systems", run.config.training.seed)
         with run.averaged(), torch.no_grad(), tempered(run.network, temperature):
@@ -280,17 +299,17 @@ def step_costs(bench: Bench, session: Session) -> Row:
     """Return the processor time of a training step of each method in seconds: medians of steps in turn."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        entrants = [
-            stack.enter_context(session.entered(bench.configuration(name, ROUNDS), place / name))
+        compared_runs = [
+            stack.enter_context(session.opened(bench.configuration(name, ROUNDS), place / name))
             for name in bench.methods
         ]
-        spent: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
+        spent: dict[str, list[float]] = {compared.name: [] for compared in compared_runs}
         for _ in range(1 + ROUNDS):
-            for entrant in entrants:
+            for compared in compared_runs:
                 began = time.process_time()
-                update(entrant.run, *accumulate(entrant.run))
-                entrant.run.counters.step += 1
-                spent[entrant.name].append(time.process_time() - began)
+                update(compared.run, *accumulate(compared.run))
+                compared.run.counters.step += 1
+                spent[compared.name].append(time.process_time() - began)
         return {name: statistics.median(values[1:]) for name, values in spent.items()}
 
 
@@ -304,20 +323,20 @@ def measure(bench: Bench, folder: Path, steps: int, csv: Path | None) -> list[Ro
         members, interruption = stack.enter_context(team("cpu")), stack.enter_context(Interruption())
         session = Session(folder, members, load_corpus(bench.config), build)
         costs: Mapping[str, Any] = cache(("costs", bench.methods, ROUNDS), partial(step_costs, bench, session))
-        entrants, trials = stack.enter_context(trained_runs(bench, session, steps, interruption))
+        compared_runs, trials = stack.enter_context(trained_runs(bench, session, steps, interruption))
         unit = cost_unit(costs)
-        for entrant in entrants:
-            training = entrant.run.config.training
-            where: Row = {"method": entrant.name, "seed": training.seed, "steps": steps, "lr": training.lr}
-            tried = " ".join(f"{lr:g}:{bits:.4g}" for lr, bits in sorted(trials.get(entrant.name, {}).items()))
-            more = {"cost": costs[entrant.name] / unit, "trials": tried, "unit": unit_of(session.corpus)}
-            rows += [row | more for row in bound_rows(bench, entrant, cache, where)]
+        for compared in compared_runs:
+            training = compared.run.config.training
+            where: Row = {"method": compared.name, "seed": training.seed, "steps": steps, "lr": training.lr}
+            tried = " ".join(f"{lr:g}:{bits:.4g}" for lr, bits in sorted(trials.get(compared.name, {}).items()))
+            more = {"cost": costs[compared.name] / unit, "trials": tried, "unit": unit_of(session.corpus)}
+            rows += [row | more for row in bound_rows(bench, compared, cache, where)]
             interruption.raise_if_received(steps)
             _write(csv, rows)
         scorer = trained_scorer(bench, folder / "scorer")
         data = cache(("data", bench.scorer, bench.measured), partial(row_of_data, bench, session, scorer))
-        for entrant in entrants[: bench.sampled * len(bench.methods)]:
-            rows = with_samples(bench, entrant, scorer, rows, cache, float(str(data["entropy"])))
+        for compared in compared_runs[: bench.sampled * len(bench.methods)]:
+            rows = with_samples(bench, compared, scorer, rows, cache, float(str(data["entropy"])))
             interruption.raise_if_received(steps)
             _write(csv, rows)
         rows.append({"method": "data", **data})
@@ -331,18 +350,18 @@ def cost_unit(costs: Mapping[str, Any]) -> float:
 
 
 def with_samples(
-    bench: Bench, entrant: Entrant, scorer: Autoregressive, rows: Sequence[Row], cache: RowCache, entropy: float
+    bench: Bench, compared: OpenRun, scorer: Autoregressive, rows: Sequence[Row], cache: RowCache, entropy: float
 ) -> list[Row]:
     """Return all rows, those of a run in its best order with the most calls with the quality of its samples."""
-    best, run, found = best_orders(rows), entrant.run, []
-    key = (entrant.name, run.config.training.seed, run.counters.step, run.config.training.lr)
+    best, run, found = best_orders(rows), compared.run, []
+    key = (compared.name, run.config.training.seed, run.counters.step, run.config.training.lr)
     for row in rows:
         chosen = row["order"] == best[row["method"], row["asked"]]
         row = {**row, "best": chosen}
         if chosen and row["asked"] == CALLS[-1] and (row["method"], row["seed"]) == key[:2]:
             options = orders_of(run.method, CALLS[-1], run.length)
             ordered = next(option for option in options if option.order == row["order"])
-            work = partial(sample_row, bench, entrant, ordered, scorer, entropy)
+            work = partial(sample_row, bench, compared, ordered, scorer, entropy)
             row |= cache((*key, ordered.order, TEMPERATURES, bench.samples, bench.scorer), work)
         found.append(row)
     return found
@@ -364,7 +383,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 def _line(group: Sequence[Row]) -> Row:
     line: Row = {key: group[0][key] for key in ("method", "order", "kind", "lr", "cost", "parameters")}
-    for calls in CALLS:
+    for calls in (*CALLS, MANY):
         bits = [float(str(row["bits"])) for row in group if row["asked"] == calls]
         if bits:
             line |= {f"bits, {calls} calls": f"{statistics.fmean(bits):.3f}", f"±, {calls} calls": margin(bits)}
@@ -379,7 +398,7 @@ def margin(values: Sequence[float]) -> str:
     """Return half of the 95% interval over seeds, by Student's t; nothing for one value."""
     if len(values) < 2:
         return ""
-    quantile = FEW_SEEDS.get(len(values) - 1, student(len(values) - 1))
+    quantile = student(len(values) - 1)
     return f"{quantile * statistics.stdev(values) / math.sqrt(len(values)):.3f}"
 
 

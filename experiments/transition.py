@@ -18,10 +18,10 @@ from typing import Final
 
 import torch
 
+from experiments.discrepancy import permutation_test
 from experiments.radial import plot_radial
 from rdlm.display.progress import bar
 from rdlm.display.text_table import table
-from rdlm.evaluate.metrics import permutation_test
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.normal import KummerName, from_projections, mean_projections

@@ -42,7 +42,7 @@ def trial(name: str, config: RunConfig, folder: Path, budget: Budget) -> dict[st
     with torch.no_grad():
         setting = Setting(budget.nfe, token_schedule=model.rdlm.token_schedule)
         profile = measure_bound(model.rdlm, batch, setting, budget.evaluations, generator)
-    bits = likelihood(profile.total, size_of(model, batch), model.kind, "")["bits_per_character"]
+    bits = likelihood(profile.total, size_of(model, batch, corpus), model.kind, "")["bits_per_character"]
     return {
         "name": name,
         "bits_per_character": bits.value,

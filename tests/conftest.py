@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,6 +27,9 @@ HERE = ("127.0.0.1", "::1", "localhost")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Under nohup SIGHUP is ignored, and processes inherit that; tests of this signal need its default action.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A test suite answers the same way twice; new examples are looked for by changing this line.
 settings.register_profile("house", deadline=None, derandomize=True)

@@ -89,8 +89,10 @@ def test_a_training_step(setting: str) -> None:
 @every_setting
 def test_the_bound(setting: str) -> None:
     made = on_meta(**SETTINGS[setting])
-    # Which positions switch decides what is computed: the switching path, which is no default, reads it once.
-    expected = ["item"] if setting == "switch" else []
+    # How many pairs to simulate is read once for each bridge, as in a score; the Gaussian channel simulates none.
+    expected = [] if setting == "gaussian" else ["cpu"]
+    if setting == "switch":  # no default: two bridges, and which positions switch decides what is computed
+        expected = ["cpu", "cpu", "item"]
     assert reads_of(lambda: made.bound(batch(), 4, generator_of("bound"))) == expected
 
 

@@ -28,7 +28,7 @@ FILE_LINES, MOST_FILES, MOST_ROOT_MODULES = 600, 155, 8
 LAYERS = ["errors", "deprecated", "method_config", "config", "random", "presets", "storage", "pretrained", "display"]
 LAYERS += ["geometry", "process", "model", "data", "likelihood", "certify", "sampling", "methods", "train", "api"]
 LAYERS += ["evaluate", "serve", "cli"]
-"""Rooms (folders and root modules) from bottom to top; a room imports only rooms before it. This rules out cycles."""
+"""Folders and root modules from bottom to top; each imports only those before it. This rules out cycles."""
 
 SHARED_FILES = {
     **dict.fromkeys(
@@ -83,8 +83,8 @@ def imported(tree: ast.AST) -> Iterator[str]:
                     yield inner if inner in MODULES else str(node.module)
 
 
-def room_of(module: str) -> str:
-    """Return the room of a module; `import rdlm`, which gives `rdlm.load`, counts as an import of api."""
+def component_of(module: str) -> str:
+    """Return the component of a module; `import rdlm`, which gives `rdlm.load`, counts as an import of api."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "api"
 
@@ -93,9 +93,9 @@ def room_of(module: str) -> str:
 def test_imports_only_go_down(path: Path) -> None:
     if path.parent == SOURCE and path.stem in ("__init__", "__main__"):
         return  # the public names, and the entry point
-    room = room_of(module_of(path))
-    below = set(LAYERS[: LAYERS.index(room) + 1])
-    assert [name for name in imported(ast.parse(path.read_text())) if room_of(name) not in below] == []
+    component = component_of(module_of(path))
+    below = set(LAYERS[: LAYERS.index(component) + 1])
+    assert [name for name in imported(ast.parse(path.read_text())) if component_of(name) not in below] == []
 
 
 def at_import(tree: ast.Module) -> ast.Module:
@@ -109,9 +109,9 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_every_room_has_a_layer() -> None:
-    rooms = {room_of(name) for name in MODULES if name not in ("rdlm", "rdlm.__main__")}
-    assert rooms == set(LAYERS)
+def test_every_component_has_a_layer() -> None:
+    components = {component_of(name) for name in MODULES if name not in ("rdlm", "rdlm.__main__")}
+    assert components == set(LAYERS)
 
 
 def repeated(found: dict[str, set[str]]) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote
 
 from odd import ODD, RAW, fields, valid
@@ -279,15 +280,27 @@ def framing(rng: random.Random, target: Target) -> list[Answer]:
             return []
 
 
-def two_lengths(rng: random.Random, target: Target) -> list[Answer]:
-    """A body with both Content-Length and Transfer-Encoding, by which a request can be smuggled: it is rejected."""
+def ambiguous(rng: random.Random, target: Target) -> list[Answer]:
+    """A head that a proxy may read differently, by which a request can be smuggled: it is rejected."""
     body = json.dumps(valid(rng, "/v1/score")).encode()
-    lines = ["Transfer-Encoding: chunked", f"Content-Length: {len(body)}"]
-    rng.shuffle(lines)
-    chunk = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n"
-    found = target.ask(target.head("POST", "/v1/score", "Content-Type: application/json", *lines) + chunk, most=2)
+    coding, length = "Transfer-Encoding: chunked", f"Content-Length: {len(body)}"
+    head, kind = partial(target.head, "POST", "/v1/score"), "Content-Type: application/json"
+    plain = head(kind, length)
+    raw = rng.choice(
+        (
+            head(kind, *rng.sample([coding, length], 2)),
+            head(kind, length, length.lower()),
+            head(kind, f"{length}, {len(body)}"),
+            head(kind, "X: a\r\n b", length),
+            plain.replace(b"\r\n", b"\n"),
+            plain[:-2] + b"\n",
+            head(kind, coding).replace(b"HTTP/1.1", b"HTTP/1.0"),
+            plain.replace(b"HTTP/1.1", rng.choice((b"HTTP/2.0", b"HTTP/1.2", b"HTTP/3.1", b"HTTP/0.9"))),
+        )
+    )
+    found = target.ask(raw + b"0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n", most=2)
     if [one.status for one in found] != [400]:
-        raise AssertionError(f"two lengths were answered {found}")
+        raise AssertionError(f"an ambiguous head was answered {found}")
     return found
 
 
@@ -436,13 +449,18 @@ def stranger(rng: random.Random, target: Target) -> list[Answer]:
     lines = [f"Host: {target.host}:{target.port}", *([] if wrong is None else [f"Authorization: {wrong}"])]
     foreign = rng.random() < 0.3
     if foreign:  # a preflight, or a request that a foreign page sends with somebody's token
-        lines = [
-            lines[0],
-            f"Authorization: Bearer {token}",
-            "Origin: https://evil.example",
-            "Access-Control-Request-Method: POST",
-            "Access-Control-Request-Headers: content-type",
-        ]
+        own = f"http://{target.host}:{target.port}"
+        page = rng.choice(
+            (
+                "Origin: https://evil.example\r\nAccess-Control-Request-Method: POST",
+                f"Origin: {own}\r\nOrigin: https://evil.example",
+                f"Origin: evil{own.removeprefix('http')}",
+                f"Origin: {own}.evil.example",
+                "Sec-Fetch-Site: cross-site",
+                "Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: no-cors",
+            )
+        )
+        lines = [lines[0], f"Authorization: Bearer {token}", *page.split("\r\n")]
     verb = rng.choice(("GET", "POST", "OPTIONS"))
     query = f"?token={quote(token)}&api_key={quote(token)}" if rng.random() < 0.2 else ""
     raw = "\r\n".join((f"{verb} {path}{query} HTTP/1.1", *lines, "", "")).encode("latin-1")
@@ -470,7 +488,7 @@ ABUSES: dict[str, tuple[int, Abuse]] = {
     "method": (4, method),
     "header": (6, header),
     "framing": (4, framing),
-    "two lengths": (1, two_lengths),
+    "ambiguous": (2, ambiguous),
     "pieces": (1, pieces),
     "curves": (1, curves),
     "protocol": (4, protocol),

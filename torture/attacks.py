@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import struct
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from mutation import CHECKPOINT, PUBLISHED, Shelf, sign
 from scene import GENERATE, SECONDS, Attack, Hung, Record, Scene, edit, respoil, sha256
 from victim import different
 
+from rdlm.api import publish
 from rdlm.cli import main as cli
 from rdlm.data.image import encode_png
 from rdlm.data.tokenizer import train_bpe
@@ -301,6 +303,15 @@ def hub(scene: Scene, lie: str) -> None:
     assert outside(scene) == before, f"written: {outside(scene) - before}"
 
 
+def hub_tokenizer(scene: Scene, lie: str) -> None:
+    """A hub that lies about a tokenizer for your own data."""
+    (scene.place / "tokenizer.json").write_text("{}")
+    with lying_server(scene.place, lie, "tokenizer.json") as address:
+        environment = {"HF_ENDPOINT": address, "HF_HUB_DOWNLOAD_TIMEOUT": 2, "HF_HUB_ETAG_TIMEOUT": 2, "no_proxy": "*"}
+        words = scene.train(scene.place / "new", **{"data.tokenizer": "hf://somebody/model"})
+        scene.refused("", *words, HF_HOME=scene.place / "home", **environment)
+
+
 def index(scene: Scene, lie: str) -> None:
     """A package index that lies about an archive: nothing of it stays in the cache."""
     with lying_server(scene.published, lie) as address:
@@ -315,6 +326,19 @@ def outside(scene: Scene) -> set[Path]:
     """Return the files beside the cache, the home and the messages."""
     known = (scene.cache, scene.place / "home", scene.place / "messages.txt")
     return {path for path in scene.place.rglob("*") if not any(path.is_relative_to(one) for one in known)}
+
+
+def killed_publishing(scene: Scene) -> None:
+    """`rdlm publish` onto a model is killed at twenty moments: the old model is there, or the new one, whole."""
+    for moment in range(1, 21):
+        timer = partial(signal.setitimer, signal.ITIMER_REAL, 0.05 * moment)
+        scene.rdlm("publish", scene.run, scene.published, prepare=timer)
+        publish.verify(scene.published)
+    left = [path for path in scene.place.glob(".published.*") if path.is_dir()]
+    for path in left:
+        os.utime(path, (0, 0))
+    scene.accepted("publish", scene.run, scene.published)
+    assert list(scene.place.glob(".published.*")) == [], f"{len(left)} folders of killed processes are left"
 
 
 # -- a machine that misbehaves -----------------------------------------------------------------------
@@ -435,7 +459,9 @@ ATTACKS: dict[str, Attack] = {
     "corpus: tokens beyond the vocabulary": corpus_tokens,
     **{f"own data: {name}": partial(own_corpus, content=content) for name, content in CORPORA.items()},
     **{f"hub: {lie}": partial(hub, lie=lie) for lie in HUB_LIES},
+    **{f"hub tokenizer: {lie}": partial(hub_tokenizer, lie=lie) for lie in ("a file without end", "a packed listing")},
     **{f"index: {lie}": partial(index, lie=lie) for lie in INDEX_LIES},
+    "killed: rdlm publish onto a model": killed_publishing,
     "clock: it jumps in a run": clock_in_a_run,
     "clock: it jumps in a run of three seconds": clock_and_minutes,
     "read-only: the folder of a new run": partial(read_only, what="run"),

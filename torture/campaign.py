@@ -85,11 +85,11 @@ class Campaign:
         self.compare(victim, whole)
 
     def signals(self, count: int) -> None:
-        """Stop a run by SIGTERM and SIGINT in turn, and start a second run in its folder."""
+        """Stop a run by SIGTERM, SIGINT and SIGHUP in turn, and start a second run in its folder."""
         victim = Victim(self.place / "stopped", self.book, self.steps)
         whole = self._whole(victim)
         for number in range(count):
-            faults.stop(victim, self.rng, (signal.SIGTERM, signal.SIGINT)[number % 2])
+            faults.stop(victim, self.rng, tuple(faults.CODES)[number % 3])
             self.counts["signals"] += 1
             self.say()
         faults.intrude(victim)
@@ -247,6 +247,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options, begin = parsed(), time.monotonic()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and the runs would inherit that
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rdlm-torture-") as folder:
         place = Path(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import struct
 import zipfile
@@ -264,6 +265,20 @@ def long_name(scene: Scene) -> None:
         assert len(scene.said) < 16_000, len(scene.said)
 
 
+def byte_name(scene: Scene) -> None:
+    """Names of files that are not of UTF-8, and control characters in them."""
+    for name in (os.fsdecode(b"\xff\xfe"), "a\n\x1b[2Jb", "\u202eb"):
+        data = scene.place / f"data{name}"
+        data.write_text("some text of mine, and more of it\n" * 40)
+        for words in (
+            ("train", "--data", data, "--out", scene.place / f"run{name}", *TRAINING),
+            ("generate", scene.published, "--steps", 2, "--out", scene.place / f"out{name}"),
+            ("publish", scene.published, scene.place / f"model{name}"),
+            ("generate", scene.place / f"model{name}", *GENERATE),
+        ):
+            scene.harmless(*words)
+
+
 def environment(scene: Scene) -> None:
     """Odd values of the variables that are read: refused, or without effect."""
     for cache in ("/dev/null", "/proc/self/x", "x" * 5000, "\x1b[2J", "~nobody/x"):
@@ -272,10 +287,14 @@ def environment(scene: Scene) -> None:
         scene.accepted("generate", scene.published, *GENERATE, **{name: value})
 
 
+COUNTS = [("generate", name) for name in ("--steps", "--length", "--num", "--batch")]
+COUNTS += [("restore", "--samples"), ("restore", "--steps")]
+
+
 def enormous_request(scene: Scene) -> None:
     """Counts of a trillion: refused before anything is allocated."""
     (scene.place / "text.txt").write_text("so?e")
-    for words in (("generate", "--steps"), ("generate", "--length"), ("restore", "--samples"), ("restore", "--steps")):
+    for words in COUNTS:
         command, option = words
         text = [scene.place / "text.txt"] if command == "restore" else []
         scene.refused("at most", command, scene.published, *text, option, 10**12)
@@ -498,6 +517,7 @@ CONTENT_ATTACKS: dict[str, Attack] = {
     "model: a tokenizer with an added token of a megabyte": partial(poisoned_tokenizer, change=_added),
     **{f"configuration: {name}": partial(configuration, text=text) for name, text in CONFIGURATIONS.items()},
     "names: 5,000 characters": long_name,
+    "names: other bytes than UTF-8, and control characters": byte_name,
     "names: variables of the environment": environment,
     "request: a trillion steps, tokens and samples": enormous_request,
     "data: a link to a file of yours": partial(foreign_link, kind="file"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from process import Process, die_at_touch, limit_files
 from victim import Victim, wait_until
 
-CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 """What a run that was told to stop exits with."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import threading
@@ -30,6 +31,9 @@ HUB_LIES = (
     "a redirect to itself",
     "a name with ../",
     "a listing that is HTML",
+    "a file in drips",
+    "a file by another protocol",
+    "a packed listing",
     "status 500",
     "silence",
 )
@@ -44,6 +48,10 @@ INDEX_LIES = (
     "a listing that is HTML",
     "a listing that is no JSON",
     "a listing without end",
+    "a file in drips",
+    "a file of an exabyte",
+    "a length of 5,000 digits",
+    "a listing in drips",
     "status 500",
     "silence",
 )
@@ -56,6 +64,8 @@ class Liar(BaseHTTPRequestHandler):
 
     folder: Path
     lie: str
+    about: str
+    """The file that it lies about."""
     sent = 0
     """Bytes that were taken of something without end."""
 
@@ -73,6 +83,11 @@ class Liar(BaseHTTPRequestHandler):
             self.answer(500, b"a failure")
         elif listing and self.lie == "a listing without end":
             self.endless()
+        elif listing and self.lie == "a listing in drips":
+            self.drip({"Content-Type": PYPI_JSON})
+        elif listing and self.lie == "a packed listing":
+            packed = gzip.compress(b" " * (1 << 29), 1)
+            self.answer(200, packed, "application/json", headers={"Content-Encoding": "gzip"})
         elif listing and self.lie.startswith("a listing that is"):
             self.answer(200, b"<html>not found</html>", "text/html" if "HTML" in self.lie else PYPI_JSON)
         elif path.startswith("/api/"):
@@ -117,7 +132,7 @@ class Liar(BaseHTTPRequestHandler):
         """Answer with a file, or lie about the weights (for an index, about any archive)."""
         content = self.content(name)
         etag = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        if name not in (WEIGHTS, "archive"):
+        if name not in (self.about, "archive"):
             return self.answer(200, content, headers=etag)
         if self.lie == "a file of other content":
             return self.answer(200, content[:-8] + bytes(8), headers=etag)
@@ -127,6 +142,16 @@ class Liar(BaseHTTPRequestHandler):
             return self.answer(200, content + bytes(1000), headers=etag | {"X-Linked-Size": str(len(content))})
         if self.lie == "a file without end":
             return self.endless(etag | {"X-Linked-Size": str(len(content))})
+        if self.lie == "a file of an exabyte":
+            return self.endless(etag | {"Content-Length": str(1 << 60)})
+        if self.lie == "a file in drips":
+            return self.drip(etag | {"Content-Length": str(max(len(content), 5000))})
+        if self.lie == "a file by another protocol":
+            route = f"http://{self.headers['Host']}/xet"
+            xet = {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": route, "Link": f'<{route}>; rel="xet-auth"'}
+            return self.answer(200, content[:-8] + bytes(8), headers=etag | xet)
+        if self.lie == "a length of 5,000 digits":
+            return self.answer(200, content, headers=etag, claimed="9" * 5000)
         if self.lie == "HTML for a file":
             return self.answer(200, b"<html>please log in</html>", "text/html", headers=etag)
         if self.lie == "a length that is no number":
@@ -174,14 +199,28 @@ class Liar(BaseHTTPRequestHandler):
         except OSError:
             return
 
+    def drip(self, headers: dict[str, str]) -> None:
+        """Send a byte now and then, always before the client's patience ends."""
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for _ in range(1000 if self.command == "GET" else 0):
+                self.wfile.write(b" ")
+                time.sleep(0.3)
+        except OSError:
+            return
+
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
 
 
 @contextmanager
-def lying_server(folder: Path, lie: str) -> Iterator[str]:
+def lying_server(folder: Path, lie: str, about: str = WEIGHTS) -> Iterator[str]:
     """Yield the address of a server that lies about the files of a folder."""
-    handler = type("ThisLiar", (Liar,), {"folder": folder, "lie": lie, "sent": 0})
+    handler = type("ThisLiar", (Liar,), {"folder": folder, "lie": lie, "about": about, "sent": 0})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import numbers
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -69,14 +70,18 @@ class DataConfig:
     limit: int | None = None
     """Largest number of characters to read from your own text; by default all of a file, 100 million of a dataset."""
     column: str | None = None
-    """Column of your CSV, TSV or JSONL file, or of a dataset of the hub."""
+    """Column of your table (CSV, TSV, JSONL, JSON, Parquet), or of a dataset of the hub."""
     tokenizer: str | None = None
     """Tokenizer for your own text: characters, bytes, wordpiece (of BERT), bpe (trained on it), a tokenizer.json of
     the `tokenizers` library, or hf://NAME of the hub."""
     alphabet: str | None = None
-    """Alphabet of your own text; other characters become spaces, or are dropped if it has no space."""
+    """Alphabet of your own text."""
+    unknown: Literal["error", "skip", "replace", "extend"] | None = None
+    """Characters outside of the alphabet: an error, left out (skip), spaces (replace), or more tokens (extend); None:
+    spaces if the alphabet has one, else left out."""
     normalise: bool = False
-    """Reduce your own text to 27 characters as in text8: lower case, digits spelled, other characters to spaces."""
+    """Reduce your own text to 27 characters as in text8: lower case, digits spelled, other characters to spaces; with
+    an alphabet, to its characters in the same way."""
     vocabulary: int = 8192
     """Vocabulary size of a tokenizer that is trained on your own text."""
     accept_licence: bool = False
@@ -358,7 +363,7 @@ OrderChoice = Literal["auto", "synchronous", "random", "strided", "left-to-right
 """An order by its name, or the one with the best measured bound."""
 
 LONGEST = 1 << 20
-"""Most tokens of a sequence, and most sampling steps."""
+"""Most tokens of a sequence, most sampling steps, and most samples."""
 COLDEST = 0.001
 """The lowest temperature: dividing log-probabilities by much less leaves the range of float32."""
 
@@ -436,12 +441,15 @@ class SamplingOptions:
     on other devices the whole batch."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name in ("num", "steps", "batch", "length", "rows", "top_k"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "length"):
+        for name in ("num", "steps", "length", "batch"):
             if (getattr(self, name) or 0) > LONGEST:
                 raise InputError(f"{name} must be at most {LONGEST:,}, got {getattr(self, name):,}")
+        if len(self.infill or "") > LONGEST:
+            raise InputError(f"an infill may have at most {LONGEST:,} characters, got {len(self.infill or ''):,}")
         if self.order is None:
             object.__setattr__(self, "order", "auto")
         _check_order(self, "order", get_args(OrderChoice))
@@ -454,11 +462,25 @@ class SamplingOptions:
             raise InputError("an infill is a whole sequence: write prompt and suffix into it")
 
     @property
-    def changes_distribution(self) -> bool:
-        """Whether samples depend on more than the model and its condition: then no bound of the model holds."""
-        given = (self.prompt, self.suffix, self.infill, self.ban, self.forbid, self.require, self.regex)
-        truncated = self.temperature != 1 or self.top_k is not None or self.top_p is not None
-        return any(given) or truncated or self.greedy or self.guidance != 1
+    def changes(self) -> tuple[str, ...]:
+        """Names of the options by which samples depend on more than the model and its condition: then no bound of the
+        model holds."""
+        given = ("prompt", "suffix", "infill", "ban", "forbid", "require", "regex", "greedy")
+        found = [name for name in given if getattr(self, name)]
+        found += [name for name in ("temperature", "guidance") if getattr(self, name) != 1]
+        return (*found, *(name.replace("_", "-") for name in ("top_k", "top_p") if getattr(self, name) is not None))
+
+
+def _check_types(options: SamplingOptions) -> None:
+    """Raise InputError for an option of a wrong type; None only where it is the default."""
+    kinds = {"int": (numbers.Integral, "an integer"), "float": (numbers.Real, "a number"), "str": (str, "a text")}
+    for option in fields(options):
+        kind, *rest = str(option.type).split(" | ")
+        value = getattr(options, option.name)
+        if kind in kinds and option.name != "label" and not (rest == ["None"] and value is None):
+            wanted, words = kinds[kind]
+            if not isinstance(value, wanted):
+                raise InputError(f"{option.name.replace('_', '-')} must be {words}, got {value!r}")
 
 
 def attribute_docstrings(home: type) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import numbers
 from collections.abc import Iterable
 
 LONGEST_MESSAGE = 4000
@@ -38,6 +39,12 @@ def require(package: str, extra: str, what: str) -> None:
     """Raise InputError if an optional package is not installed; called before any work is done."""
     if importlib.util.find_spec(package) is None:
         raise InputError(f'{what} needs the package {package}: pip install "rdlm[{extra}]"')
+
+
+def check_integer(name: str, value: object) -> None:
+    """Raise InputError for a value that is no integer."""
+    if not isinstance(value, numbers.Integral):
+        raise InputError(f"{name} must be an integer, got {value!r}")
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> InputError:

@@ -110,6 +110,12 @@ class BitDiffusionConfig:
     """Output: a logit per coordinate, or one per token."""
     loss: Literal["squared_error", "cross_entropy"] = "squared_error"
     """Loss of the predicted vector, as in the paper, or of the predicted token."""
+    ahead: float = 0.0
+    """Asymmetric time intervals of the sampler: number of steps by which states are ahead of the network's time input.
+    Values above 0 can help with few calls; the likelihood is then an estimate."""
+
+    def __post_init__(self) -> None:
+        check_within("bit_diffusion.ahead", self.ahead, 0, 100)
 
 
 @dataclass(frozen=True)
@@ -192,6 +198,8 @@ class Interface:
     """Norm of the feature vector of a known token; 1 for ids and one-hot vectors."""
     timed: bool = True
     """Whether the time is an input; without it the modulation of the layers is a learned constant per class."""
+    weights: int = 0
+    """How many of the logits are those of no token: weights of an inference layer, behind the others."""
 
     def __post_init__(self) -> None:
         _at_least(self, {"features": 1, "outputs": 1, "digits": 1, "classes": 0, "signal": 0})
@@ -203,12 +211,14 @@ class Interface:
 class BeliefConfig:
     """The inference layer below a network: exact posteriors under a small Markov chain."""
 
-    belief: Literal["none", "ngram", "hmm"] = "none"
-    """Inference layer: none, an n-gram model of the training data, or a hidden Markov model, trained jointly."""
+    belief: Literal["none", "ngram", "bigram", "hmm"] = "none"
+    """Inference layer: none; an n-gram model of the training data; its frequent pairs, for large vocabularies; or a
+    hidden Markov model, trained jointly."""
     order: int = 6
     """Order of the n-gram model: a symbol depends on up to `order - 1` symbols before it."""
     states: int | None = None
-    """States of the chain: contexts of the n-gram model (by default 16384), or hidden states (256)."""
+    """States of the chain: contexts of the n-gram model (by default 16384), pairs of the bigram model (262144), or
+    hidden states (256)."""
     belief_input: bool = False
     """Use the posterior of the inference layer as a second input of the network; otherwise it is only added to the
     logits."""
@@ -217,8 +227,8 @@ class BeliefConfig:
 
     @property
     def chain_states(self) -> int:
-        """The number of states of the chain."""
-        return self.states or {"none": 0, "ngram": 16384, "hmm": 256}[self.belief]
+        """The number of states of the chain; of a bigram model the number of pairs."""
+        return self.states or {"none": 0, "ngram": 16384, "bigram": 262144, "hmm": 256}[self.belief]
 
 
 @dataclass(frozen=True)

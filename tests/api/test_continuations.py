@@ -56,10 +56,7 @@ def test_with_an_exact_posterior_the_value_is_that_of_the_source(order: OrderCho
 
 @pytest.mark.parametrize(("order", "window"), [("synchronous", None), ("random", 0.5)])
 def test_other_bounds_lie_above_the_entropy_of_the_source(order: OrderChoice, window: float | None) -> None:
-    """Tokens take several steps together, so the sampler's law is not the source's; its mean bound is above.
-
-    A synchronous prompt follows its own bridge, as in the sampler.
-    """
+    """Tokens take several steps together, so the sampler's law is not the source's; its mean bound is above."""
     model = markov_model()
     texts = ["".join(letters) for letters in itertools.product(ALPHABET, repeat=2)]
     found = score(model, texts, chosen(model, order, 12, window=window), prompts=[PROMPT] * len(texts))

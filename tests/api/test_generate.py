@@ -36,6 +36,11 @@ def test_a_sample_depends_on_its_seed_alone(model: LanguageModel, solver: str) -
     assert generate(model, num=2, steps=6, solver=solver, seed=6).samples == whole.samples[3:]
 
 
+def test_a_generation_is_a_sequence_of_its_samples(model: LanguageModel) -> None:
+    found = generate(model, num=3, steps=4, seed=3)
+    assert tuple(found) == found.samples and len(found) == 3 and found[-1] == found.samples[2]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"path": "switch"}, {"path": "constant"}, {"path": "uniform", "bridge": "logarithm"}, {"base": 6}],
@@ -57,7 +62,7 @@ def test_window_and_order_are_the_models_own_where_they_are_not_given() -> None:
     assert (own.window, own.order) == (0.25, "left-to-right")
     other = prepare(model, SamplingOptions(order="random"))
     assert (other.options.window, other.options.order) == (None, "random")
-    assert other.order.schedule == TokenSchedule(ONE_STEP, "strided") and other.steps == LENGTH
+    assert other.order.schedule == TokenSchedule(ONE_STEP, "strided") and other.order.nfe == LENGTH
     wider = prepare(model, SamplingOptions(window=0.5)).options
     assert (wider.window, wider.order) == (0.5, "left-to-right")
 

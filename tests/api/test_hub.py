@@ -56,14 +56,12 @@ class Hub:
         allow_patterns: list[str],
         library_name: str,
         library_version: str,
-        tqdm_class: type[Any],
     ) -> str:
         if not (self.folder / repo_id).is_dir():
             raise errors.RepositoryNotFoundError("nothing there", response=answer(404))
         for file in sorted((self.folder / repo_id).iterdir()):
             if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
                 local_dir.mkdir(parents=True, exist_ok=True)
-                tqdm_class(disable=True).update(file.stat().st_size)
                 shutil.copy(file, local_dir / file.name)
                 self.fetched.append(file.name)
         return str(local_dir)
@@ -134,14 +132,6 @@ def test_a_damaged_download_is_named(online: Hub) -> None:
     tiny().push_to_hub("somebody/letters")
     (online.folder / "somebody" / "letters" / "model.safetensors").write_bytes(b"")
     with pytest.raises(DamagedFileError, match="download the model again"):
-        rdlm.load("somebody/letters")
-
-
-def test_more_than_is_stated_is_not_downloaded(online: Hub) -> None:
-    tiny().push_to_hub("somebody/letters")
-    with (online.folder / "somebody" / "letters" / "model.safetensors").open("ab") as file:
-        file.truncate(1 << 30)
-    with pytest.raises(DamagedFileError, match=r"more bytes than its config.json states"):
         rdlm.load("somebody/letters")
 
 

@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from inspect import signature
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 import tyro
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from rdlm.api.generate import BASELINE_OPTIONS, generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.cli.generate import Generate
 from rdlm.config import SamplingOptions, attribute_docstrings
+from rdlm.errors import InputError
 from rdlm.serve.schema import LIMITS, TYPES, CompletionBody, TrajectoryBody, sampling_of
 from tests.sampling.untrained import tiny
 
@@ -145,3 +147,26 @@ def test_every_option_is_a_keyword(model: LanguageModel) -> None:
         assert made.samples == plain.samples and made.options == plain.options
     with pytest.raises(TypeError, match="stpes"):
         model.generate(stpes=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"num": 2.0}, "num must be an integer, got 2.0"),
+        ({"num": "2"}, "num must be an integer, got '2'"),
+        ({"seed": None}, "seed must be an integer, got None"),
+        ({"steps": 8.5}, "steps must be an integer, got 8.5"),
+        ({"top_k": "3"}, "top-k must be an integer, got '3'"),
+        ({"temperature": "0.5"}, "temperature must be a number, got '0.5'"),
+        ({"regex": 7}, "regex must be a text, got 7"),
+        ({"infill": b"a_"}, "infill must be a text, got b'a_'"),
+    ],
+)
+def test_options_of_a_wrong_type_are_named(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SamplingOptions(**option)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    found = SamplingOptions(num=np.int64(2), seed=np.int32(1), temperature=np.float32(0.5), steps=None)
+    assert (found.num, found.seed, found.temperature, found.steps) == (2, 1, 0.5, None)

@@ -76,7 +76,23 @@ def test_fewer_calls_than_measured_take_the_best_order_at_the_fewest(tmp_path: P
     rows = [("strided", 0, 8, 3.0), ("left-to-right", 4, 8, 2.9), ("synchronous", 0, 16, 2.0)]
     found = prepare(measured(tmp_path, content(rows)), SamplingOptions(steps=2)).order
     assert (found.name, found.nfe, found.block) == ("left-to-right", 2, 8)
-    assert found.choice is not None and "best at the fewest calls measured, 8" in found.choice
+    assert found.choice is not None and "best at the fewest calls measured, 8), its bound at 8 calls is" in found.choice
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"label": None, "num": 3, "seed": 5}, ""),
+        ({"temperature": 0.5, "top_p": 0.9}, ", which is not that of samples with temperature, top-p"),
+        ({"prompt": "a", "solver": "heun"}, ", which is not that of samples with prompt, solver heun"),
+        ({"grid": "log", "length": 12}, ", which is not that of samples with grid log, length 12"),
+        ({"greedy": True, "regex": "a.*"}, ", which is not that of samples with regex, greedy"),
+    ],
+)
+def test_a_measured_bound_is_not_that_of_other_samplers(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    choice = prepare(measured(tmp_path), SamplingOptions(steps=16, **options)).order.choice
+    assert choice is not None and choice.endswith(f"bits per character{said}")
 
 
 def test_blocks_are_not_chosen_where_known_tokens_follow(tmp_path: Path) -> None:
@@ -148,12 +164,16 @@ def test_unknown_orders_are_suggested() -> None:
 @pytest.mark.parametrize(
     ("given", "steps", "message"),
     [
-        ({"order": "random", "steps": 300}, 16, "order random uses at most 16 calls for 16 tokens: 300 asked"),
-        ({"order": "strided", "steps": 17}, 16, "order strided uses at most 16 calls for 16 tokens: 17 asked"),
+        ({"order": "random", "steps": 300}, 16, "order random uses at most 16 calls for 16 tokens: 300 requested"),
+        ({"order": "strided", "steps": 17}, 16, "order strided uses at most 16 calls for 16 tokens: 17 requested"),
         ({"order": "left-to-right", "steps": 99}, 16, "order left-to-right uses at most 16 calls"),
-        ({"order": "random", "length": 5, "steps": 9}, 5, "at most 5 calls for 5 tokens: 9 asked"),
-        ({"order": "synchronous", "block": 4, "steps": 10}, 8, "uses 8 calls for 16 tokens in blocks of 4: 10 asked"),
-        ({"order": "left-to-right", "block": 1, "steps": 5}, 5, "16 blocks of 1 need at least 16 calls: 5 asked"),
+        ({"order": "random", "length": 5, "steps": 9}, 5, "at most 5 calls for 5 tokens: 9 requested"),
+        (
+            {"order": "synchronous", "block": 4, "steps": 10},
+            8,
+            "8 calls for 16 tokens in blocks of 4: 10 requested",
+        ),
+        ({"order": "left-to-right", "block": 1, "steps": 5}, 5, "16 blocks of 1 need at least 16 calls: 5 requested"),
     ],
 )
 def test_calls_that_an_order_cannot_use_are_named(given: dict[str, Any], steps: int, message: str) -> None:
@@ -161,7 +181,7 @@ def test_calls_that_an_order_cannot_use_are_named(given: dict[str, Any], steps: 
     assert made.order is not None and made.order.nfe == made.options.steps == steps >= made.network_calls
     assert [warning for warning in made.order.warnings if message in warning]
     without = {name: value for name, value in given.items() if name != "steps"}
-    assert not any("asked" in warning for warning in prepare(tiny(), SamplingOptions(**without)).order.warnings)
+    assert not any("requested" in warning for warning in prepare(tiny(), SamplingOptions(**without)).order.warnings)
 
 
 def test_left_to_right_has_one_call_per_token_unless_something_else_is_given() -> None:

@@ -13,14 +13,21 @@ from rdlm import pretrained
 from rdlm.api.generate import grid_of
 from rdlm.cli import main as cli
 
-LIMITS = {"text8": 15_000_000, "digits": 2_000_000, "dna": 1_000_000, "cifar10": 3_000_000}
+LIMITS = {"text8": 15_000_000, "digits": 2_000_000, "dna": 1_000_000, "cifar10": 3_000_000, "words": 13_000_000}
 """Bytes of each model's weights."""
+
+TOTAL = 25_000_000
+"""Bytes of all files of all models."""
 
 
 def test_there_are_models_of_text_images_and_dna() -> None:
     assert set(pretrained.names()) == set(LIMITS)
-    kinds = {"text8": "text", "digits": "image", "dna": "dna", "cifar10": "image"}
+    kinds = {"text8": "text", "digits": "image", "dna": "dna", "cifar10": "image", "words": "text"}
     assert {name: rdlm.load(name).kind for name in LIMITS} == kinds
+
+
+def test_all_models_together_are_small() -> None:
+    assert sum(file.stat().st_size for file in pretrained.FOLDER.rglob("*") if file.is_file()) < TOTAL
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -73,3 +80,27 @@ def test_what_text8_never_has_can_be_scored_and_continued() -> None:
     (scored,) = model.score(["the cat  sat"])
     assert 20 < scored.nats.value < 100
     assert model.generate(prompt="the  cat ", length=16, steps=4).samples[0].text.startswith("the  cat ")
+
+
+def test_sentences_in_word_pieces_cost_less_than_their_words_in_another_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "the game was released in the united states on the first of july , and it was the first of its kind ."
+    mixed = " ".join(sorted(words.split(), key=lambda word: (sum(map(ord, word)) * 7919) % 31))
+    (tmp_path / "words.txt").write_text(f"{words}\n{mixed}\n")
+    assert cli.main(["score", str(tmp_path / "words.txt"), "--model", "words", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    own, other = found["rows"]
+    assert found["exact"] and own["nats"] < other["nats"] - 5
+    assert cli.main(["score", "text8", str(tmp_path / "words.txt"), "--model", "words"]) == 2
+    assert "give the model once" in capsys.readouterr().err
+
+
+def test_misread_words_are_restored_and_new_ones_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    model = rdlm.load("words")
+    found = model.restore(
+        "The fidst railaay reached the coest in 1905; pwople worked in facyories .", channel="symmetric"
+    )
+    assert found.text == "The first railway reached the coast in 1905; people worked in factories ."
+    assert cli.main(["generate", "words", "--order", "strided", "--steps", "4", "--length", "16"]) == 0
+    assert len(capsys.readouterr().out.split()) >= 8

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from rdlm.api.decoding import WHOLE_CALLS, certain, posterior_of
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.reading_likelihood import free_energy, observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import (
+    LEAST_ERROR,
     SPREAD,
+    ErrorRate,
     estimate_error,
     overlapping_windows,
     read_text_through,
@@ -27,6 +30,7 @@ from rdlm.api.restore import (
     restore_reads,
 )
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
+from rdlm.data import channels
 from rdlm.data import evidence as readings
 from rdlm.data.tokenizer import Characters, Levels
 from rdlm.errors import InputError
@@ -191,13 +195,13 @@ def read_with_errors(length: int, rate: float) -> tuple[Tensor, float]:
     truth = [int(torch.multinomial(first, 1, generator=generator))]
     for _ in range(length - 1):
         truth.append(int(torch.multinomial(move[truth[-1]], 1, generator=generator)))
-    channel = readings.symmetric(ALPHABET, rate)
+    channel = channels.symmetric(ALPHABET, rate)
     read = torch.multinomial(channel[torch.tensor(truth)], 1, generator=generator)[:, 0]
     return read, float((read != torch.tensor(truth)).float().mean())
 
 
 def through_channel(read: Tensor) -> Callable[[float], Tensor]:
-    return lambda error: readings.symmetric(ALPHABET, error).log()[:, read].T
+    return lambda error: channels.symmetric(ALPHABET, error).log()[:, read].T
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
@@ -214,26 +218,31 @@ def test_the_estimate_is_the_error_rate_that_its_posterior_expects() -> None:
     assert 1 - float(right.mean()) == pytest.approx(found, rel=1e-3)
 
 
-def test_the_interval_is_that_of_the_curvature_of_the_likelihood() -> None:
-    read, _ = read_with_errors(600, 0.1)
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_the_likelihood_falls_by_the_same_at_both_ends_of_the_interval(rate: float) -> None:
+    read, _ = read_with_errors(600, rate)
     found = estimate_error(markov_model(600), through_channel(read), read, tolerance=1e-3)
     first, move = chain_law()
 
-    def log_likelihood(logit: float) -> float:
-        channel = readings.symmetric(ALPHABET, 1 / (1 + math.exp(-logit)))[:, read].T
+    def log_likelihood(rate: float) -> float:
+        channel = channels.symmetric(ALPHABET, rate)[:, read].T
         total, message = 0.0, first * channel[0]
         for likelihood in channel[1:]:
             total += math.log(float(message.sum()))
             message = (message / message.sum()) @ move * likelihood
         return total + math.log(float(message.sum()))
 
-    best = math.log(found.value / (1 - found.value))
-    below, here, above = (log_likelihood(best + step) for step in (-0.1, 0.0, 0.1))
-    assert here > max(below, above)
-    margin = 1.96 / math.sqrt((2 * here - below - above) / 0.01)
     assert found.interval is not None
-    ends = [math.log(end / (1 - end)) for end in found.interval]
-    assert ends == pytest.approx([best - margin, best + margin], abs=0.1 * margin)
+    falls = [log_likelihood(found.value) - log_likelihood(max(end, 1e-9)) for end in found.interval]
+    assert falls == pytest.approx([1.96**2 / 2] * 2, rel=0.25)
+
+
+def test_the_interval_of_a_text_without_errors_begins_at_zero() -> None:
+    """It was [1e-151, 1] for one symbol, and [2e-10, 0.98] for a clean page."""
+    for count, most in ((1, 0.99), (257, 0.02)):
+        found = ErrorRate.of(LEAST_ERROR, 0.2, count)
+        assert found.interval is not None and found.interval[0] == 0 and LEAST_ERROR < found.interval[1] < most
+    assert str(ErrorRate.of(LEAST_ERROR, 0.0, 10_000)) == "0.0001 [0, 0.00044]"
 
 
 def test_the_error_rate_of_a_long_text_takes_a_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +264,7 @@ def test_the_error_rate_of_a_long_text_takes_a_few_windows(monkeypatch: pytest.M
 
 
 def test_report_of_a_restoration() -> None:
-    reading = readings.from_text("ab?c[de]a", ALPHABET, readings.symmetric(ALPHABET, 0.1))
+    reading = readings.from_text("ab?c[de]a", ALPHABET, channels.symmetric(ALPHABET, 0.1))
     found = restore(markov_model(), reading.evidence, reading.symbols)
     row = found.to_json()
     assert row["read"] == "ab?c?a" and len(row["positions"]) == 6
@@ -267,14 +276,45 @@ def test_report_of_a_restoration() -> None:
 
 def test_a_text_is_read_through_a_channel() -> None:
     model = markov_model()
-    reading = readings.from_text("ab?c[de]a", ALPHABET, readings.keyboard(ALPHABET, 0.2))
+    reading = readings.from_text("ab?c[de]a", ALPHABET, channels.keyboard(ALPHABET, 0.2))
     by_hand = restore(model, reading.evidence, reading.symbols)
-    for channel in ("keyboard", readings.keyboard(ALPHABET, 0.2)):
-        found = model.restore("ab?c[de]a", channel, 0.2)
+    matrix = channels.keyboard(ALPHABET, 0.2)
+    table = {true: dict(zip(ALPHABET, row, strict=True)) for true, row in zip(ALPHABET, matrix.tolist(), strict=True)}
+    for channel, error in (("keyboard", 0.2), (matrix, None), (matrix.numpy(), None), (table, None)):
+        found = model.restore("ab?c[de]a", channel, error)
         assert found.text == by_hand.text and torch.equal(found.posterior, by_hand.posterior)
     assert model.restore("abc").text == "abc"
     with pytest.raises(InputError, match="keyboard"):
         model.restore("abc", "keybord")
+    spaced = markov_model(alphabet="abcd ")
+    assert spaced.restore("ab?", literal=True).text == "ab?" != spaced.restore("ab?").text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"error": 0.2}, "an error rate needs a channel that has one: symmetric or keyboard"),
+        ({"channel": "symmetric", "error": "0.1"}, "an error rate must lie between 0 and 1, got '0.1'"),
+        ({"channel": torch.eye(3)}, r"matrix \[true, read\] of 5 x 5 probabilities, got \[3, 3\]"),
+        ({"channel": 2 * torch.eye(5)}, "its entries must lie between 0 and 1"),
+        ({"channel": 0.5 * torch.eye(5)}, "the row of 'a' sums to 0.5, not to 1"),
+        ({"channel": [1, 2]}, r"got \[2\] of torch.int64"),
+        ({"channel": {"a": {0: 1.0}}}, "a symbol is a character, got 0"),
+        ({"samples": 1.5}, "samples must be an integer, got 1.5"),
+        ({"samples": "1"}, "samples must be an integer, got '1'"),
+        ({"samples": 1, "order": "backwards"}, "unknown order 'backwards'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        markov_model().restore("abc", **arguments)
+
+
+def test_options_of_a_text_are_not_ignored_for_evidence() -> None:
+    with pytest.raises(InputError, match="are for a text"):
+        markov_model().restore(torch.zeros(3, 5), "symmetric")
+    with pytest.raises(InputError, match=r"real numbers, got \[3, 5\] of torch.complex64"):
+        markov_model().restore(torch.zeros(3, 5, dtype=torch.complex64))
 
 
 def test_ordinary_text_is_restored_around_what_the_alphabet_lacks() -> None:

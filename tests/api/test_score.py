@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.score import BUDGET, Effort, effort_for, encode_text, score, split_windows
 from rdlm.config import MethodName, ProcessConfig, RunConfig, TransformerConfig
-from rdlm.data.tokenizer import Bytes, Characters, Tokenizer
+from rdlm.data.tokenizer import Bytes, Characters, Tokenizer, wordpiece
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.evaluate.evaluate import describe_bound
 from rdlm.methods import METHODS
-from rdlm.methods.bound import Estimator
+from rdlm.methods.base import BoundEstimator
+from rdlm.methods.bound import Setting
 
 QUICK = Effort(nfe=6, draws=6)
 
@@ -39,6 +42,22 @@ def model() -> LanguageModel:
     return language_model(Characters("abcdefgh "))
 
 
+def test_characters_without_tokens_do_not_count() -> None:
+    """Word pieces drop spaces and, if they are skipped, unknown words: these characters have no nats either."""
+    model = language_model(wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s"]))
+    assert encode_text(model, "the cats").chars == encode_text(model, " the   cats ").chars == 8
+    assert encode_text(model, "the dog cats", "skip").chars == 8
+    assert encode_text(model, "the dog cats", "replace").chars == 12
+
+
+@pytest.mark.parametrize(("about", "said"), [({"classes": ["a", "b"]}, "label"), ({"signal": True}, "signal")])
+def test_the_convention_of_a_bound_names_what_is_given(about: dict[str, Any], said: str) -> None:
+    model = language_model(Characters("ab "))
+    told = replace(model, about={**model.about, **about})
+    plain, found = (describe_bound(one, Setting(8)) for one in (model, told))
+    assert found == f"{plain}, given the {said} of each sequence" and plain.startswith("upper bound at 8 network calls")
+
+
 def test_scores_have_intervals_and_units(model: LanguageModel) -> None:
     short, long = score(model, ["ab", "abc def"], QUICK)
     assert (short.tokens, short.chars, len(long.tokens)) == (("a", "b"), 2, 7)
@@ -48,6 +67,18 @@ def test_scores_have_intervals_and_units(model: LanguageModel) -> None:
     assert {"nats", "stderr", "chars", "bits_per_char", "claims_bound"} <= set(long.row())
     assert set(long.row(positions=True)) - set(long.row()) == {"positions", "tokens"}
     assert short.nats.stderr > 0 and short.nats.claims_bound
+
+
+def test_texts_of_any_iterable_are_scored(model: LanguageModel) -> None:
+    """A generator was read as no text."""
+    texts = ["abab", "baba"]
+    wanted = [found.nats.value for found in model.score(texts, seed=1)]
+    assert [found.nats.value for found in model.score((text for text in texts), seed=1)] == wanted
+    for wrong, name in ((None, "NoneType"), ([3], "int"), ([None], "NoneType"), (b"ab", "bytes"), ({"ab": 1}, "dict")):
+        with pytest.raises(InputError, match=f"are lists of texts, got {name}"):
+            model.score(wrong)
+    with pytest.raises(InputError, match="are lists of texts, got Tensor"):
+        model.score(torch.zeros(2, 8, dtype=torch.long))
 
 
 def test_a_score_does_not_depend_on_other_texts(model: LanguageModel) -> None:
@@ -80,7 +111,7 @@ def test_the_parts_of_a_long_document_add_up_by_steps(model: LanguageModel) -> N
 
 @pytest.mark.parametrize("estimator", ["path", "steps"])
 @pytest.mark.parametrize("process", [{}, {"base": 3, "layout": "serial"}, {"window": 0.25}])
-def test_the_shares_of_tokens_add_up(estimator: Estimator, process: dict[str, Any]) -> None:
+def test_the_shares_of_tokens_add_up(estimator: BoundEstimator, process: dict[str, Any]) -> None:
     model = language_model(Characters("abcdefgh "), **process)
     (found,) = score(model, ["abc def gh a"], Effort(6, estimator, 3))
     assert "".join(found.tokens) == "abc def gh a" and len(found.positions) == 12

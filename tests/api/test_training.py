@@ -106,7 +106,7 @@ def test_the_command_line_asks_for_consent(own_run: Path, capsys: pytest.Capture
         ({"bridge": own_parts.Inconsistent}, r"slope\(cos r, B\) must be its pull"),
         ({"bridge": Quadratic}, "must be derived from rdlm.process.bridge.Bridge"),
         ({"network": Quadratic}, "must be derived from torch.nn"),
-        ({"network": torch.nn.Linear(1, 1)}, "give the class itself"),
+        ({"network": torch.nn.Linear(1, 1)}, "must be a class, got Linear"),
         ({"schedule": "bent"}, "schedule must be geometric"),
         ({"config": "no such preset"}, "unknown preset"),
     ],

@@ -162,7 +162,7 @@ def check_http_orders(served: Any, run: Path) -> None:
         found = served.post("/v1/completions", body).json()
         assert found["choices"][0]["text"] == model.generate(seed=3, steps=40, order=order).samples[0].text
         assert found["rdlm"]["order"] == order.replace("_", "-")
-        expected = f"order {found['rdlm']['order']} uses at most 12 calls for 12 tokens: 40 asked"
+        expected = f"order {found['rdlm']['order']} uses at most 12 calls for 12 tokens: 40 requested"
         assert (expected in found["rdlm"]["notices"]) == (order != "synchronous")
     for body, message in (
         ({"order": "sorted"}, "left-to-right"),
@@ -213,7 +213,7 @@ def test_mistakes_are_named(
 
 def test_warnings_go_to_standard_error(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, printed = answer(capsys, "generate", str(plain), "--order", "random", "--steps", "300")
-    assert "rdlm: order random uses at most 12 calls for 12 tokens: 300 asked" in printed
+    assert "rdlm: order random uses at most 12 calls for 12 tokens: 300 requested" in printed
     assert "rdlm: the model was not trained for order random, and its bound was not measured" in printed
     found, printed = answer(capsys, "generate", str(plain), "--steps", "4")
     assert "no bounds by order are stored with the model" in printed and found["order"] == "synchronous"

@@ -152,7 +152,7 @@ def test_evidence_that_makes_no_sense_is_refused_and_nothing_is_written(
 
 def test_a_missing_file_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("nosuch.txt") == 2
-    assert "nosuch.txt: there is no such file" in capsys.readouterr().err
+    assert "there is no file or model named nosuch.txt" in capsys.readouterr().err
 
 
 def test_an_array_with_objects_is_not_loaded(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,10 @@ def test_ordinary_english_keeps_its_case_and_punctuation(
     assert "exists: give another name, or --overwrite" in capsys.readouterr().err
     options = (*options, "--overwrite")
     assert printed.out == "The quick Brown fox, 'jumps' over\nthe lazy dog!\n"
-    assert "4 characters are not in the model's alphabet" in printed.err and "3 of 47 characters changed" in printed.err
+    assert (
+        "since the model's alphabet lacks them: 4 characters" in printed.err
+        and "3 of 47 characters changed" in printed.err
+    )
     assert 'data-about="c ' in page.read_text() and "read x" in page.read_text()
     assert command(run, str(file), *options, "--out", str(out)) == 0
     assert out.read_text() == printed.out and capsys.readouterr().out == ""
@@ -193,7 +196,7 @@ def test_question_marks_are_gaps_unless_literal(run: str, tmp_path: Path, capsys
     file = tmp_path / "text.txt"
     file.write_text("The lszy dog?")
     assert command(run, str(file), "--channel", "symmetric") == 0
-    assert "1 characters ? _ [] are read as gaps" in capsys.readouterr().err
+    assert "1 of ? _ [] are read as gaps" in capsys.readouterr().err
     assert command(run, str(file), "--channel", "symmetric", "--literal") == 0
     assert capsys.readouterr().out == "The lazy dog?\n"
 

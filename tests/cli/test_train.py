@@ -119,7 +119,7 @@ def test_a_run_of_the_real_method(book: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_short_corpus_is_refused_before_a_folder_is_made(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "textfile", "--data.file", str(book), *TINY, "--data.length", "500"]) == 2
-    assert "fewer than length 500" in capsys.readouterr().err
+    assert "fewer than a sequence of 500" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

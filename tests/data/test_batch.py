@@ -101,7 +101,7 @@ def test_labels_and_signals_follow_their_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 44}, "43 tokens, fewer than length 44"),
+        ({"length": 44}, "43 tokens, fewer than a sequence of 44"),
         ({"length": 0}, "at least 1"),
         ({"batch_size": 0}, "at least 1"),
     ],

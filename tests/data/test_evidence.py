@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdlm.data import evidence
+from rdlm.data import channels, evidence
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 
 TEXT8 = " abcdefghijklmnopqrstuvwxyz"
 
 
-@pytest.mark.parametrize("make", [evidence.symmetric, evidence.keyboard])
+@pytest.mark.parametrize("make", [channels.symmetric, channels.keyboard])
 @given(error=st.floats(1e-3, 0.9))
 def test_channels_are_laws_with_the_error_rate(make, error: float) -> None:
     matrix = make(TEXT8, error)
@@ -28,7 +28,7 @@ def test_channels_are_laws_with_the_error_rate(make, error: float) -> None:
 
 
 def test_keyboard_errors_are_neighbours() -> None:
-    matrix = evidence.keyboard(TEXT8, 0.1)
+    matrix = channels.keyboard(TEXT8, 0.1)
     for true, near, far in (("g", "fhtyvb", "qp "), ("q", "wa", "ps"), ("p", "ol", "q")):
         row = matrix[TEXT8.index(true)]
         assert all(row[TEXT8.index(key)] > 0 for key in near)
@@ -38,7 +38,7 @@ def test_keyboard_errors_are_neighbours() -> None:
 
 
 def test_notation_of_uncertain_text() -> None:
-    reading = evidence.from_text(r"a?_[bc]d", TEXT8, evidence.symmetric(TEXT8, 0.1))
+    reading = evidence.from_text(r"a?_[bc]d", TEXT8, channels.symmetric(TEXT8, 0.1))
     assert reading.symbols == "a???d" and reading.evidence.shape == (5, 27)
     assert float(reading.evidence[0, TEXT8.index("a")]) == pytest.approx(math.log(0.9))
     assert torch.equal(reading.evidence[1], torch.zeros(27).double())
@@ -52,7 +52,7 @@ def test_notation_of_uncertain_text() -> None:
 def test_confusion_matrices_from_csv_and_json() -> None:
     table = "true,a,b,space\na,0.8,0.2,0\nspace,0,0.1,0.9\n"
     rows = {"a": {"a": 0.8, "b": 0.2}, " ": {"b": 0.1, " ": 0.9}}
-    by_csv, by_json = (evidence.confusion(text, "ab ") for text in (table, json.dumps(rows)))
+    by_csv, by_json = (channels.confusion(text, "ab ") for text in (table, json.dumps(rows)))
     assert torch.equal(by_csv, by_json)
     assert by_csv.tolist() == [[0.8, 0.2, 0], [0, 1, 0], [0, 0.1, 0.9]]
 
@@ -90,19 +90,19 @@ def test_grey_levels() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: evidence.symmetric("ab", 0.0), "between 0 and 1"),
-        (lambda: evidence.symmetric("ab", 1.5), "between 0 and 1"),
+        (lambda: channels.symmetric("ab", 0.0), "between 0 and 1"),
+        (lambda: channels.symmetric("ab", 1.5), "between 0 and 1"),
         (lambda: evidence.from_text("aXb", "ab"), "'X' at position 1"),
         (lambda: evidence.from_text("a[]", "ab"), "no alternatives"),
         (lambda: evidence.from_text("a[b", "ab"), "is not closed"),
         (lambda: evidence.from_text("", "ab"), "empty"),
-        (lambda: evidence.confusion('{"a": {"a": 0.5}}', "ab"), "sums to 0.5"),
-        (lambda: evidence.confusion('{"a": {}}', "ab"), "sums to 0"),
-        (lambda: evidence.confusion('{"a": {"a": -0.5, "b": 1.5}}', "ab"), "must be a probability"),
-        (lambda: evidence.confusion('{"x": {"a": 1}}', "ab"), "'x' is not a symbol"),
-        (lambda: evidence.confusion("{", "ab"), "not JSON"),
-        (lambda: evidence.confusion("[1]", "ab"), "header"),
-        (lambda: evidence.confusion("t,a,b\na,1\n", "ab"), "line 2: 1 numbers under a header of 2"),
+        (lambda: channels.confusion('{"a": {"a": 0.5}}', "ab"), "sums to 0.5"),
+        (lambda: channels.confusion('{"a": {}}', "ab"), "sums to 0"),
+        (lambda: channels.confusion('{"a": {"a": -0.5, "b": 1.5}}', "ab"), "must be a probability"),
+        (lambda: channels.confusion('{"x": {"a": 1}}', "ab"), "'x' is not a symbol"),
+        (lambda: channels.confusion("{", "ab"), "not JSON"),
+        (lambda: channels.confusion("[1]", "ab"), "header"),
+        (lambda: channels.confusion("t,a,b\na,1\n", "ab"), "line 2: 1 numbers under a header of 2"),
         (lambda: evidence.from_json_lines('{"a": 0.9, "b": 0.9}', "ab"), "sum to 1.8, not to 1$"),
         (
             lambda: evidence.from_json_lines('{"a": 1}\n{"a": 0.9}', "ab"),
@@ -118,8 +118,8 @@ def test_grey_levels() -> None:
             "position 1: the evidence",
         ),
         (lambda: evidence.from_text("b[az]", "ab"), "alternative 'z' at position 1"),
-        (lambda: evidence.confusion("t,a,b\na,1,0\nb,0,0\n", "ab"), "the row of 'b' sums to 0"),
-        (lambda: evidence.confusion("t,a,b,c\na,1,0,0\n", "ab"), "'c' is not a symbol"),
+        (lambda: channels.confusion("t,a,b\na,1,0\nb,0,0\n", "ab"), "the row of 'b' sums to 0"),
+        (lambda: channels.confusion("t,a,b,c\na,1,0,0\n", "ab"), "'c' is not a symbol"),
         (lambda: evidence.from_json_lines('{"a": -1}', "ab"), "must be a probability"),
         (lambda: evidence.from_json_lines('{"a": "x"}', "ab"), "must be a probability"),
         (lambda: evidence.from_json_lines('{"a": true}', "ab"), "must be a probability"),
@@ -129,16 +129,17 @@ def test_grey_levels() -> None:
         (lambda: evidence.from_json_lines("\n", "ab"), "nothing to restore"),
         (lambda: evidence.from_json_lines('{"a": 0, "b": 0}', "ab"), "excludes every symbol"),
         (lambda: evidence.from_array(np.zeros((2, 3)), "ab"), "shape"),
+        (lambda: evidence.from_array(np.zeros((0, 2)), "ab"), r"got \[0, 2\]"),
         (lambda: evidence.from_array(np.array([["a", "b"]]), "ab"), "real numbers"),
         (lambda: evidence.from_array(np.array([[np.nan, 0.0]]), "ab"), "position 0"),
         (lambda: evidence.from_fastq("@a\nAC\n+\n!\n"), "2 bases and 1 qualities"),
         (lambda: evidence.from_fastq("@a\nAC\n+\n"), "four lines"),
         (lambda: evidence.from_fastq("a\nAC\n+\n!!\n"), "not the beginning"),
         (lambda: evidence.from_fastq("@a\nAX\n+\n!!\n"), "read 'a': character 'X' at position 1"),
-        (lambda: evidence.confusion('{"a": {"a": 0.9, "bb": 0.1}}', "ab"), "'bb' is not one character"),
-        (lambda: evidence.confusion("true,a,bb\na,0.9,0.1\n", "ab"), "one character per position"),
+        (lambda: channels.confusion('{"a": {"a": 0.9, "bb": 0.1}}', "ab"), "'bb' is not one character"),
+        (lambda: channels.confusion("true,a,bb\na,0.9,0.1\n", "ab"), "one character per position"),
         (
-            lambda: evidence.from_text("1 a2b", "ab ", evidence.confusion('{"b": {"a": 1}}', "ab ")),
+            lambda: evidence.from_text("1 a2b", "ab ", channels.confusion('{"b": {"a": 1}}', "ab ")),
             "'b' at position 4: the channel reads no symbol as 'b'",
         ),
         (lambda: evidence.from_fastq("@a\nA\n+\n\x7f\n"), "not a Phred quality"),
@@ -231,10 +232,10 @@ def test_alphabets_of_one_case_read_both_and_without_a_space_only_line_breaks_ar
 
 
 def test_kept_characters_are_certain_spaces_and_counted() -> None:
-    reading = evidence.from_text("a, b.", TEXT8, evidence.symmetric(TEXT8, 0.1))
+    reading = evidence.from_text("a, b.", TEXT8, channels.symmetric(TEXT8, 0.1))
     assert reading.symbols == "a b" and reading.kept == 2
     assert float(reading.evidence[1, 0]) == pytest.approx(math.log(0.9))  # the blank itself was read
-    dash = evidence.from_text("a—b", TEXT8, evidence.symmetric(TEXT8, 0.1)).evidence
+    dash = evidence.from_text("a—b", TEXT8, channels.symmetric(TEXT8, 0.1)).evidence
     assert dash[1].exp().tolist() == [1.0] + 26 * [0.0]
 
 
@@ -250,3 +251,10 @@ def test_a_reading_is_normalised_between_its_marks() -> None:
     assert changed == "2 case changed, 3 digits spelled, 1 to spaces"
     assert evidence.normalised_reading(text8, "Why_[x]?", literal=True) == ("why x ", "1 case changed, 4 to spaces")
     assert evidence.normalised_reading(text8, "a[b")[0] == "a[b"  # which `from_text` refuses
+
+
+@given(st.text("[]\\?_ab", max_size=30))
+def test_marks_are_found_in_one_pass(text: str) -> None:
+    """A megabyte of open brackets would take hours by the expression alone."""
+    assert evidence._marks(text) == evidence._MARKED.split(text)
+    assert evidence._marks("[a" * 500_000) == ["[a" * 500_000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -11,12 +12,16 @@ import shutil
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive, Transport
@@ -137,6 +142,8 @@ def test_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 class Server(BaseHTTPRequestHandler):
     """A registry with a JSON index behind a password, npm's tarball path, and a file that breaks off."""
 
+    claimed: int | str = 0
+
     def do_GET(self) -> None:
         if self.path == "/simple/some-thing/":
             allowed = self.headers.get("Authorization") == "Basic dXNlcjpwYXNz"  # user:pass
@@ -151,6 +158,20 @@ class Server(BaseHTTPRequestHandler):
             self.answer(200, foreign, "application/vnd.pypi.simple.v1+json")
         elif self.path == "/simple/no-json/":
             self.answer(200, b"<html>", "application/vnd.pypi.simple.v1+json")
+        elif self.path == "/enormous":
+            self.answer(200, CONTENT, "application/octet-stream", claimed=self.claimed)
+        elif self.path == "/packed":
+            self.send_response(200)
+            self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(gzip.compress(bytes(1 << 20)))
+        elif self.path == "/slow":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(200):
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
         elif self.path == "/broken":
             self.answer(200, CONTENT[:5000], "application/octet-stream", claimed=len(CONTENT))
         else:
@@ -183,6 +204,47 @@ def test_truncated_download_is_refused_and_leaves_nothing(tmp_path: Path, server
         with pytest.raises(DamagedFileError, match="ended after 5000 of 22000 bytes"):
             fetch.fetch(archive(sha256, kind="url", package=f"http://{server}/broken"))
         assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("claimed", [10**18, "9" * 5000])
+def test_an_archive_of_an_announced_exabyte_is_not_downloaded(tmp_path: Path, server: str, claimed: int | str) -> None:
+    """Or with a length that no number is; the first would have filled the disk, the second ended in a traceback."""
+    Server.claimed = claimed
+    with pytest.raises((DamagedFileError, InputError), match=r"more than 1,073,741,824 bytes"):
+        fetch.fetch(archive("0" * 64, kind="url", package=f"http://{server}/enormous"))
+    assert nothing_left(tmp_path)
+
+
+def test_a_download_that_would_never_end_is_given_up(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PATIENCE", 0.3)
+    with pytest.raises(DamagedFileError, match=r"arrives too slowly: \d+ bytes in 0 s"):
+        fetch.fetch(archive(None, kind="url", package=f"http://{server}/slow"))
+    with pytest.raises(DamagedFileError, match="arrives too slowly"):
+        fetch.Transport().page(f"http://{server}/slow")
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        ("files/thing-1.whl", "more than the 20,000 bytes that are expected"),
+        ("packed", "is sent packed"),
+        ("slow", "arrives too slowly"),
+    ],
+)
+def test_answers_of_a_hub_are_limited(server: str, monkeypatch: pytest.MonkeyPatch, page: str, reason: str) -> None:
+    monkeypatch.setattr(fetch, "PATIENCE", 0.3)
+    session, before = httpx2.Client(), constants.HF_HUB_DISABLE_XET
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: session)  # its own client refuses any address in tests
+    with pytest.raises(DamagedFileError, match=reason), fetch.limited_downloads("somebody/model", 20_000):
+        session.get(f"http://{server}/{page}")
+    assert before == constants.HF_HUB_DISABLE_XET
+    with fetch.limited_downloads("somebody/model", len(CONTENT)):
+        assert constants.HF_HUB_DISABLE_XET
+        assert session.get(f"http://{server}/files/thing-1.whl").content == CONTENT
+    assert len(session.get(f"http://{server}/packed").content) == 1 << 20
 
 
 def test_servers_that_lie_are_refused(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:

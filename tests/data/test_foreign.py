@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rdlm.data import evidence, own
+from rdlm.data import channels, evidence, own
 from rdlm.data.hocr import from_hocr
 from rdlm.data.image import SIGNATURE, decode_png, encode_png
 from rdlm.errors import DamagedFileError, InputError
@@ -53,7 +53,7 @@ READERS: dict[str, tuple[Callable[[bytes, str], torch.Tensor], list[bytes]]] = {
         [b'{"a": 0.7, "rest": 0.3}\n\n{"b": 1}\n', b'{"A": 1e-3}', b'{"a": 1, "a": 0}', b'{"a": ' + b"9" * 400 + b"}"],
     ),
     "confusion": (
-        text_reader(evidence.confusion),
+        text_reader(channels.confusion),
         [b"true,a,b\na,0.5,0.5\nb,0,1\n", b'{"a": {"a": 0.25, "b": 0.75}}', b'x,"' + b"a" * 140_000, b",a,a\na,1,0\n"],
     ),
     "FASTQ": (
@@ -143,7 +143,7 @@ BOMBS: list[tuple[str, Callable[[], bytes], str]] = [
     ("JSON lines", lambda: b'{"a": NaN}', "not JSON"),
     ("JSON lines", lambda: b'{"a": 1}\n' * 40_000, "at most"),
     ("JSON lines", lambda: b'{"a": ' + b"9" * 400 + b"}", "must be a probability"),
-    ("confusion", lambda: b'x,"' + b"a" * 200_000, "field limit"),
+    ("confusion", lambda: b'x,"' + b"a" * 200_000, "needs a header"),
     ("confusion", lambda: b",a,a\na,1,0\n", "two columns or two rows"),
     ("confusion", lambda: b",a\na,1\na,1\n", "two columns or two rows"),
     ("confusion", lambda: json.dumps({"a": {"a" * 10**6: 1}}).encode(), "not one character"),
@@ -195,6 +195,6 @@ def test_a_page_that_declares_any_encoding_is_text(encoding: str) -> None:
 
 def test_an_alphabet_whose_channel_does_not_fit_is_refused() -> None:
     alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + 9000)))
-    for make in (lambda: evidence.from_text("a", alphabet), lambda: evidence.symmetric(alphabet, 0.1)):
+    for make in (lambda: evidence.from_text("a", alphabet), lambda: channels.symmetric(alphabet, 0.1)):
         with pytest.raises(InputError, match="at most"):
             make()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import importlib
+import importlib.util
+import io
 import json
+import lzma
 import os
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -18,7 +24,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rdlm.data import corpus, own
+from rdlm.data import corpus, own, recipe
 from rdlm.data.image import encode_png
 from rdlm.data.tokenizer import train_bpe
 from rdlm.errors import DamagedFileError, InputError
@@ -206,9 +212,103 @@ def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, name: str) -> No
         corpus.load(name, file=folder)
 
 
+def test_a_folder_of_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first of them is read; a link to a folder is not followed, and pipes and hidden files do not count."""
+    for name in ("b/1.txt", "a/2.txt", "3.txt", ".4.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join(LINES))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "c").symlink_to(tmp_path)
+    monkeypatch.setattr(recipe, "MOST_FILES", 3)
+    assert recipe.files_of(tmp_path, hidden=False) == [tmp_path / name for name in ("3.txt", "a/2.txt", "b/1.txt")]
+    monkeypatch.setattr(recipe, "MOST_FILES", 2)
+    with pytest.raises(InputError, match="more than 2 files: join them"):
+        corpus.load("own", file=tmp_path)
+
+
 def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 41 is not a JSON object"):
         corpus.load("own", file=written(tmp_path, JSONL + '{"text": "\\ud800"}\n'))
+
+
+def compressed(name: str) -> bytes:
+    """Return the content of an archive or of a compressed file."""
+    text = "\n".join(LINES).encode()
+    if name.startswith("xz"):
+        return lzma.compress(text)
+    if name.startswith("bz2"):
+        return bz2.compress(text)
+    if name.startswith("gzip"):
+        return gzip.compress(text)
+    file = io.BytesIO()
+    if name.startswith("tar"):
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            entry = tarfile.TarInfo("a.txt")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    else:
+        with zipfile.ZipFile(file, "w") as archive:
+            for member in ("a.txt", "b.txt"):
+                archive.writestr(member, text)
+    return gzip.compress(file.getvalue()) if name.endswith(".gz") else file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("book.epub", r"book.epub is a zip archive, as .epub and .docx are: unpack it"),
+        ("two.zip", r"two.zip has 2 files, not one: unpack it, and give the folder"),
+        ("xz.txt.xz", "is compressed by xz: unpack it with xz -d"),
+        ("bz2.txt.bz2", "is compressed by bzip2: unpack it with bzip2 -d"),
+        ("gzip.txt", "is compressed by gzip: name it .gz"),
+        ("tar.tar", "is a tar archive: unpack it, and give the folder"),
+        ("tar.tar.gz", "is a tar archive: unpack it, and give the folder"),
+    ],
+)
+def test_archives_are_named(name: str, message: str, tmp_path: Path) -> None:
+    """A tar archive was trained on as if it were text, and the others were said to be of another encoding."""
+    with pytest.raises(InputError, match=message):
+        corpus.load("own", file=written(tmp_path, compressed(name), name))
+
+
+def test_binary_content_is_not_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has a null character at position 3, so it is not text"):
+        corpus.load("own", file=written(tmp_path, b"abc\0" + b"def" * 100))
+
+
+def test_the_mark_of_an_encoding_is_no_character(tmp_path: Path) -> None:
+    """Spreadsheets write it before the name of the first column."""
+    for content, column in [(CSV.replace("id,text", "text,id"), None), (JSONL, None), ("\n".join(LINES), None)]:
+        found = corpus.load("own", file=written(tmp_path, b"\xef\xbb\xbf" + content.encode()), column=column)
+        assert "\ufeff" not in str(found.tokenizer.to_json()["alphabet"])
+
+
+def test_fields_of_any_length(tmp_path: Path) -> None:
+    """Articles have more than the 131,072 characters that are Python's default."""
+    long = "word " * 60_000
+    found = corpus.load("own", file=written(tmp_path, f"id,text\n1,{long}\n2,{long}\n3,x\n"), column="text")
+    assert len(found.train) + len(found.validation) + len(found.test) == 2 * len(long) + 3
+
+
+def test_parquet_has_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, b"PAR1" + b"\0" * 100, "data.bin")
+    assert own.recognised(path) == "Parquet"
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name))
+    with pytest.raises(InputError, match=r'Parquet, which needs the package pyarrow: pip install "rdlm\[hf\]"'):
+        corpus.load("own", file=path)
+    monkeypatch.undo()
+    monkeypatch.setenv("RDLM_CACHE", str(tmp_path / "cache"))
+    pyarrow = pytest.importorskip("pyarrow")
+    with pytest.raises(DamagedFileError, match=r"data\.bin is not Parquet"):
+        corpus.load("own", file=path)
+    table = pyarrow.table({"text": [*LINES, None, ""], "id": list(range(len(LINES) + 2))})
+    importlib.import_module("pyarrow.parquet").write_table(table, path)
+    with pytest.raises(InputError, match="Parquet with the columns text, id; there is no 'body'"):
+        corpus.load("own", file=path, column="body")
+    found = corpus.load("own", file=path)
+    assert f"Parquet, column 'text' of {len(LINES)} records (2 have none)" in found.source
+    assert found.tokenizer.decode(found.train).startswith(LINES[0])
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -179,7 +179,7 @@ def test_bad_text_is_refused(cache: Path, tmp_path: Path) -> None:
         load("textfile")
     (tmp_path / "book.txt").write_text(BOOK)
     corpus = load("textfile", file=tmp_path / "book.txt")
-    with pytest.raises(InputError, match="48 tokens, fewer than length 256"):
+    with pytest.raises(InputError, match="48 tokens, fewer than a sequence of 256"):
         Batches(corpus, "test", batch_size=1)
 
 

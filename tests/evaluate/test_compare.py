@@ -22,21 +22,23 @@ from rdlm.cli import main as cli
 from rdlm.cli.compare import lrs_of, methods_of, minutes_of
 from rdlm.config import READ_EVIDENCE, ConvolutionConfig, MethodName
 from rdlm.data.batch import Batch
-from rdlm.display.comparison import draw_comparison
+from rdlm.display.figure import draw_comparison
 from rdlm.errors import DivergedError, InputError
-from rdlm.evaluate import compare as race
+from rdlm.evaluate import compare as module
 from rdlm.evaluate.compare import (
-    Contest,
+    Comparison,
     Session,
     compare,
-    evaluation_seconds,
-    next_lr,
-    over_seeds,
+    evaluation_costs,
+    fit_evaluation,
+    fitted_seconds,
     repeated_bound,
 )
+from rdlm.evaluate.metrics import over_seeds
 from rdlm.model.belief import BeliefNetwork
 from rdlm.storage import run_folder as folder
 from rdlm.train import interruption
+from rdlm.train.fit import next_lr
 from rdlm.train.interruption import InterruptedRunError
 from rdlm.train.parallel import Team
 
@@ -58,8 +60,8 @@ def weights(run):
 
 
 def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
-    contest = Contest(toy.config, tuple(method.METHODS), nfe=3, sequences=16, samples=4)
-    rows = compare(contest, tmp_path, steps=3, load=toy.corpus)
+    comparison = Comparison(toy.config, tuple(method.METHODS), nfe=3, sequences=16, samples=4)
+    rows = compare(comparison, tmp_path, steps=3, load=toy.corpus)
     expected = [(m, order) for m in method.METHODS for order in ORDERS.get(m, [None])]
     assert [(row["method"], row["order"]) for row in rows] == expected
     for row in rows:
@@ -83,41 +85,57 @@ def test_all_methods_give_their_rows_and_a_picture(toy, tmp_path):
 
 
 def test_what_is_trained_and_measured_is_not_done_again(toy, tmp_path, monkeypatch):
-    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
-    rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
+    comparison = Comparison(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
+    rows = compare(comparison, tmp_path, steps=2, load=toy.corpus)
 
     def again(*_):
         raise AssertionError("done again")
 
-    monkeypatch.setattr(race, "accumulate_or_restore", again)
+    monkeypatch.setattr(module, "accumulate_or_restore", again)
     monkeypatch.setattr("rdlm.evaluate.compare.repeated_bound", again)
-    assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows
+    assert compare(comparison, tmp_path, steps=2, load=toy.corpus) == rows
     with pytest.raises(AssertionError, match="done again"):
-        compare(replace(contest, nfe=3), tmp_path, steps=2, load=toy.corpus)
+        compare(replace(comparison, nfe=3), tmp_path, steps=2, load=toy.corpus)
 
 
 def test_every_method_takes_the_best_of_the_same_rates(toy, tmp_path, monkeypatch):
-    contest = Contest(toy.config, ("mdlm", "autoregressive"), 2, 8, 2, lrs=(1e-6, 3e-3), trial=20)
-    rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
+    comparison = Comparison(toy.config, ("mdlm", "autoregressive"), 2, 8, 2, lrs=(1e-6, 3e-3), trial=20)
+    rows = compare(comparison, tmp_path, steps=2, load=toy.corpus)
     tried = json.loads((tmp_path / "rates.json").read_text())
     # 1e-6 barely moves, so a rate beyond 3e-3 by the same factor is tried; it is too large
     assert [(name, set(found)) for name, found in tried.items()] == [
-        (m, {"1e-06", "0.003", "9"}) for m in contest.methods
+        (m, {"1e-06", "0.003", "9"}) for m in comparison.methods
     ]
     assert [row["rate"] for row in rows] == [3e-3] * 3
     for row in rows:
         assert row["trials"] == dict(sorted(tried[row["method"]].items(), key=lambda trial: float(trial[0])))
         assert folder.find_checkpoint(tmp_path / "search" / f"{row['method']}-1e-06", "latest").is_dir()
         assert tried[row["method"]]["0.003"] == min(tried[row["method"]].values())
-    monkeypatch.setattr(race, "accumulate_or_restore", None)
-    assert compare(contest, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is trained again
+    monkeypatch.setattr(module, "accumulate_or_restore", None)
+    assert compare(comparison, tmp_path, steps=2, load=toy.corpus) == rows  # nothing is trained again
+
+
+@pytest.mark.parametrize("lrs", [(), (1e-3, 2e-3)])
+def test_a_signal_ends_the_preparation_of_runs(toy, tmp_path, lrs):
+    """It was noticed after all runs had been built, which is after minutes or never."""
+    built = []
+
+    def stopping(config, corpus):
+        built.append(config.training.seed)
+        os.kill(os.getpid(), signal.SIGHUP)
+        return method.build(config, corpus)
+
+    comparison = Comparison(toy.config, ("mdlm",), nfe=2, sequences=8, samples=2, seeds=50, lrs=lrs)
+    with pytest.raises(InterruptedRunError, match="before the first step") as stopped:
+        compare(comparison, tmp_path, steps=7, load=toy.corpus, make=stopping)
+    assert stopped.value.code == 129 and len(built) == 1
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_stopped_comparison_continues_to_the_same_weights(seeds, toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(race, "SLICE", 2)
-    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2, seeds=seeds)
-    whole = compare(contest, tmp_path / "whole", steps=7, load=toy.corpus)
+    monkeypatch.setattr(module, "SLICE", 2)
+    comparison = Comparison(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2, seeds=seeds)
+    whole = compare(comparison, tmp_path / "whole", steps=7, load=toy.corpus)
     seen = []
 
     def stopping(config, corpus):
@@ -134,12 +152,12 @@ def test_a_stopped_comparison_continues_to_the_same_weights(seeds, toy, tmp_path
         return built
 
     with pytest.raises(InterruptedRunError) as stopped:
-        compare(contest, tmp_path / "parts", steps=7, load=toy.corpus, make=stopping)
+        compare(comparison, tmp_path / "parts", steps=7, load=toy.corpus, make=stopping)
     assert stopped.value.code == 143
-    runs = [(name, seed) for seed in range(seeds) for name in contest.methods]
+    runs = [(name, seed) for seed in range(seeds) for name in comparison.methods]
     turns = [(*run, step) for first in (0, 2) for run in runs for step in (first, first + 1)]
     assert seen == [*turns, ("mdlm", 0, 4)]
-    parts = compare(contest, tmp_path / "parts", steps=7, load=toy.corpus)
+    parts = compare(comparison, tmp_path / "parts", steps=7, load=toy.corpus)
     assert [row["bound"] for row in parts] == [row["bound"] for row in whole]
     names = [f"{name}{'-seed1' if seed else ''}" for name, seed in runs]
     for name in names:
@@ -148,34 +166,58 @@ def test_a_stopped_comparison_continues_to_the_same_weights(seeds, toy, tmp_path
 
 
 def test_a_budget_becomes_steps_once(toy, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rdlm.evaluate.compare.seconds_per_step", lambda configs, *_: {c.method: 0.5 for c in configs})
-    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_seconds", lambda *_: 4.0)
-    contest = Contest(toy.config, ("mdlm", "udlm"), nfe=2, sequences=4, samples=2)
-    rows = compare(contest, tmp_path, minutes=1 / 6, load=toy.corpus)
-    assert [row["steps"] for row in rows] == [6, 6, 6], "10 seconds without 4 of evaluation"
+    monkeypatch.setattr("rdlm.evaluate.compare.seconds_per_step", lambda configs, *_: {c.method: 50 for c in configs})
+    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_costs", lambda *_: (0.0, 200.0))
+    comparison = Comparison(toy.config, ("mdlm", "udlm"), nfe=2, sequences=4, samples=2)
+    rows = compare(comparison, tmp_path, minutes=25, load=toy.corpus)
+    assert [row["steps"] for row in rows] == [9, 9, 9], "1,500 seconds, of them 400 of evaluation; 100 for a step"
     assert [row["relative_step_cost"] for row in rows] == [1, 1, 1]
-    more = replace(contest, methods=("mdlm", "udlm", "sedd"))
-    assert [row["steps"] for row in compare(more, tmp_path, minutes=99, load=toy.corpus)] == [6, 6, 6, 6]
-    twice = compare(replace(contest, seeds=2), tmp_path / "seeds", minutes=1 / 6, load=toy.corpus)
-    assert [row["steps"] for row in twice] == [3, 3, 3]
-    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_seconds", lambda *_: 99.0)
-    assert compare(contest, tmp_path / "none", minutes=1 / 6, load=toy.corpus)[0]["steps"] == 1
-    assert "more than the budget: give fewer --sequences" in capsys.readouterr().err
+    more = replace(comparison, methods=("mdlm", "udlm", "sedd"))
+    assert [row["steps"] for row in compare(more, tmp_path, minutes=99, load=toy.corpus)] == [9, 9, 9, 9]
+    twice = compare(replace(comparison, seeds=2), tmp_path / "seeds", minutes=25, load=toy.corpus)
+    assert [row["steps"] for row in twice] == [4, 4, 4]
+    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_costs", lambda *_: (900.0, 0.0))
+    assert compare(comparison, tmp_path / "none", minutes=25, load=toy.corpus)[0]["steps"] == 1
+    assert "more than the budget: give fewer --methods" in capsys.readouterr().err
 
 
-def test_a_budget_has_room_for_the_evaluation(toy, tmp_path):
-    contest = Contest(toy.config, ("mdlm", "rdlm"), nfe=2, sequences=8, samples=2)
+def test_a_budget_limits_the_evaluation(toy, tmp_path, monkeypatch, capsys):
+    """A comparison of two minutes took more than four, since its bounds and samples were always those of --steps."""
+    comparison = Comparison(toy.config, ("mdlm", "udlm"), nfe=2, sequences=400, samples=40)
+    costs = (0.01, 0.2)  # 32 estimates: 128 seconds and 8
+    assert fit_evaluation(comparison, costs, 136) is comparison
+    assert fit_evaluation(comparison, costs, 20) == replace(comparison, repeats=3)
+    few = fit_evaluation(comparison, costs, 10)
+    assert few == replace(comparison, repeats=3, sequences=200, samples=20) and fitted_seconds(few, costs) == 10
+    assert fit_evaluation(comparison, costs, 0.5) == replace(comparison, repeats=3, sequences=16, samples=8)
+    given = replace(comparison, given=("sequences",))
+    assert fit_evaluation(given, costs, 10) == replace(given, repeats=3, samples=20)
+    small = replace(comparison, sequences=4, samples=2)
+    assert fit_evaluation(small, (10.0, 10.0), 1) == replace(small, repeats=3)
+    monkeypatch.setattr("rdlm.evaluate.compare.evaluation_costs", lambda *_: (0.05, 0.0))
+    rows = compare(replace(comparison, samples=2), tmp_path, minutes=0.2, load=toy.corpus)
+    (count,) = {row["sequences"] for row in rows}
+    assert 16 <= count <= 32, "two fifths of 12 seconds, without those of measuring"
+    assert f"{count} sequences and up to 3 estimates of a bound, 2 samples" in capsys.readouterr().err
+    again = compare(replace(comparison, samples=2), tmp_path, minutes=0.2, load=toy.corpus)
+    assert [row["bound"] for row in again] == [row["bound"] for row in rows], "what was chosen is kept"
+
+
+def test_the_cost_of_an_evaluation_is_measured(toy, tmp_path):
+    comparison = Comparison(toy.config, ("mdlm", "rdlm"), nfe=2, sequences=8, samples=2)
     session = Session(tmp_path, Team(), toy.corpus(toy.config), method.build)
-    short, long = (evaluation_seconds(replace(contest, sequences=count), session) for count in (8, 800))
-    assert 0 < 10 * short < long
+    costs = evaluation_costs(comparison, session)
+    assert min(costs) > 0
     began = time.monotonic()
-    compare(contest, tmp_path / "run", steps=1, load=toy.corpus)
-    assert time.monotonic() - began > 0.01 * short, "it is an upper limit of the right order"
+    compare(comparison, tmp_path / "run", steps=1, load=toy.corpus)
+    assert time.monotonic() - began > 0.01 * fitted_seconds(comparison, costs), (
+        "it is an upper limit of the right order"
+    )
 
 
 def test_without_the_reference_its_cost_is_measured(toy, tmp_path):
-    contest = Contest(toy.config, ("mdlm",), nfe=2, sequences=4, samples=2)
-    row, other = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    comparison = Comparison(toy.config, ("mdlm",), nfe=2, sequences=4, samples=2)
+    row, other = compare(comparison, tmp_path, steps=1, load=toy.corpus)
     assert row["relative_step_cost"] == other["relative_step_cost"]
     assert 0.1 < row["relative_step_cost"] < 10
     assert set(json.loads((tmp_path / "pace.json").read_text())["seconds"]) == {"mdlm", "autoregressive"}
@@ -222,9 +264,11 @@ def test_durations(text, minutes):
         (["--budget", "1m", "--steps", "3"], "not both"),
         (["--nfe", "0"], "--nfe must be at least 1"),
         (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--seeds", "101"], "--seeds must be at least 1 and at most 100, got 101"),
+        (["--samples", "1000000000000"], "--samples must be at least 1 and at most 1,048,576"),
         (
             ["--methods", "udlm,mdlm", "--model.belief", "ngram"],
-            "autoregressive, ardm, mac, bert_mouth can take part, udlm cannot",
+            "autoregressive, ardm, mac, bert_mouth can be compared, udlm cannot",
         ),
         (["--method", "mdlm"], "by --methods"),
     ],
@@ -254,7 +298,7 @@ def test_the_command_prints_rows(toy, tmp_path, monkeypatch, capsys):
 
 def test_the_command_prints_seeds_and_trials(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "__kwdefaults__", {**compare.__kwdefaults__, "load": toy.corpus})
-    monkeypatch.setattr(race, "_trial_bound", lambda _, entrant: -entrant.run.config.training.lr)
+    monkeypatch.setattr(module, "_trial_bound", lambda _, compared: -compared.run.config.training.lr)
     small = ["--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--data.length", "16"]
     small += [
         "--objective.blockwise",
@@ -286,11 +330,11 @@ def test_the_command_prints_seeds_and_trials(toy, tmp_path, monkeypatch, capsys)
 
 def test_a_convolution_has_no_reference(toy, tmp_path):
     config = replace(toy.config, model=ConvolutionConfig(width=8, stacks=1, dilations=(1,)))
-    contest = Contest(config, ("mdlm",), nfe=2, sequences=4, samples=2)
-    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    comparison = Comparison(config, ("mdlm",), nfe=2, sequences=4, samples=2)
+    rows = compare(comparison, tmp_path, steps=1, load=toy.corpus)
     assert [row["relative_step_cost"] for row in rows] == [None, None]
     with pytest.raises(InputError, match="needs a causal network"):
-        compare(replace(contest, methods=("autoregressive",)), tmp_path, steps=1, load=toy.corpus)
+        compare(replace(comparison, methods=("autoregressive",)), tmp_path, steps=1, load=toy.corpus)
 
 
 def test_rates_are_numbers_of_a_list():
@@ -301,23 +345,23 @@ def test_rates_are_numbers_of_a_list():
 
 def test_rates_must_be_positive(toy):
     with pytest.raises(InputError, match=r"--lrs must be positive, got 0\.001, -1"):
-        Contest(toy.config, ("mdlm",), lrs=(1e-3, -1.0))
+        Comparison(toy.config, ("mdlm",), lrs=(1e-3, -1.0))
 
 
 # -- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def test_seeds_have_runs_of_their_own_and_a_mean(toy, tmp_path, monkeypatch):
-    contest = Contest(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
-    alone = compare(contest, tmp_path, steps=3, load=toy.corpus)
+    comparison = Comparison(toy.config, ("mdlm", "autoregressive"), nfe=2, sequences=8, samples=2)
+    alone = compare(comparison, tmp_path, steps=3, load=toy.corpus)
     trained, measured = [], []
-    step, bound = race.accumulate_or_restore, race.repeated_bound
+    step, bound = module.accumulate_or_restore, module.repeated_bound
     monkeypatch.setattr(
-        race, "accumulate_or_restore", lambda run, *rest: trained.append(run.folder.name) or step(run, *rest)
+        module, "accumulate_or_restore", lambda run, *rest: trained.append(run.folder.name) or step(run, *rest)
     )
-    monkeypatch.setattr(race, "repeated_bound", lambda m, *rest: measured.append(rest) or bound(m, *rest))
-    rows = compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus)
-    assert set(trained) == {f"{name}-seed{seed}" for name in contest.methods for seed in (1, 2)}
+    monkeypatch.setattr(module, "repeated_bound", lambda m, *rest: measured.append(rest) or bound(m, *rest))
+    rows = compare(replace(comparison, seeds=3), tmp_path, steps=3, load=toy.corpus)
+    assert set(trained) == {f"{name}-seed{seed}" for name in comparison.methods for seed in (1, 2)}
     assert len(measured) == 2 * 3 and len({batch.ids.sum().item() for batch, *_ in measured}) == 1
     assert {seed for _, _, seed, _ in measured} == {1, 2}
     for one, row in zip(alone, rows, strict=True):
@@ -326,10 +370,10 @@ def test_seeds_have_runs_of_their_own_and_a_mean(toy, tmp_path, monkeypatch):
         assert row["stderr_over_seeds"] == pytest.approx(statistics.stdev(row["bounds"]) / math.sqrt(3))
         assert row["interval"] == "seeds" and one["interval"] == "sequences and noise"
     draw_comparison(rows, tmp_path / "compare.png")
-    monkeypatch.setattr(race, "accumulate_or_restore", None)
-    monkeypatch.setattr(race, "repeated_bound", None)
-    monkeypatch.setattr(race, "_samples", None)
-    assert compare(replace(contest, seeds=3), tmp_path, steps=3, load=toy.corpus) == rows
+    monkeypatch.setattr(module, "accumulate_or_restore", None)
+    monkeypatch.setattr(module, "repeated_bound", None)
+    monkeypatch.setattr(module, "_samples", None)
+    assert compare(replace(comparison, seeds=3), tmp_path, steps=3, load=toy.corpus) == rows
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 9])
@@ -373,58 +417,58 @@ def test_the_rate_beyond_the_best(bounds, beyond):
     ],
 )
 def test_the_search_goes_on_until_the_best_rate_is_inside(lrs, best, tried, toy, tmp_path, monkeypatch):
-    def bound(_, entrant):
-        return abs(math.log(entrant.run.config.training.lr / best))
+    def bound(_, compared):
+        return abs(math.log(compared.run.config.training.lr / best))
 
-    monkeypatch.setattr(race, "_trial_bound", bound)
-    contest = Contest(toy.config, ("mdlm",), 2, 4, 2, lrs=lrs, trial=1, seeds=2)
-    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    monkeypatch.setattr(module, "_trial_bound", bound)
+    comparison = Comparison(toy.config, ("mdlm",), 2, 4, 2, lrs=lrs, trial=1, seeds=2)
+    rows = compare(comparison, tmp_path, steps=1, load=toy.corpus)
     found = json.loads((tmp_path / "rates.json").read_text())["mdlm"]
     assert set(found) == set(rows[0]["trials"]) == set(tried)
     assert {row["rate"] for row in rows} == {min((float(lr) for lr in tried), key=lambda lr: abs(math.log(lr / best)))}
     assert {place.name for place in (tmp_path / "search").iterdir()} == {f"mdlm-{lr}" for lr in tried}
-    monkeypatch.setattr(race, "_trial_bound", None)
-    assert compare(contest, tmp_path, steps=1, load=toy.corpus) == rows
+    monkeypatch.setattr(module, "_trial_bound", None)
+    assert compare(comparison, tmp_path, steps=1, load=toy.corpus) == rows
 
 
 def test_a_rate_that_diverges_is_not_chosen(toy, tmp_path, monkeypatch):
-    update = race.update
+    update = module.update
 
     def diverging(run, loss, norm):
         if run.config.training.lr > limit:
             raise DivergedError("too large")
         update(run, loss, norm)
 
-    monkeypatch.setattr(race, "update", diverging)
-    monkeypatch.setattr(race, "_trial_bound", lambda _, entrant: -entrant.run.config.training.lr)
+    monkeypatch.setattr(module, "update", diverging)
+    monkeypatch.setattr(module, "_trial_bound", lambda _, compared: -compared.run.config.training.lr)
     limit = 3e-3
-    contest = Contest(toy.config, ("mdlm", "autoregressive"), 2, 4, 2, lrs=(1e-3, 2e-3), trial=1)
-    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+    comparison = Comparison(toy.config, ("mdlm", "autoregressive"), 2, 4, 2, lrs=(1e-3, 2e-3), trial=1)
+    rows = compare(comparison, tmp_path, steps=1, load=toy.corpus)
     assert rows[0]["trials"] == {"0.001": -0.001, "0.002": -0.002, "0.004": None} and rows[0]["rate"] == 2e-3
     limit = 0.0
     with pytest.raises(DivergedError, match=r"mdlm diverged with every learning rate: 6\.25e-05, .*, 0\.002"):
-        compare(contest, tmp_path / "all", steps=1, load=toy.corpus)
+        compare(comparison, tmp_path / "all", steps=1, load=toy.corpus)
 
 
 def test_a_stopped_search_continues(toy, tmp_path, monkeypatch):
     measured = []
 
-    def bound(_, entrant):
-        lr = entrant.run.config.training.lr
+    def bound(_, compared):
+        lr = compared.run.config.training.lr
         measured.append(lr)
         if len(measured) == 3:  # beyond the given rates
             os.kill(os.getpid(), signal.SIGTERM)
         return abs(lr - 4e-3)
 
-    monkeypatch.setattr(race, "_trial_bound", bound)
-    contest = Contest(toy.config, ("mdlm",), 2, 4, 2, lrs=(1e-3, 2e-3), trial=1)
+    monkeypatch.setattr(module, "_trial_bound", bound)
+    comparison = Comparison(toy.config, ("mdlm",), 2, 4, 2, lrs=(1e-3, 2e-3), trial=1)
     with pytest.raises(InterruptedRunError):
-        compare(contest, tmp_path, steps=1, load=toy.corpus)
-    rows = compare(contest, tmp_path, steps=1, load=toy.corpus)
+        compare(comparison, tmp_path, steps=1, load=toy.corpus)
+    rows = compare(comparison, tmp_path, steps=1, load=toy.corpus)
     assert measured == [1e-3, 2e-3, 4e-3, 8e-3] and rows[0]["rate"] == 4e-3
 
 
-@pytest.mark.parametrize("phase", ["repeated_bound", "_samples", "_trial_bound", "evaluation_seconds", "accumulate"])
+@pytest.mark.parametrize("phase", ["repeated_bound", "_samples", "_trial_bound", "evaluation_costs", "accumulate"])
 def test_a_signal_ends_every_phase_of_a_comparison(phase, toy, tmp_path, monkeypatch):
     """Bounds and samples went on to their end, however long."""
 
@@ -433,14 +477,16 @@ def test_a_signal_ends_every_phase_of_a_comparison(phase, toy, tmp_path, monkeyp
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr("rdlm.train.loop.accumulate" if phase == "accumulate" else f"{race.__name__}.{phase}", endless)
+    monkeypatch.setattr(
+        "rdlm.train.loop.accumulate" if phase == "accumulate" else f"{module.__name__}.{phase}", endless
+    )
     monkeypatch.setattr(interruption, "GRACE", 0.1)
     lrs = (1e-3,) if phase == "_trial_bound" else ()
-    contest = Contest(toy.config, ("mdlm",), nfe=2, sequences=8, samples=2, lrs=lrs, trial=1)
-    budget = {"minutes": 1.0} if phase == "evaluation_seconds" else {"steps": 2}
+    comparison = Comparison(toy.config, ("mdlm",), nfe=2, sequences=8, samples=2, lrs=lrs, trial=1)
+    budget = {"minutes": 1.0} if phase == "evaluation_costs" else {"steps": 2}
     began = time.monotonic()
     with pytest.raises(InterruptedRunError):
-        compare(contest, tmp_path, **budget, load=toy.corpus)
+        compare(comparison, tmp_path, **budget, load=toy.corpus)
     assert time.monotonic() - began < 20
 
 
@@ -449,7 +495,7 @@ def test_a_signal_ends_every_phase_of_a_comparison(phase, toy, tmp_path, monkeyp
 
 def test_methods_that_read_evidence_share_the_inference_layer(toy, tmp_path):
     config = replace(toy.config, model=replace(toy.config.model, belief="ngram", order=2, states=32))
-    contest = Contest(config, ("rdlm", "mdlm", "autoregressive"), nfe=4, sequences=8, samples=2)
+    comparison = Comparison(config, ("rdlm", "mdlm", "autoregressive"), nfe=4, sequences=8, samples=2)
     layers = {}
 
     def make(config, corpus):
@@ -457,15 +503,15 @@ def test_methods_that_read_evidence_share_the_inference_layer(toy, tmp_path):
         layers[config.method] = built.network.belief if isinstance(built.network, BeliefNetwork) else None
         return built
 
-    rows = compare(contest, tmp_path, steps=2, load=toy.corpus, make=make)
+    rows = compare(comparison, tmp_path, steps=2, load=toy.corpus, make=make)
     assert [row["method"] for row in rows] == ["rdlm"] * 3 + ["mdlm"] * 2 + ["autoregressive"]
     tables = [layer.weight for layer in layers.values()]
     assert len(layers) == 3 and all(table.equal(tables[0]) for table in tables) and float(tables[0].sum()) > 0
-    plain = compare(replace(contest, config=toy.config), tmp_path / "plain", steps=2, load=toy.corpus)
+    plain = compare(replace(comparison, config=toy.config), tmp_path / "plain", steps=2, load=toy.corpus)
     for row, other in zip(rows, plain, strict=True):
         assert row["bound"] < other["bound"] - 0.5  # hardly trained, but the layer knows the bigrams
-    with pytest.raises(InputError, match=r"rdlm, mdlm, .*, mac, bert_mouth can take part, udlm, sedd cannot"):
-        replace(contest, methods=("udlm", "mdlm", "sedd"))
+    with pytest.raises(InputError, match=r"rdlm, mdlm, .*, mac, bert_mouth can be compared, udlm, sedd cannot"):
+        replace(comparison, methods=("udlm", "mdlm", "sedd"))
 
 
 def test_all_means_every_method_that_the_configuration_allows(toy):

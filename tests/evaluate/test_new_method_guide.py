@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 
-from rdlm.evaluate.compare import Contest, compare
+from rdlm.evaluate.compare import Comparison, compare
 from rdlm.methods import METHODS
 
 
@@ -22,8 +22,8 @@ def test_the_example_passes_its_own_test_and_can_be_compared(root, tmp_path, mon
     module.test_comes_within_three_percent_of_the_entropy_and_not_below()
 
     monkeypatch.setitem(METHODS, "independent", module.Independent)
-    contest = Contest(toy.config, ("independent", "autoregressive"), nfe=2, sequences=8, samples=4)
-    rows = compare(contest, tmp_path, steps=2, load=toy.corpus)
+    comparison = Comparison(toy.config, ("independent", "autoregressive"), nfe=2, sequences=8, samples=4)
+    rows = compare(comparison, tmp_path, steps=2, load=toy.corpus)
     assert [row["method"] for row in rows] == ["independent", "autoregressive"]
 
 

@@ -52,6 +52,15 @@ def test_a_table_has_every_method_seed_order_and_number_of_calls_and_continues(
     assert measure(bench, tmp_path / "out", 2, None) == rows
 
 
+def test_gaussian_noise_is_also_measured_with_many_calls(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systems, "MANY", 12)
+    rows = measure(replace(bench, methods=("bfn",), seeds=1), tmp_path / "out", 2, None)
+    assert [(row["asked"], row["calls"]) for row in rows[:-1]] == [(8, 8), (64, 64), (12, 12)]
+    assert "bits, 12 calls" in summary(rows)[0] and [row.get("best") for row in rows[:-1]] == [True] * 3
+
+
 def test_more_steps_continue_the_runs(bench: Bench, tmp_path: Path) -> None:
     bench = replace(bench, methods=("autoregressive",), seeds=1)
     first = measure(bench, tmp_path / "out", 2, None)
@@ -98,6 +107,8 @@ def test_a_learning_rate_is_the_middle_one_unless_another_is_better_beyond_noise
     assert bench.chosen_lr({1e-3: 4.10, 3e-3: 4.11, 9e-3: 4.12}) == 3e-3
     assert bench.chosen_lr({1e-3: 4.08, 3e-3: 4.11, 9e-3: 4.12}) == 1e-3
     assert bench.chosen_lr({1e-3: 4.12, 3e-3: math.inf, 9e-3: 4.20}) == 1e-3
+    assert bench.chosen_lr({1e-3: 4.12, 3e-3: 4.1, 9e-3: 4.0, 2.7e-2: 3.0}) == 9e-3
+    assert bench.chosen_lr({3e-4: 3.9, 1e-3: 4.0, 3e-3: 4.1, 9e-3: 4.2}) == 3e-4
 
 
 def test_benches_are_fair() -> None:

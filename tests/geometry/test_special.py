@@ -189,12 +189,8 @@ def test_chords_agree_with_the_cosine(dtype: torch.dtype) -> None:
     torch.testing.assert_close(chords, exact, rtol=4 * torch.finfo(dtype).eps * 4, atol=0)
 
 
-def test_square_root_and_divisor_at_zero() -> None:
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    root = special.square_root(x)
-    (slope,) = torch.autograd.grad(root.sum(), x)
-    assert root.tolist() == [0.0, 2.0] and slope.tolist() == [0.0, 0.25]
-    assert special.positive_or_one(x.detach()).tolist() == [1.0, 4.0]
+def test_divisor_at_zero() -> None:
+    assert special.positive_or_one(torch.tensor([0.0, 4.0])).tolist() == [1.0, 4.0]
 
 
 @settings(deadline=None, max_examples=100)

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from rdlm.data.sources import skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
+from rdlm.likelihood import CONFIDENCE, Curve, Estimate, sample_mean, sum_over_rows
 from rdlm.likelihood.estimate import pair_strata, stratified, student
+from rdlm.likelihood.estimators import RowSampler
 from rdlm.process.kernel import Chain
 from rdlm.process.path import joint_posterior, masked_path
 from rdlm.process.schedule import Geometric, uniform_in_time
+from tests.likelihood.source_curve import curve_of_source
 
 S = Geometric().total
 
@@ -38,9 +40,11 @@ def test_a_sum_with_something_that_is_no_bound_is_none() -> None:
     assert not estimate.claims_bound
 
 
-@pytest.mark.parametrize("freedom", [2, 3, 5, 10, 50, 1e9])
+@pytest.mark.parametrize("freedom", [1, 1.3, 2, 3, 5, 10, 50, 99, 100, 1e9])
 def test_few_degrees_of_freedom_widen_the_interval(freedom: float) -> None:
-    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.04)
+    level = stats.norm.cdf(CONFIDENCE)
+    assert student(freedom) == pytest.approx(stats.t.ppf(level, freedom), rel=1e-4)
+    assert student(freedom, 4.0) == pytest.approx(stats.t.ppf(stats.norm.cdf(4.0), freedom), rel=0.02)
     estimate = Estimate(1.0, 0.1, freedom=freedom)
     assert estimate.high - 1 == pytest.approx(1 - estimate.low) == pytest.approx(0.1 * student(freedom))
 
@@ -72,9 +76,9 @@ def test_strata_of_known_means_are_recovered(strata: int) -> None:
     generator = torch.Generator().manual_seed(4)
     drawn: list[int] = []
 
-    def measure(stratum: Tensor) -> Tensor:
+    def measure(stratum: Tensor) -> tuple[Tensor, None]:
         drawn.append(len(stratum))
-        return (stratum + 1) * (1 + torch.randn(len(stratum), generator=generator))
+        return (stratum + 1) * (1 + torch.randn(len(stratum), generator=generator)), None
 
     curve = stratified(measure, strata, 30_000, rows_at_once=1000)
     assert max(drawn) <= 1000 and 24_000 <= sum(drawn) <= 36_000
@@ -208,9 +212,9 @@ def test_stratified_intervals_hold_with_few_evaluations(rare: float) -> None:
     mean = torch.exp(-(((torch.arange(20) - 12) / 3.0) ** 2) / 2)
     mean /= mean.sum()
 
-    def measure(stratum: Tensor) -> Tensor:
+    def measure(stratum: Tensor) -> tuple[Tensor, None]:
         hit = torch.rand(len(stratum), generator=generator) < rare
-        return mean[stratum] * hit / rare * -torch.rand(len(stratum), generator=generator).log()
+        return mean[stratum] * hit / rare * -torch.rand(len(stratum), generator=generator).log(), None
 
     found = [stratified(measure, 20, 400).total for _ in range(150)]
     assert sum(one.low <= 1 <= one.high for one in found) >= 132
@@ -218,3 +222,25 @@ def test_stratified_intervals_hold_with_few_evaluations(rare: float) -> None:
     claimed = math.sqrt(sum(one.stderr**2 for one in found) / 150)
     assert 0.75 < claimed / spread < 1.3
     assert all(2 <= one.freedom < 400 for one in found)
+
+
+@pytest.mark.parametrize(("sequences", "least"), [(40, 0.85), (400, 0.85), (4000, 0.75)])
+def test_intervals_hold_for_the_source_of_sequences_that_are_used_many_times(sequences: int, least: float) -> None:
+    """Sequences of different difficulty in twenty strata, each used ten times, about once, or not at all."""
+    generator = torch.Generator().manual_seed(3)
+
+    def estimate() -> Estimate:
+        effect = torch.randn(sequences, generator=generator, dtype=torch.float64)
+        order = RowSampler(sequences, generator)
+
+        def measure(stratum: Tensor) -> tuple[Tensor, Tensor]:
+            row = order.take(len(stratum))
+            return effect[row] + torch.randn(len(stratum), generator=generator), row
+
+        return stratified(measure, 20, 400).total
+
+    found = [estimate() for _ in range(150)]
+    assert sum(one.low <= 0 <= one.high for one in found) >= 134
+    spread = math.sqrt(sum(one.value**2 for one in found) / 150)
+    claimed = math.sqrt(sum(one.stderr**2 for one in found) / 150)
+    assert least < claimed / spread < 1.3

@@ -31,11 +31,16 @@ SOURCE = markov()
 
 
 def problem(
-    path: Path, calls: int, count: int = 64, kernel: str = "mixture", window: TokenSchedule | None = None
+    path: Path,
+    calls: int,
+    count: int = 64,
+    kernel: str = "mixture",
+    window: TokenSchedule | None = None,
+    seed: int = 0,
 ) -> Problem:
     token_steps = None if window is None else window.discretize(calls)
     chain = Chain(path, uniform_in_time(CLOCK, token_steps.steps if token_steps else calls), kernel, token_steps)  # type: ignore[arg-type]
-    token = SOURCE.draw(count, torch.Generator().manual_seed(0))
+    token = SOURCE.draw(count, torch.Generator().manual_seed(seed))
 
     def model(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
         assert len(state) == len(row)
@@ -82,12 +87,15 @@ def test_intervals_of_single_windows_are_neither_too_narrow_nor_too_wide() -> No
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
-    """Fifty small evaluations of one small set: 90% to 98% of the 95% intervals hold its true mean."""
-    target = problem(masked_path(3, S), 12, count=48)
-    value, _ = truth(target, 100)
-    found = [stratified_bound(target, 300, torch.Generator().manual_seed(seed)).total for seed in range(50)]
+    """Fifty evaluations of small sets, six per sequence: 88% to 98% of the 95% intervals contain the mean."""
+    path = masked_path(3, S)
+    value, _ = truth(problem(path, 12, count=4000), 4)
+    found = [
+        stratified_bound(problem(path, 12, count=48, seed=seed), 300, torch.Generator().manual_seed(seed)).total
+        for seed in range(50)
+    ]
     hits = sum(one.low <= value <= one.high for one in found)
-    assert 45 <= hits <= 49
+    assert 44 <= hits <= 49
     assert abs(sum(one.value for one in found) / 50 - value) < 4 * max(one.stderr for one in found) / 50**0.5
 
 
@@ -204,7 +212,7 @@ def test_path_profile_is_the_mean_over_sequences() -> None:
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(2, 4.303), (3, 3.182), (7, 2.365), (30, 2.042), (math.inf, 1.960)])
 def test_students_quantiles(freedom: float, quantile: float) -> None:
-    assert student(freedom) == pytest.approx(quantile, rel=0.035)
+    assert student(freedom) == pytest.approx(quantile, rel=1e-3)
 
 
 def test_skewed_source_needs_no_second_position() -> None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from rdlm.data.sources import Source, markov, skewed
-from rdlm.likelihood import curve_of_source, path_terms
+from rdlm.likelihood import path_terms
 from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path, joint_posterior, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Geometric, uniform_in_time
+from tests.likelihood.source_curve import curve_of_source
 
 S = Geometric().total
 KERNELS: tuple[Kernel, ...] = ("mixture", "drift")
@@ -53,6 +54,24 @@ def test_steps_and_paths_agree(source: Source, path: Path, token_steps: TokenSte
     each = (curve.variance + terms.var(1) / count).sqrt()
     # Some steps of a lane hardly vary: rounding of the float32 states is left.
     assert bool(((curve.mean - terms.mean(1)).abs() < 4.5 * each + 1e-5).all())
+
+
+@every_kernel
+@pytest.mark.parametrize("token_steps", [None, TokenSteps(4, 4), TokenSteps(7, 4), TokenSteps(4, 4, block=3, turns=4)])
+def test_a_known_token_is_at_its_vertex_in_every_step(kernel: Kernel, token_steps: TokenSteps | None) -> None:
+    """As in the sampler, whose default is to clamp prompts in every order: else the bound is that of another one."""
+    path, token, seen = masked_path(3, S), torch.tensor([[2, 0, 1]] * 5), []
+    chain = Chain(path, uniform_in_time(Geometric(), 4), kernel, token_steps)
+
+    def posterior(state: Tensor, remaining: Tensor) -> Tensor:
+        seen.append((state.clone(), remaining.clone()))
+        return state[..., :3].log_softmax(-1)
+
+    terms = path_terms(posterior, chain, token, torch.Generator().manual_seed(0), known=1)
+    assert len(seen) == chain.nfe and bool((terms[..., 0] == 0).all()) and bool((terms.sum(0)[:, 1:] != 0).all())
+    for state, remaining in seen:
+        torch.testing.assert_close(state[:, 0], torch.eye(4)[2].expand(5, 4))
+        assert bool((remaining[:, 0] == 0).all())
 
 
 @every_kernel

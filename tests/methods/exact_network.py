@@ -19,7 +19,7 @@ from rdlm.methods.bit_diffusion import bits
 from rdlm.methods.d3pm import chain_levels
 from rdlm.methods.ddsm import LATEST, evidence_of, lineages
 from rdlm.methods.sedd import UNIFORM_START
-from rdlm.methods.tau_ldr import clock, spectrum_of
+from rdlm.methods.tau_ldr import spectrum_of
 
 SECTIONS = ("discrete", "d3pm")
 """Sections of the configuration that several methods share."""
@@ -138,7 +138,7 @@ class Known(nn.Module):
     def jumps(self, ids: Tensor, time: Tensor) -> Tensor:
         """Return the law of a token given the other positions of a continuous-time chain."""
         spectrum = spectrum_of(self.config.tau_ldr.rates, self.source.states)
-        rows = spectrum.transition(clock(1 - time.double()))
+        rows = spectrum.transition(spectrum.clock(1 - time.double()))
         column = rows.mT.gather(1, ids[..., None].expand(*ids.shape, rows.shape[-1]))
         return marginals(self.source.log_joint, column.log(), own=False)
 

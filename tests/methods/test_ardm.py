@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from exact_network import known
-from scipy.stats import chisquare
+from scipy.stats import binomtest, chisquare
 from test_mdlm import LENGTH, STATES, Table, mean_over_orders, surprise, within
 
 from rdlm.config import DiscreteConfig, RunConfig
@@ -131,6 +131,22 @@ def test_training_sees_canonical_prefixes_of_random_sets():
     assert float(method.loss(batch, Draw(0, 1))) > 0
     every = set(itertools.product([False, True], repeat=3)) - {(False,) * 3}
     assert seen == every  # every query occurs, and there is always something to predict
+
+
+def test_longer_prefixes_are_drawn_more_often():
+    """Three positions: all are queried with probability `int 2 s s^3 ds`, and none is in the prefix in one case of
+    six."""
+    method, masks = method_of(MAC), []
+    original = method._masked_cross_entropy
+
+    def watch(token, masked, condition):
+        masks.append(masked)
+        return original(token, masked, condition)
+
+    method._masked_cross_entropy = watch
+    method.loss(Batch(TOKEN.repeat(20_000, 1)), Draw(0, 1))
+    whole = int(masks[0].all(-1).sum())
+    assert binomtest(whole, 20_000, 2 / 5 / 6).pvalue > 1e-3
 
 
 def test_a_stride_and_a_call_are_needed():

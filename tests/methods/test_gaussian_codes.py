@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from rdlm.config import BFNConfig, BitDiffusionConfig, RunConfig, TransformerConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
+from rdlm.errors import InputError
 from rdlm.likelihood.terms import mixture_excess
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion, bits
@@ -175,3 +176,39 @@ def test_self_conditioning_takes_two_evaluations_a_call():
     assert rows.any() and not rows.all()  # half of the sequences see no earlier prediction
     calls.clear()
     assert method.generate(2, 5, 8).shape == (2, 5) and len(calls) == 8
+
+
+def test_asymmetric_times_reach_less_noise_than_the_network_is_told():
+    """With a network that knows one token, the state is `a c + sqrt(a) z` up to the scale of the time that is told."""
+
+    class Certain(torch.nn.Module):
+        def forward(self, inputs, time, condition=None):
+            return torch.tensor([30.0, 0.0, 0.0]).expand(*inputs.shape[:2], 3)
+
+    options = BitDiffusionConfig(codes="onehot", head="token", ahead=2.0)
+    method = BitDiffusion(RunConfig(model=SMALL, bit_diffusion=options), 3)
+    method.network = Certain()
+    steps, generator = 10, torch.Generator().manual_seed(0)
+    state = method.initial(20_000, 1, generator)
+    state = method.advance(state, 0, steps, None, generator)
+    told, goal = method.strength(torch.tensor([0.1, 0.3], dtype=torch.float64))
+    seen = state * (goal * (1 + goal) / (told * (1 + told))).sqrt().float()
+    assert seen[..., 0].mean().item() == pytest.approx(goal.item(), abs=4 * float((goal / 20_000).sqrt()))
+    assert seen.std(0).mean().item() == pytest.approx(float(goal.sqrt()), rel=0.02)
+    assert method.generate(50, 2, 10, generator).eq(0).all()
+
+
+def test_without_asymmetry_the_chain_is_that_of_the_bound():
+    plain = BitDiffusion(RunConfig(model=SMALL), 6)
+    assert plain.claims_bound
+    ahead = BitDiffusion(RunConfig(model=SMALL, bit_diffusion=BitDiffusionConfig(ahead=1.0)), 6)
+    assert not ahead.claims_bound
+    ahead.network = plain.network
+    ahead.options = plain.options
+    drawn = [one.generate(4, 5, 8, torch.Generator().manual_seed(1)) for one in (plain, ahead)]
+    assert drawn[0].equal(drawn[1])
+
+
+def test_asymmetric_times_are_not_negative():
+    with pytest.raises(InputError, match=r"bit_diffusion\.ahead must lie in"):
+        BitDiffusionConfig(ahead=-1.0)

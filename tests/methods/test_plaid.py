@@ -13,7 +13,7 @@ from rdlm.config import PlaidConfig, RunConfig, TrainingConfig, TransformerConfi
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.methods.plaid import DiffusionLM, Plaid
+from rdlm.methods.plaid import DiffusionLM, LearnedSchedule, Plaid
 from rdlm.random import Draw
 from rdlm.train.optimizer import Optimizer
 
@@ -60,6 +60,59 @@ def test_the_loss_of_plaid_is_its_bound_in_continuous_time():
         losses.append(method.loss(Batch(token), Draw(0, step)).item())
     mean, error = sum(losses) / 30, torch.tensor(losses).std().item() / math.sqrt(30)
     assert mean == pytest.approx(source.entropy, abs=4 * error + 2e-3) and error < 0.02 * source.entropy
+
+
+def test_the_schedule_is_learned_without_a_change_of_the_bound():
+    """Slopes do not move the integral; they minimise the spread of the terms, and the last strength the bound."""
+    source = sources.markov()
+    torch.manual_seed(0)
+    method = known("plaid", source)
+    schedule = method.schedule
+    optimizer = torch.optim.Adam(schedule.parameters(), lr=0.03)
+    losses = []
+    for step in range(300):
+        loss = method.loss(Batch(source.draw(256, torch.Generator().manual_seed(step))), Draw(0, step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        level, rate = schedule.level(torch.linspace(0, 1, 65, dtype=torch.float64))
+    assert level[0] == 0 and float(level[-1]) == pytest.approx(1)
+    assert (rate > 0).all() and float(rate.max() / rate.min()) > 3
+    early, late = torch.tensor(losses[:60]), torch.tensor(losses[-60:])
+    assert late.std() < 0.8 * early.std()
+    error = float((early.var() + late.var()).div(60).sqrt())
+    assert float(late.mean()) == pytest.approx(float(early.mean()), abs=4 * error + 0.02)
+
+
+def test_the_levels_are_the_integral_of_their_derivative():
+    schedule = LearnedSchedule()
+    with torch.no_grad():
+        schedule.slopes.copy_(torch.randn(64, generator=torch.Generator().manual_seed(0)))
+    middle = (torch.arange(64 * 50, dtype=torch.float64) + 0.5) / (64 * 50)
+    total = schedule.level(middle)[1].cumsum(0) / len(middle)
+    after = torch.arange(1, 64 * 50, dtype=torch.float64) / (64 * 50)
+    torch.testing.assert_close(schedule.level(after)[0], total[:-1], rtol=0, atol=1e-12)
+
+
+def test_the_gradient_of_the_slopes_is_that_of_half_the_squares_of_sequence_losses():
+    torch.manual_seed(0)
+    method, batch = known("plaid", sources.skewed(3)), Batch(torch.randint(3, (16, 1)))
+    method.loss(batch, Draw(0, 1)).backward()
+    slopes = method.schedule.slopes
+
+    @torch.no_grad()
+    def shifted(piece: int, step: float) -> float:
+        slopes[piece] += step
+        squares = method.loss_terms(batch, Draw(0, 1)).double().mean(-1).square() / 2
+        slopes[piece] -= step
+        return float(squares.mean())
+
+    chosen = torch.arange(0, 64, 9)
+    differences = torch.tensor([(shifted(piece, 0.01) - shifted(piece, -0.01)) / 0.02 for piece in chosen.tolist()])
+    assert differences.abs().max() > 1e-3
+    torch.testing.assert_close(slopes.grad[chosen], differences, rtol=0.02, atol=1e-4)
 
 
 def test_the_vectors_learn_and_stay_of_length_one():

@@ -12,6 +12,7 @@ from small import LAYOUTS, mean_and_error, method, tokens
 from torch import Tensor, nn
 
 from rdlm.data.batch import Batch
+from rdlm.methods import rdlm
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 
@@ -30,6 +31,14 @@ def test_evidence_alone_on_uniform_tokens_is_tight(vocabulary: int, settings: di
     assert values.shape == (4096,) and values.dtype == torch.float64
     assert mean == pytest.approx(math.log(vocabulary), abs=4 * error + 0.003 * math.log(vocabulary))
     assert error < 0.03 * math.log(vocabulary)
+
+
+def test_no_table_of_states_enters_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a table is common to all sequences, seeds and repetitions, so that no interval would cover it."""
+    monkeypatch.setattr(rdlm, "CHAIN_PAIRS", 3)
+    values = method(27).bound(tokens(27, 2048, 4), 32, torch.Generator().manual_seed(4)) / 4
+    mean, error = mean_and_error(values)
+    assert mean == pytest.approx(math.log(27), abs=4 * error + 0.003 * math.log(27))
 
 
 FLOOR_ROWS: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ from rdlm.config import RunConfig, TauLDRConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.methods.tau_ldr import EARLIEST, TauLDR, clock, spectrum_of, speed
+from rdlm.methods.tau_ldr import TauLDR, spectrum_of
 from rdlm.methods.udlm import UDLM
 
 every_rates = pytest.mark.parametrize("rates", ["uniform", "gauss"])
@@ -32,25 +32,36 @@ def test_rates_are_reversible_and_transitions_are_their_exponential(rates, state
         torch.testing.assert_close(found, torch.from_numpy(expm(moment * spectrum.rate.numpy())), atol=1e-10, rtol=0)
 
 
-def test_the_clock_is_the_integral_of_the_speed():
-    time = torch.linspace(0, 1, 10_001, dtype=torch.float64)
-    assert float(torch.trapezoid(speed(time), time)) == pytest.approx(float(clock(time[-1])), rel=1e-4)
+@every_rates
+@pytest.mark.parametrize("states", [3, 27, 256])
+def test_the_clock_is_the_integral_of_the_speed_and_ends_where_nothing_is_left_of_the_token(rates, states):
+    spectrum, time = spectrum_of(rates, states), torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    first, last = spectrum.clock(time[[0, -1]])
+    assert float(torch.trapezoid(spectrum.speed(time), time)) == pytest.approx(float(last - first), rel=1e-4)
+    torch.testing.assert_close(spectrum.transition(last), spectrum.end.expand(states, -1), atol=1e-3, rtol=0)
+    assert float(TauLDR(RunConfig(tau_ldr=TauLDRConfig(rates)), states).prior().max()) < 1e-3
+
+
+def test_times_are_spent_where_information_is_lost():
+    """The share of times at which less than a thousandth of a uniform token's information is left."""
+    spectrum, time = spectrum_of("uniform", 27), torch.linspace(0, 1, 101, dtype=torch.float64)
+    law = spectrum.transition(spectrum.clock(time))
+    left = (torch.xlogy(law, law).sum(-1).mean(-1) + math.log(27)) / math.log(27)
+    assert float((left < 1e-3).double().mean()) < 0.3
 
 
 def expected(method: TauLDR, source, points: int = 100) -> float:
     """The mean of the estimate for one position, by enumeration of tokens and states and quadrature over time."""
     law, total = source.log_joint.exp(), 0.0
     token, state = (grid.reshape(-1, 1) for grid in torch.meshgrid(*[torch.arange(source.states)] * 2, indexing="ij"))
-    width = math.log(100) / points  # midpoints in log t
     for index in range(points):
-        moment = EARLIEST * math.exp((index + 0.5) * width)
-        time = torch.full((len(token),), moment, dtype=torch.float64)
-        rows = method.spectrum.transition(clock(time[0]))
+        time = torch.full((len(token),), (index + 0.5) / points, dtype=torch.float64)
+        rows = method.spectrum.transition(method.spectrum.clock(time[0]))
         model = method.log_probs(state, time).exp() @ rows
         rate = method.divergence_rate(rows[token], model, state)[:, 0].nan_to_num(0.0, 0.0, 0.0)
         weight = law[token[:, 0]] * rows[token[:, 0], state[:, 0]]
-        total += float((weight * speed(time) * rate).sum()) * moment * width
-    rows = method.spectrum.transition(clock(torch.tensor(EARLIEST, dtype=torch.float64)))
+        total += float((weight * method.spectrum.speed(time) * rate).sum()) / points
+    rows = method.spectrum.transition(method.spectrum.clock(torch.tensor(0.0, dtype=torch.float64)))
     joint = law[:, None] * rows
     posterior = joint / joint.sum(0)
     return total - float(torch.xlogy(joint, posterior).nan_to_num().sum()) + float((law * method.prior()).sum())

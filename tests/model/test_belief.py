@@ -15,6 +15,7 @@ from torch import Tensor
 from rdlm.config import Interface, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.model.belief import SMALLEST, TABLES, Belief, BeliefNetwork, HiddenMarkov, Ngram
+from rdlm.model.bigram import Bigram, count_pairs
 from rdlm.model.network import build
 from rdlm.model.ngram import count_contexts
 
@@ -45,6 +46,12 @@ def hidden_markov(seed: int = 0) -> HiddenMarkov:
     return belief
 
 
+def bigram(pairs: int = 7) -> Bigram:
+    belief = Bigram(VOCABULARY, pairs)
+    belief.fit(lambda: source())
+    return belief
+
+
 def log_joint(belief: Belief, length: int = LENGTH, prefix: tuple[int, ...] = ()) -> Tensor:
     """The log-probability of every sequence after a prefix, [V, ..., V], from the chain's own predictions."""
     sequences = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=length)))
@@ -68,7 +75,14 @@ def enumerated(joint: Tensor, evidence: Tensor) -> Tensor:
     return torch.stack(found).log_softmax(-1)
 
 
-BELIEFS = [ngram, hidden_markov, lambda: ngram(order=2, states=4), lambda: ngram(order=6, states=200)]
+BELIEFS = [
+    ngram,
+    hidden_markov,
+    bigram,
+    lambda: bigram(20),
+    lambda: ngram(order=2, states=4),
+    lambda: ngram(order=6, states=200),
+]
 
 
 @pytest.mark.parametrize("make", BELIEFS)
@@ -215,6 +229,98 @@ def test_impossible_chains_are_refused(arguments: tuple[int, int, int], message:
         Ngram(*arguments)
 
 
+# -- bigrams of large vocabularies ------------------------------------------------------------------
+
+
+def test_pairs_are_interpolated_with_the_number_of_symbols_before() -> None:
+    """Three rows by hand: counts 0: 2, 1: 5, 2: 2; pairs 01 twice, 10, 12 and 11 once; 0 and 2 have one predecessor."""
+    rows = torch.tensor([[0, 1, 2], [0, 1, 1], [1, 0, 2]])[:, :3]
+    belief = Bigram(4, 10)
+    belief.fit(lambda: rows)
+    count = torch.tensor([3.5, 4.5, 2.5, 0.5])  # half an occurrence more
+    assert torch.allclose(belief.log_start.exp(), count / count.sum())
+    pairs = {(0, 1): 2, (1, 2): 1, (1, 1): 1, (1, 0): 1, (0, 2): 1}
+    lower = torch.tensor([1.5, 2.5, 2.5, 0.5])
+    lower = lower / lower.sum()
+    expected = torch.zeros(4, 4)
+    for (first, second), found in pairs.items():
+        expected[first, second] = (found - 0.75) / count[first]
+    expected += (1 - expected.sum(1, keepdim=True)) * lower
+    behind = belief.predicted(torch.tensor([[0, 0], [1, 0], [2, 0], [3, 0]]))
+    assert torch.allclose(behind[:, 1].exp(), expected, atol=1e-6)
+    assert torch.allclose(behind[:, 0].exp(), count / count.sum(), atol=1e-6)
+
+
+def test_the_pairs_that_gain_most_are_kept() -> None:
+    rows = source()
+    whole, few = (count_pairs(rows, VOCABULARY, most) for most in (9, 3))
+
+    def pairs(tables: dict[str, Tensor]) -> list[tuple[int, int]]:
+        first = torch.arange(VOCABULARY).repeat_interleave(tables["count"])
+        return list(zip(first.tolist(), tables["second"].tolist(), strict=True))
+
+    assert len(pairs(few)) == 3 and set(pairs(few)) < set(pairs(whole)) and len(set(pairs(whole))) == 9
+    gain = dict(
+        zip(pairs(whole), (whole["log_weight"] - whole["log_lower"][whole["second"].long()]).tolist(), strict=True)
+    )
+    assert min(gain[pair] for pair in pairs(few)) > min(gain.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "message"),
+    [
+        ("second", torch.tensor([0, 1, 2, 0, 1, 2, 99]), "not symbols"),
+        ("second", torch.tensor([0, 1, 2, 0, 1, 2, -1]), "not symbols"),
+        ("count", torch.tensor([3, 3, 2]), "not as many"),
+        ("count", torch.tensor([5, 5, -3]), "not as many"),
+        ("log_weight", torch.zeros(7), "more than 1"),
+        ("log_lower", torch.zeros(3), "do not sum to 1"),
+        ("log_start", torch.full((3,), math.nan), "do not sum to 1"),
+    ],
+)
+def test_damaged_pairs_are_refused(table: str, value: Tensor, message: str) -> None:
+    belief = bigram(7)
+    belief.check()
+    getattr(belief, table).copy_(value)
+    with pytest.raises(ValueError, match=message):
+        belief.check()
+
+
+def test_a_bigram_model_needs_pairs() -> None:
+    with pytest.raises(InputError, match=r"at least 1 pair, got model\.states 0"):
+        Bigram(3, 0)
+
+
+def test_some_steps_train_the_network_alone() -> None:
+    """In a share of the steps the chain is not evaluated, and the network's logits are the output."""
+    net = network("bigram").train()
+    evidence = features_of(torch.randn(8, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(0)))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        own = net.network(evidence, 0.0)[..., :VOCABULARY]
+        alone = [torch.equal(net(evidence, 0.0), own) for _ in range(200)]
+    assert 0.75 < sum(alone) / len(alone) < 0.97
+
+
+@pytest.mark.parametrize("belief", ["ngram", "bigram"])
+def test_tied_logits_above_a_chain_start_at_the_frequencies(belief: str) -> None:
+    """The weights of the chain have rows of their own, and the joint prediction starts at the chain's."""
+    torch.manual_seed(0)
+    config = TransformerConfig(width=16, layers=1, heads=2, belief=belief, states=9, tie=True, frequencies=True)
+    net = build(config, Interface(VOCABULARY, VOCABULARY))
+    assert isinstance(net, BeliefNetwork)
+    net.belief.fit(lambda: source())
+    net.start_at_frequencies(source())
+    evidence = features_of(torch.zeros(1, 4, VOCABULARY))
+    own = net.network(evidence, 0.0)
+    assert own.shape[-1] == VOCABULARY + 2 and net.network.head.untied.shape == (2, 16)
+    assert torch.allclose(
+        own[..., :VOCABULARY].softmax(-1), net.belief.log_frequencies.exp().expand(1, 4, -1), atol=1e-5
+    )
+    joint = net.eval()(evidence, 0.0).softmax(-1)
+    assert torch.allclose(joint, net.belief(torch.zeros(1, 4, VOCABULARY)).exp(), atol=1e-5)
+
+
 # -- inside a network ------------------------------------------------------------------------------
 
 
@@ -257,7 +363,7 @@ def test_in_training_the_network_predicts_alone_at_half_of_the_positions() -> No
     assert torch.equal(mixed[~alone], joint[~alone])
 
 
-@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+@pytest.mark.parametrize("belief", ["ngram", "bigram", "hmm"])
 def test_ids_are_certain_evidence_and_the_mask_is_none(belief: str) -> None:
     net = network(belief, features=VOCABULARY + 1)
     ids = torch.tensor([[0, 3, 2, 3, 1]])  # 3 is the mask
@@ -269,7 +375,7 @@ def test_ids_are_certain_evidence_and_the_mask_is_none(belief: str) -> None:
 
 
 @pytest.mark.parametrize("belief_input", [False, True])
-@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+@pytest.mark.parametrize("belief", ["ngram", "bigram", "hmm"])
 def test_no_block_sees_a_later_block_or_its_own_clean_symbols(belief: str, belief_input: bool) -> None:
     net, block = network(belief, belief_input=belief_input), 2
     generator = torch.Generator().manual_seed(1)
@@ -297,7 +403,7 @@ def test_no_block_sees_a_later_block_or_its_own_clean_symbols(belief: str, belie
 
 
 @pytest.mark.parametrize("belief_input", [False, True])
-@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+@pytest.mark.parametrize("belief", ["ngram", "bigram", "hmm"])
 def test_a_cache_gives_the_logits_of_whole_sequences(belief: str, belief_input: bool) -> None:
     net, block = network(belief, belief_input=belief_input), 2
     ids = torch.randint(VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(2))
@@ -317,7 +423,7 @@ def test_a_cache_gives_the_logits_of_whole_sequences(belief: str, belief_input: 
 
 
 @pytest.mark.parametrize("belief_input", [False, True])
-@pytest.mark.parametrize("belief", ["ngram", "hmm"])
+@pytest.mark.parametrize("belief", ["ngram", "bigram", "hmm"])
 def test_causal_networks_see_the_past_only_and_cache_it(belief: str, belief_input: bool) -> None:
     net = network(belief, causal=True, features=VOCABULARY + 1, belief_input=belief_input)
     ids = torch.cat([torch.full((2, 1), VOCABULARY), torch.randint(VOCABULARY, (2, 5))], 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rdlm.evaluate.metrics import permutation_test
+from experiments.discrepancy import permutation_test
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start
 from rdlm.process.exact import ExactLaw, FreshLaw, draw_states, tabulate
 from rdlm.process.law import _parameters

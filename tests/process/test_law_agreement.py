@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rdlm.evaluate.metrics import permutation_test
+from experiments.discrepancy import permutation_test
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
 from rdlm.process.normal import precompute

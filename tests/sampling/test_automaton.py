@@ -84,7 +84,7 @@ def test_token_codes_accept_the_codes_of_tokens(vocabulary: int, base: int) -> N
     layout = Layout(vocabulary, base)
     automaton = token_codes(vocabulary, base, layout.digits)
     codes = torch.tensor(list(itertools.product(range(base), repeat=layout.digits)))
-    assert torch.equal(automaton.accepting[automaton.run(codes)], layout.decode(codes[:, None])[0][:, 0] >= 0)
+    assert torch.equal(automaton.accepting[automaton.run(codes)], layout.decode(codes[:, None])[:, 0] >= 0)
 
 
 ALPHABET = "ab1 "

@@ -95,10 +95,10 @@ def test_decoded_digits_are_codes_of_tokens(vocabulary: int, base: int, seed: in
     digit = torch.randint(layout.base, (3, 4 * m), generator=generator)
     decoding = torch.tensor([True, False, True, True]).repeat_interleave(m).expand(3, -1)
     point = torch.rand(3, 4 * m, generator=generator, dtype=torch.float64)
-    before = layout.decode(digit.unflatten(1, (-1, m))).ids
+    before = layout.decode(digit.unflatten(1, (-1, m)))
     wrong = (before < 0) & decoding[:, ::m]
     for choice in (lambda one: one, most_likely):
         found, invalid = valid_digits(codes, digit.clone(), decoding, log_probs, point, choice, m)
-        after = layout.decode(found.unflatten(1, (-1, m))).ids
+        after = layout.decode(found.unflatten(1, (-1, m)))
         assert invalid == int(wrong.sum())
         assert torch.equal(after[~wrong], before[~wrong]) and bool((after[wrong] >= 0).all())

@@ -63,7 +63,11 @@ def test_the_smallest_temperature_is_greedy(served: Served, path: str) -> None:
     assert without.sub("", coldest.text) == without.sub("", frozen.text)
 
 
-@pytest.mark.parametrize("header", [{"Host": "["}, {"Host": "[::1"}, {"Origin": "http://["}, {"Origin": "x"}])
+HOSTS = ("[", "[::1", "[::1%25lo]", "evil@127.0.0.1", "127.0.0.1/evil", "127.0.0.1?evil", "127.0.0.1#evil")
+HOSTS += ("127.0.0.1:evil", "127.0.0.1:999999", "127.0.0.1:1:1", "localhost.", "127.1", "2130706433", "::1")
+
+
+@pytest.mark.parametrize("header", [*({"Host": host} for host in HOSTS), {"Origin": "http://["}, {"Origin": "x"}])
 def test_malformed_hosts_and_origins_are_rejected(served: Served, header: dict[str, str]) -> None:
     answer = served.get("/v1/models", headers=header)
     assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
@@ -75,6 +79,18 @@ def test_objects_with_many_fields_get_one_error(place: str) -> None:
     with pytest.raises(HttpError) as caught:
         read(raw.encode(), CompletionBody)
     assert caught.value.status == 400 and "50000 fields; at most 1024" in caught.value.message
+
+
+@pytest.mark.parametrize("raw", ['{"prompt": "a", "prompt": "b"}', '{"stream_options": {"x": 1, "y": 2, "x": 1}}'])
+def test_a_field_given_twice_is_an_error(raw: str) -> None:
+    with pytest.raises(HttpError, match=r"two fields (prompt|x)") as caught:
+        read(raw.encode(), CompletionBody)
+    assert caught.value.status == 400 and caught.value.param in ("prompt", "x")
+
+
+def test_a_number_of_thousands_of_digits_is_an_error() -> None:
+    with pytest.raises(HttpError, match="a number has 401 digits; at most 400 are read"):
+        read(b'{"seed": %d}' % 10**400, CompletionBody)
 
 
 LEAK = """

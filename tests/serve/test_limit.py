@@ -139,6 +139,47 @@ def test_a_signal_shuts_down_gracefully(runs: Path, ending: signal.Signals) -> N
         assert answer.status_code == 503 and "shutting down" in answer.json()["error"]["message"]
 
 
+SLOW = """
+import sys, time
+from rdlm.cli.main import main
+from rdlm.sampling.batching import Batcher
+from rdlm.serve import openai
+evaluate, prepare = Batcher.__call__, openai.prepare
+Batcher.__call__ = lambda self, queries: (time.sleep(100), evaluate(self, queries))[1]
+openai.prepare = lambda model, options: (time.sleep(100 * (options.steps == 7)), prepare(model, options))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+"""A service whose network calls take 100 seconds, and the preparation of requests for 7 steps, too."""
+
+RUNNING: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/completions?": {"prompt": "a", "stream": True},
+    "/v1/completions??": {"prompt": "a", "steps": 7},
+    "/v1/score": {"input": "abcdef"},
+    "/v1/restore": {"text": "a?c", "samples": 1},
+    "/v1/trajectory": {"prompt": "a"},
+}
+
+
+def test_a_signal_ends_a_service_whose_threads_hang(runs: Path, tmp_path: Path) -> None:
+    """Each request gets 503, and the process ends: Python would wait for the threads."""
+    with (tmp_path / "log").open("w+") as log, ThreadPoolExecutor(len(RUNNING)) as crowd:
+        with serving(str(runs / "together"), program=("-c", SLOW), messages=log) as served:
+            answers = [crowd.submit(served.post, path, body) for path, body in RUNNING.items()]
+            while served.counted("rdlm_live_samples") + served.counted("rdlm_waiting_samples") < 3:
+                time.sleep(0.05)
+            time.sleep(0.5)
+            begin = time.monotonic()
+            served.process.terminate()
+            assert served.process.wait(timeout=60) == 0
+            assert time.monotonic() - begin < 45  # 9 seconds, on a machine that may be busy
+        for answer in answers:
+            assert answer.result().status_code == 503 and answer.result().json()["error"]["code"] == "closing"
+        log.seek(0)
+        messages = log.read()
+        assert "Traceback" not in messages and "a thread did not end within 9 s" in messages
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -153,7 +154,11 @@ def test_a_foreign_page_is_rejected(served: Served) -> None:
     checked(served.get("/v1/models", headers={"Host": "evil.example"}), 403)
     checked(served.get("/v1/models", headers={"Origin": "https://evil.example"}), 403)
     checked(served.get("/v1/models", headers={"Origin": "null"}), 403)
-    answer = served.get("/v1/models", headers={"Origin": served.url})
+    foreign = {"Origin": served.url.replace("http", "evil")}, {"Sec-Fetch-Site": "cross-site"}
+    for header in (*foreign, {"Sec-Fetch-Site": "same-site"}):
+        checked(served.get("/v1/process", headers=header), 403)
+    assert served.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link to the page
+    answer = served.get("/v1/models", headers={"Origin": served.url, "Sec-Fetch-Site": "same-origin"})
     assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
 
 
@@ -167,8 +172,18 @@ def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
             middleware._check_access(
                 {"type": "http", "path": "/v1/x", "headers": [(b"authorization", f"Bearer {given}".encode("latin-1"))]}
             )
-        assert compared.pop() == (given.encode(), b"secret")
+        assert compared.pop() == (given.encode("latin-1"), b"secret")
     middleware._check_access({"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer secret")]})
+
+
+@pytest.mark.parametrize("token", ["pässwörd, eine Umschrift", os.fsdecode(b"\xff not of UTF-8 \xfe")])
+def test_a_token_may_have_any_bytes(token: str) -> None:
+    """Such a token never matched, or every request ended with status 500."""
+    middleware = AccessMiddleware(lambda *_: None, Metrics(), token)  # type: ignore[arg-type, return-value]
+    scope = {"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer " + os.fsencode(token))]}
+    middleware._check_access(scope)
+    with pytest.raises(HttpError, match="a token is needed"):
+        middleware._check_access({**scope, "headers": [(b"authorization", "Bearer pässwörd".encode("latin-1"))]})
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,51 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
+def feed(parser: h11.Connection, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        parser.receive_data(piece)
+        parser.next_event()
+
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"GET / HTTP/1.1\nHost: x\n\n", "carriage return"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\n", "carriage return"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\r\n Content-Length: 5\r\n\r\n", "continues"),
+        (b"PRI * HTTP/2.0\r\n\r\n", "versions"),
+        (b"GET / HTTP/1.2\r\nHost: x\r\n\r\n", "versions"),
+        (POST + b"Content-Length: 1\r\ncontent-length: 1\r\n\r\na", "several lengths"),
+        (POST + b"Content-Length: 1, 1\r\n\r\na", "several lengths"),
+        (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", "several lengths"),
+        (POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n", "HTTP/1.0 has no"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", "too large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: a\r\n" * 200 + b"\r\n", "too large"),
+    ],
+)
+def test_heads_that_other_parsers_read_differently_are_refused(head: bytes, reason: str) -> None:
+    """In one piece and in single bytes: the limit of a head did not hold for one that arrived at once."""
+    for step in (len(head), 1):
+        parser = server.StrictParser(h11.SERVER, 1 << 15)
+        with pytest.raises(h11.RemoteProtocolError, match=f"{reason}|too long"):
+            feed(parser, [head[at : at + step] for at in range(0, len(head), step)])
+
+
+def test_pipelined_heads_are_checked_alone() -> None:
+    """The body of a request may have line feeds, and the head behind it is checked."""
+    parser = server.StrictParser(h11.SERVER, 1 << 15)
+    parser.receive_data(POST + b"Content-Length: 3\r\n\r\n\n a" + b"GET / HTTP/1.1\r\nHost: x\n\n")
+    assert [type(parser.next_event()) for _ in range(3)] == [h11.Request, h11.Data, h11.EndOfMessage]
+    parser.send(h11.Response(status_code=200, headers=[(b"Content-Length", b"0")]))
+    parser.send(h11.EndOfMessage())
+    parser.start_next_cycle()
+    with pytest.raises(h11.RemoteProtocolError, match="carriage return"):
+        parser.next_event()
+
+
 def body(pieces: int, size: int) -> bytes:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + b"%x\r\n%b\r\n" % (size, b"a" * size) * pieces + b"0\r\n\r\n"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rdlm.errors import DamagedFileError
-from rdlm.storage.allocation_limit import AllocationLimit
+from rdlm.storage.checkpoint import AllocationLimit
 
 
 def test_sizes_are_counted_before_anything_is_allocated() -> None:

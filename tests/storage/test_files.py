@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rdlm.errors import DamagedFileError, InputError
+from rdlm.storage import files
 from rdlm.storage import tables as tables_of_cache
 from rdlm.storage.files import (
     COMPILED_VARIABLE,
@@ -279,3 +280,38 @@ def test_an_output_file_replaces_nothing_unasked(tmp_path: Path) -> None:
             check_output("--out", special, True)
     with pytest.raises(InputError, match="is a folder: give a file"):
         check_output("--out", tmp_path, True)
+
+
+def test_a_new_folder_removes_what_killed_processes_have_left(tmp_path: Path) -> None:
+    """Not the folder of a running process, one that is new, a link, or of another name."""
+    names = (".model[1].old.part", ".model[1].new.part", ".model[1].held.part", ".model1.x.part", "kept.part")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+        if "new" not in name:
+            os.utime(tmp_path / name, (0, 0))
+    (tmp_path / ".model[1].link.part").symlink_to(tmp_path / "kept.part")
+    holder = os.open(tmp_path / names[2], os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with files.new_folder(tmp_path / "model[1]") as folder:
+        assert folder.is_dir() and folder.parent == tmp_path
+    os.close(holder)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], ".model[1].link.part"}
+    assert (tmp_path / "kept.part" / "file").exists()
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_two_folders_exchange_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_one_step: bool) -> None:
+    if not in_one_step:
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda name: object())
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    files.exchange(tmp_path / "new", tmp_path / "old")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"new", "new/old", "old", "old/new"}
+
+
+def test_a_pipe_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        files.sha256_of(tmp_path / "pipe")

@@ -50,7 +50,7 @@ def figures(record: dict[str, Any]) -> list[str]:
         f"{record['file size limits']} file size limits",
         f"{record['signals']} signals",
         f"{record['kills of one of two']} kills of one of two",
-        f"{record['mutations']:,} spoilt",
+        f"{record['mutations']:,} damaged",
         f"{sum(record['mutations refused'].values()):,} refused",
         f"{sum(service['abuses'].values()):,} requests, {drawn:,} of them",
         f"{service['crowd sent']:,} requests",

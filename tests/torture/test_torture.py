@@ -48,7 +48,7 @@ def test_a_dead_process_holds_nothing(whole: Victim, tmp_path: Path) -> None:
     assert different(victim.run, whole.run)[0] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_with_its_code(number: signal.Signals, whole: Victim, tmp_path: Path) -> None:
     victim = Victim(tmp_path / "run", whole.book, 2000)
     assert faults.stop(victim, random.Random(0), number) > 0

@@ -19,6 +19,7 @@ from toy import LENGTH, Toy, blockwise_config, failing, spoiling, toy_config, to
 from rdlm.data.batch import Batch
 from rdlm.display import progress
 from rdlm.errors import DivergedError, InputError
+from rdlm.methods import build
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
@@ -80,13 +81,13 @@ def test_levels_by_information_are_measured_again_or_restored(save_every: int, t
                 raise RuntimeError("struck")
             return super().loss(batch, draw)
 
-    train(config, tmp_path / "whole", Rdlm.build, load=toy_corpus)
+    train(config, tmp_path / "whole", build, load=toy_corpus)
     with pytest.raises(RuntimeError, match="struck"):
         train(config, tmp_path / "run", lambda c, corpus: Struck(c, corpus.tokenizer.size), load=toy_corpus)
     assert run_folder.newest(tmp_path / "run") == {25: 25, 13: 26}[save_every]
-    train(config, tmp_path / "run", Rdlm.build, load=toy_corpus)
+    train(config, tmp_path / "run", build, load=toy_corpus)
     runs.assert_same(tmp_path / "run", tmp_path / "whole")
-    unmeasured = Rdlm.build(config, toy_corpus(config)).proposal.mass
+    unmeasured = build(config, toy_corpus(config)).proposal.mass
     assert not torch.equal(runs.tensors(tmp_path / "run")["method/proposal.mass"], unmeasured)
 
 
@@ -210,7 +211,7 @@ def test_mistakes_show_before_anything_is_made(training: dict[str, object], mess
 def test_a_corpus_shorter_than_the_length_is_named(tmp_path: Path) -> None:
     config = toy_config()
     config = replace(config, data=replace(config.data, length=10_000))
-    with pytest.raises(InputError, match="fewer than length 10000"):
+    with pytest.raises(InputError, match="fewer than a sequence of 10,000"):
         train(config, tmp_path / "run", Toy, load=toy_corpus)
     assert not (tmp_path / "run").exists()
     (tmp_path / "file").touch()
@@ -345,6 +346,8 @@ def test_a_busy_machine_ends_the_training_earlier(monkeypatch: pytest.MonkeyPatc
             with budget.step():
                 now += seconds
 
+    steps(0.9)  # the first step takes longer: a run of 25 steps ended after it
+    assert budget.slowness == 1
     steps(0.1, 0.05, 0.1)
     assert budget.training_end(training) == pytest.approx(60 - reserve) and budget.affordable_nfe(8) == 8
     steps(9.0)  # one step that measures the information

@@ -17,7 +17,7 @@ from toy import FEW, Toy, blockwise_config, coded_config, toy_config, toy_corpus
 
 from rdlm.config import TrainingConfig
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.methods.rdlm import Rdlm
+from rdlm.methods import build
 from rdlm.model.network import device_of
 from rdlm.storage import checkpoint, run_folder
 from rdlm.train import record
@@ -80,7 +80,7 @@ def test_muon_makes_whole_matrices_orthogonal(parallel: str, pair: Path, tmp_pat
 
 
 def test_codes_are_trained_alike_by_two_processes(tmp_path: Path, runs, pair: Path) -> None:
-    train(coded_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    train(coded_config(accumulate=2), tmp_path / "run", build, load=toy_corpus)
     codes = runs.tensors(pair / "ddp-coded")["network/codes.weight"]
     torch.testing.assert_close(codes.norm(dim=1), torch.ones(len(codes)))
     assert runs.distance(pair / "ddp-coded", tmp_path / "run", but="attention.qkv.bias") < 1e-4
@@ -88,10 +88,10 @@ def test_codes_are_trained_alike_by_two_processes(tmp_path: Path, runs, pair: Pa
 
 def test_a_run_with_codes_resumes_bit_for_bit(tmp_path: Path, runs) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(coded_config(), whole, Rdlm.build, load=toy_corpus)
+    train(coded_config(), whole, build, load=toy_corpus)
     shutil.copytree(whole, parts)
     shutil.rmtree(parts / "checkpoint-00000020")
-    train(coded_config(), parts, Rdlm.build, load=toy_corpus)
+    train(coded_config(), parts, build, load=toy_corpus)
     found, again = runs.tensors(whole), runs.tensors(parts)
     assert all(found[name].equal(again[name]) for name in found) and "optimizer/codes.weight.exp_avg" in found
     moved = (found["network/codes.weight"] - found["ema/codes.weight"]).abs().max()
@@ -102,7 +102,7 @@ def test_a_run_with_codes_resumes_bit_for_bit(tmp_path: Path, runs) -> None:
 def test_a_network_with_two_forward_passes_per_step_trains_alike(
     parallel: str, pair: Path, tmp_path: Path, runs
 ) -> None:
-    train(blockwise_config(accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    train(blockwise_config(accumulate=2), tmp_path / "run", build, load=toy_corpus)
     # The bias of keys changes no attention: all its gradient is rounding, which Adam blows up.
     assert runs.distance(pair / f"{parallel}-blockwise", tmp_path / "run", but="attention.qkv.bias") < 1e-5
     assert runs.distance(pair / f"{parallel}-blockwise", tmp_path / "run") < 1e-4
@@ -110,7 +110,7 @@ def test_a_network_with_two_forward_passes_per_step_trains_alike(
 
 def test_processes_may_draw_unequal_numbers_of_forward_passes(pair: Path, tmp_path: Path, runs) -> None:
     """One process has a blockwise sequence where the other has none; with buffers to broadcast, both waited forever."""
-    train(blockwise_config(FEW, accumulate=2), tmp_path / "run", Rdlm.build, load=toy_corpus)
+    train(blockwise_config(FEW, accumulate=2), tmp_path / "run", build, load=toy_corpus)
     assert runs.distance(pair / "ddp-uneven", tmp_path / "run") < 1e-4
 
 

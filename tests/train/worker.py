@@ -11,7 +11,7 @@ import torch
 from toy import FEW, Toy, blockwise_config, coded_config, failing, toy_config, toy_corpus
 
 from rdlm.errors import InputError
-from rdlm.methods.rdlm import Rdlm
+from rdlm.methods import build
 from rdlm.random import Draw
 from rdlm.storage import checkpoint
 from rdlm.train.loop import train
@@ -62,11 +62,11 @@ with team("cpu"):  # one meeting for all runs
     run("ddp-muon", "ddp", optimizer="muon")
     run("fsdp-muon", "fsdp", optimizer="muon")
     for parallel in ("ddp", "fsdp"):
-        train(blockwise_config(parallel=parallel), PLACE / f"{parallel}-blockwise", Rdlm.build, load=toy_corpus)
-    train(blockwise_config(FEW), PLACE / "ddp-uneven", Rdlm.build, load=toy_corpus)
-    train(coded_config(parallel="ddp"), PLACE / "ddp-coded", Rdlm.build, load=toy_corpus)
+        train(blockwise_config(parallel=parallel), PLACE / f"{parallel}-blockwise", build, load=toy_corpus)
+    train(blockwise_config(FEW), PLACE / "ddp-uneven", build, load=toy_corpus)
+    train(coded_config(parallel="ddp"), PLACE / "ddp-coded", build, load=toy_corpus)
     with pytest.raises(InputError, match="cannot be sharded"):
-        train(coded_config(parallel="fsdp"), PLACE / "fsdp-coded", Rdlm.build, load=toy_corpus)
+        train(coded_config(parallel="fsdp"), PLACE / "fsdp-coded", build, load=toy_corpus)
     run("ddp-joined", "ddp")  # one process began these two
     run("fsdp-joined", "fsdp")
     with pytest.MonkeyPatch.context() as patch:  # the leader dies before the checkpoint gets its name

@@ -38,13 +38,10 @@ from rdlm.sampling.prompt import OPEN, Prompt, Window, framed, infilled, restric
 from rdlm.sampling.sampler import Output, Sampler, StepInfo
 from rdlm.sampling.solvers import Solver, solver_of
 from rdlm.storage.files import read_json
+from rdlm.storage.measurements import CURVE
 
 BASELINE_OPTIONS: Final = ("num", "length", "steps", "seed", "batch")
 """The options of methods other than rdlm."""
-
-CURVE: Final = "curve.json"
-"""The measured information beside a checkpoint: `{"noise": [S, ..., 0], "nats": [0, ..., total]}`, the nats gained down
-to each level of remaining noise."""
 
 SHOWN: Final = 60
 """Characters of a sample in its one-line representation."""
@@ -104,6 +101,15 @@ class Generation:
     def _repr_html_(self) -> str:
         return notebook.generation(self)
 
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.samples[index]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self.samples)
+
     @property
     def tokens(self) -> Int[Tensor, "num length"]:
         """The ids of all samples."""
@@ -134,10 +140,7 @@ def generate(
         output = prepared.run(progress, record)
     if record is not None:
         record.finish(output.token[0])
-    samples = _samples(model, output.token, options.seed)
-    known = tuple((prepared.prompt.known != OPEN).tolist())
-    nfe, bound = int(output.nfe.max()), prepared.claims_bound
-    return Generation(samples, prepared.options, nfe, output.invalid, bound, record, model, known, prepared.order)
+    return prepared.generation(output, record)
 
 
 def generate_steps(model: LanguageModel, options: SamplingOptions) -> Generator[WindowStep, None, Generation]:
@@ -157,9 +160,7 @@ def generate_steps(model: LanguageModel, options: SamplingOptions) -> Generator[
         except StopIteration as stop:
             output: Output = stop.value
     yield from seen
-    samples, known = _samples(model, output.token, options.seed), tuple((prepared.prompt.known != OPEN).tolist())
-    nfe, bound = int(output.nfe.max()), prepared.claims_bound
-    return Generation(samples, prepared.options, nfe, output.invalid, bound, None, model, known, prepared.order)
+    return prepared.generation(output)
 
 
 def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: Progress | None) -> Generation:
@@ -189,18 +190,21 @@ class PreparedSampling:
     model: LanguageModel
     options: SamplingOptions
     """The options, with the chosen order and its number of steps."""
+    order: ChosenOrder
     prompt: Prompt
     windows: tuple[Window, ...]
+    """The windows with open tokens."""
     solver: Solver
-    automaton: Automaton | None
-    codes: Automaton | None
-    condition: Tensor | None
     grid: Callable[[int], Grid]
-    order: ChosenOrder
+    """Returns the grid of a number of steps."""
     device: torch.device
     """The device of the network."""
-    is_signal: bool
-    """Whether the condition is a number per token."""
+    condition: Tensor | None = None
+    """A class, or a signal with a number per token, for a batch of one."""
+    automaton: Automaton | None = None
+    """Accepts the texts that match the regex."""
+    codes: Automaton | None = None
+    """Accepts the codes of tokens, if tokens are split into digits."""
     classifier: Classifier | None = None
     classifier_scale: float = 1.0
 
@@ -208,12 +212,12 @@ class PreparedSampling:
     def claims_bound(self) -> bool:
         """Whether the likelihood bound of the same chain holds for these samples."""
         plain = len(self.windows) == 1 and not self.model.config.model.self_condition and self.classifier is None
-        return plain and not self.options.changes_distribution and self.solver.bound is not None
+        return plain and not self.options.changes and self.solver.bound is not None
 
     @property
-    def steps(self) -> int:
-        """The sampling steps of each window."""
-        return self.order.nfe
+    def is_signal(self) -> bool:
+        """Whether the condition is a number per token."""
+        return self.condition is not None and self.condition.is_floating_point()
 
     @cached_property
     def batcher(self) -> Batcher:
@@ -227,13 +231,27 @@ class PreparedSampling:
         """Return the tokens of all samples, batch by batch; a trace follows the first sample."""
         seeds = range(self.options.seed, self.options.seed + self.options.num)
         batches = [seeds[at : at + self.options.batch] for at in range(0, len(seeds), self.options.batch)]
-        report = _StepCount(progress, self.steps * len(self.windows) * len(batches))
+        report = _StepCount(progress, self.order.nfe * len(self.windows) * len(batches))
         outputs = []
         for index, batch in enumerate(batches):
             callback = partial(report, len(batch), None if index else trace)
             outputs.append(drive(self.sample(batch, callback), self.batcher))
         token, nfe = torch.cat([one.token for one in outputs]), torch.cat([one.nfe for one in outputs])
         return Output(token, sum(one.invalid for one in outputs), nfe)
+
+    def generation(self, output: Output, trace: Trace | None = None) -> Generation:
+        """Return the output of all batches as samples, with the settings of their generation."""
+        return Generation(
+            _samples(self.model, output.token, self.options.seed),
+            self.options,
+            network_calls=int(output.nfe.max()),
+            invalid_codes=output.invalid,
+            claims_bound=self.claims_bound,
+            trace=trace,
+            model=self.model,
+            known=tuple((self.prompt.known != OPEN).tolist()),
+            order=self.order,
+        )
 
     def sample(
         self, seeds: Sequence[int], callback: Callable[[Sequence[int], WindowStep], object] | None = None
@@ -243,11 +261,11 @@ class PreparedSampling:
         noise = RandomStreams([generator_of("sample", seed) for seed in seeds], len(seeds))
         token = self.prompt.known.repeat(len(seeds), 1)
         nfe, invalid = torch.zeros(len(seeds), dtype=torch.long), 0
-        for path, places in self._paths(noise):
-            watch = None if callback is None else partial(callback, places)
-            own = noise if len(places) == len(seeds) else noise.subset(places)
-            output = yield from self._sample_path(path, own, watch)
-            token[places], nfe[places] = output.token, output.nfe
+        for path, rows in self._paths(noise):
+            own_callback = None if callback is None else partial(callback, rows)
+            own_noise = noise if len(rows) == len(seeds) else noise.subset(rows)
+            output = yield from self._sample_path(path, own_noise, own_callback)
+            token[rows], nfe[rows] = output.token, output.nfe
             invalid += output.invalid
         return Output(token, invalid, nfe)
 
@@ -263,7 +281,7 @@ class PreparedSampling:
                 yield path, mask.nonzero().flatten().tolist()
 
     def _sample_path(
-        self, path: ProcessPath, noise: RandomStreams, watch: Callable[[WindowStep], object] | None
+        self, path: ProcessPath, noise: RandomStreams, callback: Callable[[WindowStep], object] | None
     ) -> Generator[Query, Tensor, Output]:
         """Sample rows on one path, window after window."""
         method, length = self.model.rdlm, min(self.prompt.length, self.model.length)
@@ -274,30 +292,30 @@ class PreparedSampling:
         for window in self.windows:
             known = token[:, window.begin : window.end]
             is_open = (known == OPEN).repeat_interleave(layout.symbols_per_token, dim=1)
-            sampler = self._sampler(chain, window, token, watch)
+            sampler = self._sampler(chain, window, token, callback)
             output = yield from sampler.sample(layout.symbols(known.clamp_min(0)).masked_fill(is_open, OPEN), noise)
             token[:, window.begin : window.end] = layout.ids(output.token.cpu())
             nfe, invalid = nfe + output.nfe, invalid + output.invalid
         return Output(token, invalid, nfe)
 
     def _sampler(
-        self, chain: Chain, window: Window, token: Tensor, watch: Callable[[WindowStep], object] | None
+        self, chain: Chain, window: Window, token: Tensor, callback: Callable[[WindowStep], object] | None
     ) -> Sampler:
         """Return the sampler of one window."""
-        method, self_condition = self.model.rdlm, self.model.config.model.self_condition
+        method = self.model.rdlm
         return Sampler(
             self._denoiser(chain, window),
             chain,
             self.solver,
             method.process.schedule,
-            self._constraints(window, token),
-            method.chain_law(chain).to(self.device) if chain.switch >= 0 else None,
-            self.options.clean,
-            self.codes,
-            None if watch is None else lambda info: watch(WindowStep(window, token, info)),
-            self.device,
-            self._make_cache(chain),
-            self_condition,
+            constraints=self._constraints(window, token),
+            law=method.chain_law(chain).to(self.device) if chain.switch >= 0 else None,
+            clean=self.options.clean,
+            codes=self.codes,
+            callback=None if callback is None else lambda info: callback(WindowStep(window, token, info)),
+            device=self.device,
+            make_cache=self._make_cache(chain),
+            every_step=self.model.config.model.self_condition,
         )
 
     def _denoiser(self, chain: Chain, window: Window) -> GuidedDenoiser:
@@ -307,11 +325,11 @@ class PreparedSampling:
             condition = condition[:, window.begin * positions : window.end * positions]
         return GuidedDenoiser(
             method.denoiser,
-            None if condition is None else condition.to(self.device),
-            self.options.guidance,
-            self.options.temperature,
-            method.block_mask(chain),
-            self.model.config.model.self_condition,
+            condition=None if condition is None else condition.to(self.device),
+            guidance=self.options.guidance,
+            temperature=self.options.temperature,
+            block_mask=method.block_mask(chain),
+            self_condition=self.model.config.model.self_condition,
         )
 
     def _make_cache(self, chain: Chain) -> Callable[[], Cache] | None:
@@ -333,8 +351,15 @@ class PreparedSampling:
             rest = self.prompt.choices(self.model.tokenizer.size)[window.end :]
             entry = self.automaton.run(token[:, : window.begin])
             language = Restriction(self.automaton, entry, self.automaton.alive(rest))
-        truncation = (options.top_k, options.top_p, options.greedy)
-        return Constraints(*truncation, allowed, language, self.classifier, self.classifier_scale)
+        return Constraints(
+            options.top_k,
+            options.top_p,
+            options.greedy,
+            allowed,
+            language,
+            self.classifier,
+            self.classifier_scale,
+        )
 
 
 def prepare(
@@ -345,11 +370,13 @@ def prepare(
     trace: bool = False,
 ) -> PreparedSampling:
     """Return the checked options for a model; InputError for any invalid one."""
-    layout, tokenizer = model.rdlm.layout, model.tokenizer
-    prompt = _prompt(model, options)
-    order = _order(model, options, prompt)
+    layout, prompt = model.rdlm.layout, _prompt(model, options)
+    known, length = prompt.known != OPEN, min(prompt.length, model.length)
+    ahead = bool((known & ~known.cumprod(0).bool()).any())  # whether known tokens follow open ones
+    order = choose_order(model, options.order or "auto", options.steps, length, options.block, options.window, ahead)
+    if order.measured and (others := _other_than_measured(model, options, prompt.length, classifier)):
+        order = replace(order, choice=f"{order.choice}, which is not that of samples with {', '.join(others)}")
     options = replace(options, order=order.order, block=order.block, window=order.window, steps=order.nfe)
-    # A window without open tokens needs no sampling.
     parts = windows(prompt.length, model.length, options.stride)
     kept = tuple(part for part in parts if bool((prompt.known[part.begin : part.end] == OPEN).any()))
     if trace and prompt.length > model.length:
@@ -357,19 +384,36 @@ def prepare(
     automaton = _automaton(model, options, prompt)
     if layout.symbols_per_token > 1 and (prompt.allowed is not None or automaton is not None or classifier is not None):
         raise InputError("conditions on tokens need a model whose head is over tokens; this one's is over digits")
-    codes = token_codes(tokenizer.size, layout.base, layout.digits) if layout.symbols_per_token > 1 else None
-    condition, grid = _condition(model, options, prompt.length), grid_of(model, options.grid)
-    encoded = (prompt, kept, solver_of(options.solver), automaton, codes, condition, grid)
-    device = model.device
-    is_signal = condition is not None and condition.is_floating_point()
-    return PreparedSampling(model, options, *encoded, order, device, is_signal, classifier, classifier_scale)
+    return PreparedSampling(
+        model,
+        options,
+        order,
+        prompt,
+        kept,
+        solver_of(options.solver),
+        grid_of(model, options.grid),
+        device=model.device,
+        condition=_condition(model, options, prompt.length),
+        automaton=automaton,
+        codes=token_codes(layout.vocabulary, layout.base, layout.digits) if layout.symbols_per_token > 1 else None,
+        classifier=classifier,
+        classifier_scale=classifier_scale,
+    )
 
 
-def _order(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -> ChosenOrder:
-    """Return the order of the options, for the longest sequences of the network."""
-    known, length = prompt.known != OPEN, min(prompt.length, model.length)
-    ahead = bool((known & ~known.cumprod(0).bool()).any())
-    return choose_order(model, options.order or "auto", options.steps, length, options.block, options.window, ahead)
+def _other_than_measured(
+    model: LanguageModel, options: SamplingOptions, length: int, classifier: Classifier | None
+) -> list[str]:
+    """Return the names of the settings for which the bound that was measured for the order is not that of the
+    samples."""
+    own = {
+        f"solver {options.solver}": options.solver != "mixture",
+        f"grid {options.grid}": options.grid != "time",
+        f"length {length}": length != model.length,
+        "a classifier": classifier is not None,
+        "self-conditioning": model.config.model.self_condition,
+    }
+    return [*options.changes, *(name for name, differs in own.items() if differs)]
 
 
 def _prompt(model: LanguageModel, options: SamplingOptions) -> Prompt:
@@ -476,14 +520,14 @@ class _StepCount:
         self.progress, self.total, self.done = progress, total, 0.0
         self._behind = 0
 
-    def __call__(self, batch: int, trace: Trace | None, places: Sequence[int], step: WindowStep) -> None:
+    def __call__(self, batch: int, trace: Trace | None, rows: Sequence[int], step: WindowStep) -> None:
         info = step.info
         at, nfe = int(info.after.step.min()), info.sampler.chain.nfe
-        self.done += len(places) / batch * (at - self._behind)
+        self.done += len(rows) / batch * (at - self._behind)
         self._behind = at % nfe
         if self.progress is not None:
             self.progress(min(self.total, round(self.done)), self.total)
-        if trace is not None and places[int(info.rows[0])] == 0:
+        if trace is not None and rows[int(info.rows[0])] == 0:
             trace.record(info.before.state[0], info.log_probs[0])
 
 

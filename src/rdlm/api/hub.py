@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rdlm import __version__
 from rdlm.api import publish
 from rdlm.api.publish import Dtype
-from rdlm.data.fetch import hub_errors
-from rdlm.errors import DamagedFileError, InputError
+from rdlm.data.fetch import hub_errors, limited_downloads
+from rdlm.errors import InputError
 from rdlm.storage.files import LARGEST_JSON, cache_dir, make_cache_dir
 
 if TYPE_CHECKING:
@@ -51,36 +51,15 @@ def download(name: str) -> Path:
         make_cache_dir("hub")
         most = LARGEST_JSON
         for files in ([publish.CONFIG], list(publish.FILES)):
-            snapshot_download(
-                name,
-                local_dir=folder,
-                allow_patterns=files,
-                library_name="rdlm",
-                library_version=__version__,
-                tqdm_class=_limited(name, most),
-            )
+            with limited_downloads(name, most):
+                snapshot_download(
+                    name, local_dir=folder, allow_patterns=files, library_name="rdlm", library_version=__version__
+                )
             if not publish.is_published(folder):
                 raise InputError(f"{name} on the hub is not a model of rdlm: it has no {publish.CONFIG}")
             stated = publish.describe(folder)["files"].values()
-            most = sum(entry["bytes"] for entry in stated) + len(publish.FILES) * LARGEST_JSON
+            most = max(LARGEST_JSON, *(entry["bytes"] for entry in stated))
     return folder
-
-
-def _limited(name: str, most: int) -> type[Any]:
-    """Return a progress bar that ends a download after `most` bytes: a server may send unlimited data."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class Limited(tqdm):
-        received = 0
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.received += int(n or 0)
-            if self.received > most:
-                raise DamagedFileError(f"{name} on the hub has more bytes than its {publish.CONFIG} states")
-            found: bool | None = super().update(n)
-            return found
-
-    return Limited
 
 
 def push(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -26,7 +27,6 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork
 from rdlm.model.network import Precision, compile_network, device_of, use_precision
 from rdlm.storage import checkpoint, config_file, run_folder
-from rdlm.storage.allocation_limit import AllocationLimit
 from rdlm.storage.files import damaged, read_json
 from rdlm.storage.own_classes import UntrustedClassError, check_trusted, trusting
 
@@ -252,18 +252,20 @@ class LanguageModel:
         estimator, draws and seed.
         """
         from rdlm.api.notebook import ScoreList
-        from rdlm.api.score import chosen_effort, score
+        from rdlm.api.score import chosen_effort, list_of_texts, score
 
-        if effort is None and not isinstance(texts, str):
+        texts = list_of_texts(texts)
+        if effort is None:
             effort = chosen_effort(self, texts, unknown, nfe, order, block, estimator, draws, seed)
         return ScoreList(score(self, texts, effort, unknown, advance, prompts))
 
     def restore(
         self,
         reading: str | Tensor | Array | Laws | Reading,
-        channel: str | Tensor | None = None,
-        error: float | Literal["auto"] = 0.1,
+        channel: str | Tensor | Array | Mapping[str, Mapping[str, float]] | None = None,
+        error: float | Literal["auto"] | None = None,
         *,
+        literal: bool = False,
         read: str | None = None,
         whole: bool = False,
         passes: int = 0,
@@ -277,7 +279,8 @@ class LanguageModel:
 
         Evidence is a tensor or an array of log-likelihoods [positions, V], or one {symbol: probability} per position.
         Characters that the model lacks are kept: see `rdlm.data.evidence.to_symbols`.
-        `channel` is symmetric or keyboard, with an `error` rate, or a matrix [true, read]. The posterior is that of
+        With `literal`, question marks, `_` and brackets are ordinary characters.
+        `channel` is symmetric or keyboard, with an `error` rate (0.1), or a matrix [true, read]. The posterior is of
         one network call, or the mean over `passes` of the sampler in `steps` calls each; with `whole` the text is the
         most likely whole text found; `samples` are drawn from the joint posterior in an `order`.
         """
@@ -289,6 +292,7 @@ class LanguageModel:
             read,
             channel=channel,
             error=error,
+            literal=literal,
             whole=whole,
             passes=passes,
             samples=samples,
@@ -393,6 +397,8 @@ def find(run: str | Path | None = None) -> Path:
     """
     if run is None:
         return pretrained.path()
+    if not isinstance(run, str | Path):
+        raise InputError(f"a model is named by a text or a path, got {run!r}")
     path = Path(run).expanduser()
     if str(run) in pretrained.names() and not _is_model_folder(path):
         return pretrained.path(str(run))
@@ -420,14 +426,34 @@ def _bytes(state: dict[str, Any]) -> int:
     return sum(entry["bytes"] for entry in state["files"].values())
 
 
+def describe(path: Path) -> tuple[RunConfig, dict[str, Any], Tokenizer]:
+    """Return the configuration, the corpus and the tokenizer of a checkpoint or a published model."""
+    published = publish.is_published(path)
+    state = publish.verify(path) if published else checkpoint.describe(path)
+    with _description_errors(path / (publish.CONFIG if published else "state.json")):
+        config = config_file.from_dict(state["config"])
+        about = _about(state["corpus"])
+    if published:
+        config = replace(config, data=_without_paths(config.data, path))
+    return config, about, tokenizers.from_json(read_json(path / "tokenizer.json"))
+
+
 def _build(file: Path, state: dict[str, Any], vocabulary: int, size: int) -> tuple[RunConfig, dict[str, Any], Method]:
     """Return configuration, corpus and method that a file describes; `size` bounds the bytes of the weights."""
-    try:
+    with _description_errors(file):
         about = _about(state["corpus"])
         config = config_file.from_dict(state["config"])
         check_trusted(config)
-        with AllocationLimit(2 * size + EXTRA_BYTES, size // TENSOR_BYTES + EXTRA_TENSORS):
+        with checkpoint.AllocationLimit(2 * size + EXTRA_BYTES, size // TENSOR_BYTES + EXTRA_TENSORS):
             method = METHODS[config.method](config, vocabulary, len(about["classes"]), int(about["signal"]))
+    return config, about, method
+
+
+@contextmanager
+def _description_errors(file: Path) -> Iterator[None]:
+    """Turn errors in the description of a model into those of its file."""
+    try:
+        yield
     except UntrustedClassError:
         raise
     except InputError as error:
@@ -435,7 +461,6 @@ def _build(file: Path, state: dict[str, Any], vocabulary: int, size: int) -> tup
         raise InputError(f"{file.parent}: {error}; {advice}") from None
     except (ArithmeticError, DamagedFileError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise damaged(file, f"no model can be built from it: {error}") from error
-    return config, about, method
 
 
 def _about(corpus: dict[str, Any]) -> dict[str, Any]:

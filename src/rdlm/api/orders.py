@@ -66,6 +66,8 @@ class ChosenOrder:
     nfe: int
     choice: str | None = None
     """The message about the choice of `auto`."""
+    measured: bool = False
+    """Whether that message contains a measured bound."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -124,7 +126,7 @@ def _named(
     model: LanguageModel,
     order: OrderName,
     calls: int,
-    asked: bool,
+    requested: bool,
     length: int,
     block: int | None,
     window: float | None,
@@ -133,10 +135,10 @@ def _named(
     schedule, nfe = named_schedule(order, calls, length, block, window)
     model.rdlm.check_blocks(schedule.block)
     warnings = []
-    if asked and window is None and nfe < calls:
+    if requested and window is None and nfe < calls:
         most = "at most " if order != "synchronous" and nfe >= length else ""
         inside = f" in blocks of {schedule.block}" if schedule.block > 1 else ""
-        warnings.append(f"order {order} uses {most}{nfe} calls for {length} tokens{inside}: {calls} asked")
+        warnings.append(f"order {order} uses {most}{nfe} calls for {length} tokens{inside}: {calls} requested")
     warnings += _block_warning(schedule, calls, length)
     if not is_trained_for(model.config, schedule):
         warnings.append(_untrained(model, order, nfe))
@@ -158,14 +160,16 @@ def _own(
 
 
 def _fallback(
-    model: LanguageModel, calls: int, length: int, ahead: bool, trouble: tuple[str, ...], asked: bool
+    model: LanguageModel, calls: int, length: int, ahead: bool, trouble: tuple[str, ...], requested: bool
 ) -> ChosenOrder:
     """Return the model's own order where nothing was measured."""
     own = replace(_own(model, calls, length, None, None, ahead), warnings=trouble)
     blocks = f" in blocks of {own.block}" if own.block > 1 else ""
     choice = f"order auto: no bounds by order are stored with the model ({HOW}); {own.name}{blocks}, {own.nfe} calls"
-    if asked and own.nfe < calls:
-        choice += f", the most that this order uses for {length} tokens ({calls} asked); synchronous uses any number"
+    if requested and own.nfe < calls:
+        choice += (
+            f", the most that this order uses for {length} tokens; {calls} were requested (synchronous uses any number)"
+        )
     return replace(own, choice=choice)
 
 
@@ -175,8 +179,8 @@ def _exact(rows: list[OrderBound], length: int) -> ChosenOrder | None:
     for row in rows:
         if row.block == 1 and row.calls >= length and row.value <= first.value + first.stderr:
             schedule, nfe = named_schedule(row.order, length, length, 1)
-            choice = f"order auto: {row.order} (exact, and as good as the best order), {row}"
-            return ChosenOrder(row.order, 1, None, schedule, nfe, choice)
+            choice = f"order auto: {row.order} (exact, and as good as the best order), bound {row}"
+            return ChosenOrder(row.order, 1, None, schedule, nfe, choice, True)
     return None
 
 
@@ -196,8 +200,9 @@ def _measured(rows: list[OrderBound], calls: int, length: int) -> ChosenOrder:
     blocks = f" in blocks of {schedule.block}" if schedule.block > 1 else ""
     equal = ", or as good" if len(close) > 1 else ""
     limit = f"best of up to {calls} calls{equal}" if within else f"best at the fewest calls measured, {fewest}"
-    choice = f"order auto: {best.order}{blocks}, {nfe} calls ({limit}), bound {best}"
-    return ChosenOrder(best.order, schedule.block, None, schedule, nfe, choice)
+    bound = f"bound {best}" if nfe == best.calls else f"its bound at {best.calls} calls is {best}"
+    choice = f"order auto: {best.order}{blocks}, {nfe} calls ({limit}), {bound}"
+    return ChosenOrder(best.order, schedule.block, None, schedule, nfe, choice, True)
 
 
 def _block_warning(schedule: TokenSchedule, calls: int, length: int) -> list[str]:
@@ -207,7 +212,9 @@ def _block_warning(schedule: TokenSchedule, calls: int, length: int) -> list[str
         return []
     instead = f"blocks of {used}" if used else "one block"
     need = -(-length // schedule.block)
-    return [f"{need} blocks of {schedule.block} need at least {need} calls: {calls} asked, so {instead} will be used"]
+    return [
+        f"{need} blocks of {schedule.block} need at least {need} calls: {calls} requested, so {instead} will be used"
+    ]
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

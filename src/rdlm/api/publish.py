@@ -18,8 +18,6 @@ from __future__ import annotations
 import html
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +33,7 @@ from rdlm.config import RunConfig
 from rdlm.data.tokenizer import normalisation_rule, to_standard
 from rdlm.errors import InputError, unknown
 from rdlm.storage import checkpoint, config_file, measurements
-from rdlm.storage.files import damaged, explained_write_errors, read_json, sync
+from rdlm.storage.files import damaged, exchange, explained_write_errors, new_folder, read_json, sync
 from rdlm.storage.manifest import Manifest, with_checksum, without_checksum
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CONFIG, WEIGHTS, TOKENIZER, CARD = "config.json", "model.safetensors", "tokenizer.json", "README.md"
-OPTIONAL = ("curve.json", measurements.NAME, orders.ORDERS)
+OPTIONAL = (measurements.CURVE, measurements.NAME, orders.ORDERS)
 FILES = (CONFIG, WEIGHTS, TOKENIZER, *OPTIONAL, CARD)
 
 ADVICE = "publish or download the model again"
@@ -66,17 +64,23 @@ def write(model: LanguageModel, folder: Path, *, name: str | None = None, dtype:
         raise unknown("type of weights", dtype, get_args(Dtype))
     folder = folder.expanduser().absolute()
     _check_replaceable(folder)
+    _check_name(name or folder.name)
     weights = _rounded(model, dtype)
-    with explained_write_errors(folder, "free some disk space or choose another folder"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-        try:
-            temporary.chmod(0o755)
-            _write_files(temporary, model, name or folder.name, weights, dtype)
-            _move(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    explained = explained_write_errors(folder, "free some disk space or choose another folder")
+    with explained, new_folder(folder) as temporary:
+        temporary.chmod(0o755)
+        _write_files(temporary, model, name or folder.name, weights, dtype)
+        exchange(temporary, folder) if folder.exists() else os.rename(temporary, folder)
+        sync(folder.parent)
     return folder
+
+
+def _check_name(name: str) -> None:
+    """Raise InputError for a name that is not text, such as that of a folder with other bytes than UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name!r} is not text: choose another name") from None
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -86,17 +90,6 @@ def _check_replaceable(folder: Path) -> None:
     others = sorted(found.name for found in folder.iterdir() if found.name not in FILES) if folder.is_dir() else []
     if others:
         raise InputError(f"{folder} has files of something else, such as {others[0]}: choose another folder")
-
-
-def _move(new: Path, folder: Path) -> None:
-    if folder.exists():
-        old = new.with_name(f"{new.name}.old")
-        os.rename(folder, old)
-        os.rename(new, folder)
-        shutil.rmtree(old)
-    else:
-        os.rename(new, folder)
-    sync(folder.parent)
 
 
 def _rounded(model: LanguageModel, dtype: Dtype) -> dict[str, Tensor]:
@@ -120,8 +113,8 @@ def _write_files(folder: Path, model: LanguageModel, name: str, weights: Mapping
     found, by_order = evaluations(model), order_bounds(model)
     save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
     _write_json(folder / TOKENIZER, to_standard(model.tokenizer))
-    if model.folder is not None and (model.folder / "curve.json").is_file():
-        _write_json(folder / "curve.json", read_json(model.folder / "curve.json"))
+    if model.folder is not None and (model.folder / measurements.CURVE).is_file():
+        _write_json(folder / measurements.CURVE, read_json(model.folder / measurements.CURVE))
     if found:
         _write_json(folder / measurements.NAME, {"evaluations": found})
     if by_order is not None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from rdlm.api.decoding import (
 )
 from rdlm.api.language_model import LanguageModel, load
 from rdlm.config import LONGEST, OrderName
+from rdlm.data.channels import channel_matrix, confusion_of, keyboard, symmetric
 from rdlm.data.evidence import (
     Reading,
     from_array,
@@ -50,11 +51,10 @@ from rdlm.data.evidence import (
     from_levels,
     from_text,
     is_kept,
-    keyboard,
     put_back,
-    symmetric,
 )
-from rdlm.errors import InputError, unknown
+from rdlm.data.word_evidence import has_word_pieces
+from rdlm.errors import InputError, check_integer, unknown
 from rdlm.random import generator_of
 
 SHARED: Final = 32
@@ -81,6 +81,8 @@ CHANNELS: Final = {"symmetric": symmetric, "keyboard": keyboard}
 Evidence = Float[Tensor, "positions v"]
 Array = NDArray[np.floating[Any]]
 Laws = Sequence[Mapping[str, float]]
+Table = Mapping[str, Mapping[str, float]]
+Channel = str | Float[Tensor, "v v"] | Array | Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +154,9 @@ def restore(
     evidence: str | Evidence | Array | Laws | Reading,
     read: str | None = None,
     *,
-    channel: str | Float[Tensor, "v v"] | None = None,
-    error: float | Literal["auto"] = 0.1,
+    channel: Channel | None = None,
+    error: float | Literal["auto"] | None = None,
+    literal: bool = False,
     whole: bool = False,
     passes: int = 0,
     samples: int = 0,
@@ -166,14 +169,23 @@ def restore(
 
     Evidence is a tensor or an array of log-likelihoods [positions, V], or one {symbol: probability} per position.
     `model` is a model or what `rdlm.load` takes. A text has the notation of `rdlm.data.evidence.from_text` and was read
-    through a channel: `symmetric` or `keyboard` with an error rate, or a matrix [true, read]. `read` is shown beside
-    the result. The posterior is that of one network call, or the mean over `passes` of the sampler in `steps` calls
-    each. The text has the most likely symbol of every position, or, with `whole`, it is the likeliest whole text that
-    is found in `WHOLE_CALLS` more calls. `samples` of the joint posterior are drawn in `steps` calls per window.
+    through a channel: `symmetric` or `keyboard` with an error rate, by default 0.1, or a matrix [true, read]; with
+    `literal`, its question marks and brackets are ordinary characters. `read` is shown beside the result. The posterior
+    is that of one network call, or the mean over `passes` of the sampler in `steps` calls each. The text has the most
+    likely symbol of every position, or, with `whole`, it is the likeliest whole text that is found in `WHOLE_CALLS`
+    more calls. `samples` of the joint posterior are drawn in `steps` calls per window.
     """
     model = model if isinstance(model, LanguageModel) else load(model)
+    if isinstance(evidence, str) and has_word_pieces(model.tokenizer):
+        from rdlm.api.restore_words import read_words_through, restore_words
+
+        words, _ = read_words_through(model, evidence, channel, error, literal)
+        sampled = {"passes": passes, "samples": samples, "steps": steps, "order": order, "seed": seed}
+        return restore_words(model, words, whole, progress=progress, **sampled)
     if isinstance(evidence, str):
-        evidence, _ = read_text_through(model, evidence, channel, error)
+        evidence, _ = read_text_through(model, evidence, channel, error, literal)
+    elif channel is not None or error is not None or literal:
+        raise InputError("channel, error and literal are for a text: evidence has the probabilities already")
     elif not isinstance(evidence, Reading | Tensor):
         evidence = _reading(model, evidence)
     given = evidence.evidence if isinstance(evidence, Reading) else evidence
@@ -311,8 +323,11 @@ def sequence_posterior(
     """
     evidence = check_evidence(model, evidence)
     for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
+        check_integer(name, value)
         if not least <= value <= LONGEST:
             raise InputError(f"{name} must be at least {least} and at most {LONGEST:,}, got {value}")
+    if order not in get_args(OrderName):
+        raise unknown("order", order, get_args(OrderName))
     spans = overlapping_windows(len(evidence), model.length)
     parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
     found = []
@@ -331,21 +346,22 @@ def sequence_posterior(
 def read_text_through(
     model: LanguageModel,
     text: str,
-    channel: str | Float[Tensor, "v v"] | None = None,
-    error: float | Literal["auto"] = 0.1,
+    channel: Channel | None = None,
+    error: float | Literal["auto"] | None = None,
     literal: bool = False,
 ) -> tuple[Reading, ErrorRate | None]:
     """Return the reading of a text with gaps and alternatives, and the error rate of the channel if it has one.
 
-    `channel` is `symmetric`, `keyboard`, a matrix [true, read] of probabilities, or None: what can be read is right.
-    With `literal` there are no gaps: all characters are ordinary.
+    `channel` is `symmetric`, `keyboard`, a matrix [true, read] of probabilities or {true: {read: probability}}, or
+    None: what can be read is right. The error rate of the first two is 0.1 by default. With `literal` there are no
+    gaps: all characters are ordinary.
     """
     alphabet = "".join(symbols_of(model))
-    if channel is None or isinstance(channel, Tensor):
-        return from_text(text, alphabet, channel, literal), None
+    if not isinstance(channel, str):
+        return from_text(text, alphabet, matrix_of(channel, error, alphabet), literal), None
     if channel not in CHANNELS:
         raise unknown("channel", channel, CHANNELS)
-    make = CHANNELS[channel]
+    make, error = CHANNELS[channel], 0.1 if error is None else error
     if error == "auto":
         read = _symbols_through_channel(from_text(text, alphabet, None, literal), alphabet)
         rate = estimate_error(
@@ -354,6 +370,16 @@ def read_text_through(
     else:
         rate = ErrorRate(error)
     return from_text(text, alphabet, make(alphabet, rate.value), literal), rate
+
+
+def matrix_of(
+    channel: Tensor | Array | Table | None, error: float | str | None, alphabet: str
+) -> Float[Tensor, "v v"] | None:
+    """Return the matrix of a channel without an error rate, which must not be given; None for no channel."""
+    if error is not None:
+        raise InputError(f"an error rate needs a channel that has one: {' or '.join(CHANNELS)}")
+    matrix = confusion_of(channel, alphabet) if isinstance(channel, Mapping) else channel
+    return None if matrix is None else channel_matrix(matrix, alphabet)
 
 
 def _symbols_through_channel(reading: Reading, alphabet: str) -> Int[Tensor, " positions"]:
@@ -365,6 +391,8 @@ def _symbols_through_channel(reading: Reading, alphabet: str) -> Int[Tensor, " p
 def symbols_of(model: LanguageModel) -> tuple[str, ...]:
     """Return the text of each token; InputError unless each is one character."""
     found = tuple(model.tokenizer.decode([index]) for index in range(model.tokenizer.size))
+    if has_word_pieces(model.tokenizer):
+        raise InputError(f"{model.name} has word pieces: it restores the words of a text, read through a channel")
     if any(len(symbol) != 1 for symbol in found):
         raise InputError(f"{model.name} has tokens of several characters: restore needs one character per position")
     return found
@@ -384,8 +412,9 @@ def check_evidence(model: LanguageModel, evidence: Evidence) -> Float[Tensor, "p
     """Return evidence in float32 on the model's device after checking its shape; the model must take evidence."""
     model.rdlm.denoiser.check_given()
     size = model.tokenizer.size
-    if evidence.ndim != 2 or evidence.shape[1] != size or len(evidence) < 1:
-        raise InputError(f"evidence must have the shape [positions, {size}], got {list(evidence.shape)}")
+    if evidence.ndim != 2 or evidence.shape[1] != size or len(evidence) < 1 or evidence.is_complex():
+        shape = f"{list(evidence.shape)} of {evidence.dtype}"
+        raise InputError(f"evidence must have the shape [positions, {size}] and real numbers, got {shape}")
     shifted = evidence.double() - evidence.double().amax(-1, keepdim=True)
     if bool(shifted.isnan().any()):
         at = int(shifted.isnan().any(-1).nonzero()[0])
@@ -407,9 +436,10 @@ def _in_windows(
     decide: Callable[[Float[Tensor, "rows length v"]], Int[Tensor, "rows length"]],
     progress: Callable[[int], object],
 ) -> Int[Tensor, "count positions"]:
-    """Return whole sequences; each window is decided behind what the ones before have decided.
+    """Return whole sequences; each window is decided given the tokens that earlier windows have decided.
 
-    Of a window that is not the last one, half of what it shares with the next is left to that one, which sees more.
+    Of the positions that two windows share, the second half is decided in the later window, which has the tokens after
+    them.
     """
     token = torch.zeros(count, len(evidence), dtype=torch.long)
     done = 0
@@ -476,13 +506,23 @@ class ErrorRate(NamedTuple):
     def of(rate: float, slope: float, symbols: int) -> ErrorRate:
         """Return an estimate from `symbols` that were read, where expectation maximisation has that slope.
 
-        The observed information of the logit is `symbols rate (1 - rate) (1 - slope)`: the slope is the share of the
-        information that is missing because errors are not known.
+        The slope is the share of the information that is missing because errors are not known: the likelihood falls
+        from its maximum as that of `symbols (1 - slope)` symbols with known errors, by their number times KL(rate, x).
+        The interval has all rates x at which it has fallen by less than 1.96^2 / 2.
         """
-        logit = math.log(rate / (1 - rate))
-        margin = 1.96 / math.sqrt(symbols * rate * (1 - rate) * (1 - slope))
-        low, high = (1 / (1 + math.exp(-min(max(end, -700.0), 700.0))) for end in (logit - margin, logit + margin))
-        return ErrorRate(rate, (low, high))
+        limit = 1.96**2 / 2 / (symbols * (1 - slope))
+        low, high = (_farthest(rate, end, limit) for end in (0.0, 1.0))
+        return ErrorRate(rate, (low if low > LEAST_ERROR else 0.0, high))
+
+
+def _farthest(rate: float, end: float, limit: float) -> float:
+    """Return the rate x between `rate` and `end` at which the divergence KL(rate, x) of two coins is `limit`."""
+    near, far = rate, end
+    for _ in range(40):
+        middle = (near + far) / 2
+        divergence = rate * math.log(rate / middle) + (1 - rate) * math.log((1 - rate) / (1 - middle))
+        near, far = (middle, far) if divergence < limit else (near, middle)
+    return near
 
 
 @torch.no_grad()
@@ -553,7 +593,7 @@ def _fixed_point(
         if before is not None and rate != before[0]:
             slope = min(max((new - before[1]) / (rate - before[0]), 0.0), STEEPEST)
         before, step = (rate, new), (new - rate) / (1 - (slope or 0.0))
-        found = min(max(rate + step, rate / 4, LEAST_ERROR), 0.99)
+        found = min(max(rate + step, min(new, rate / 4), LEAST_ERROR), 0.99)
         if abs(found - rate) <= tolerance * rate and slope is not None:
             return found, slope
         rate = found

@@ -9,8 +9,9 @@ for the model that samples windows independently.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import DEFAULT_NFE, check_nfe
-from rdlm.methods.bound import Estimator, check_weights, uniform_note
+from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, check_nfe
+from rdlm.methods.bound import check_weights, uniform_note
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
@@ -95,7 +96,7 @@ class Effort:
     """The settings of a score: network evaluations M, the estimator, and its draws per window."""
 
     nfe: int = DEFAULT_NFE
-    estimator: Estimator = "path"
+    estimator: BoundEstimator = "path"
     draws: int = 4
     """Paths, or random steps, per window."""
     seed: int = 0
@@ -135,11 +136,12 @@ def effort_for(
     model: LanguageModel,
     windows: int,
     nfe: int | None = None,
-    estimator: Estimator | None = None,
+    estimator: BoundEstimator | None = None,
     seed: int = 0,
     order: ChosenOrder | None = None,
+    budget: int = BUDGET,
 ) -> Effort:
-    """Return an effort of about `BUDGET` evaluations: four paths per window if they fit, else as many steps as fit.
+    """Return an effort of about `budget` evaluations: four paths per window if they fit, else as many steps as fit.
 
     The estimator of a baseline is given: paths for Fisher-Flow, steps for the others. Of a chosen `order`, `nfe` is its
     number of calls.
@@ -148,11 +150,11 @@ def effort_for(
     if only is not None and estimator not in (None, only):
         raise InputError(f"the method {model.config.method!r} only has the {only} estimator, got {estimator}")
     nfe = order.nfe if order is not None else model.nfe if nfe is None else nfe
-    affordable = Effort(nfe, order=order).cost(model, windows) <= BUDGET
+    affordable = Effort(nfe, order=order).cost(model, windows) <= budget
     chosen = only or estimator or ("path" if affordable else "steps")
     if chosen == "path":
         return Effort(nfe, "path", seed=seed, order=order)
-    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // windows)), seed, order)
+    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, budget // windows)), seed, order)
 
 
 def chosen_effort(
@@ -162,7 +164,7 @@ def chosen_effort(
     nfe: int | None = None,
     order: OrderChoice = "auto",
     block: int | None = None,
-    estimator: Estimator | None = None,
+    estimator: BoundEstimator | None = None,
     draws: int | None = None,
     seed: int = 0,
 ) -> Effort:
@@ -209,15 +211,27 @@ def score(
 
     With `prompts`, one for each text, the scores are of `-log p(text | prompt)`, see `score_continuations`.
     """
-    if isinstance(texts, str) or isinstance(prompts, str):
-        raise InputError("texts, and prompts, are lists of texts: write [text] for one")
+    texts = list_of_texts(texts)
     if prompts is None:
         return score_encoded(model, [encode_text(model, text, unknown) for text in texts], effort, advance)
+    prompts = list_of_texts(prompts)
     if len(prompts) != len(texts):
         raise InputError(f"there must be one prompt for each text, got {len(prompts)} and {len(texts)}")
     encoded = [encode_text(model, text, unknown, least=1) for text in texts]
     before = [encode_text(model, prompt, unknown, least=0) for prompt in prompts]
     return score_continuations(model, list(zip(before, encoded, strict=True)), effort)
+
+
+def list_of_texts(texts: Iterable[str]) -> list[str]:
+    """Return texts, or prompts, as a list; InputError for a single text, and for what are no texts."""
+    if isinstance(texts, str):
+        raise InputError("texts, and prompts, are lists of texts: write [text] for one")
+    several = isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping | Tensor)
+    found: list[Any] = list(texts) if several else [texts]
+    if not all(isinstance(text, str) for text in found):
+        wrong = next(type(text).__name__ for text in found if not isinstance(text, str))
+        raise InputError(f"texts, and prompts, are lists of texts, got {wrong}")
+    return found
 
 
 def score_encoded(
@@ -321,6 +335,7 @@ def encode_text(model: LanguageModel, text: str, unknown: Unknown = "error", lea
         description = tokenizer.to_json()
         if description["kind"] == "wordpiece":
             ids = _known(ids, int(description["model"]["model"]["vocab"]["[UNK]"]), text, unknown)
+            chars = min(chars, len(tokenizer.decode(ids.tolist())))  # spaces and unknown words may have been dropped
     if len(ids) < least:
         raise InputError(f"a text needs at least {least} tokens, got {len(ids)} in {text[:40]!r}")
     return Encoded(torch.from_numpy(ids.astype(np.int64)), chars)

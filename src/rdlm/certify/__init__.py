@@ -42,6 +42,9 @@ SECONDS = 120.0
 STARTUP = 300.0
 """Time limit for a new process to import this package."""
 
+GUARD = 'a script that calls rdlm.certify needs `if __name__ == "__main__":` before its calls'
+"""Advice for a process that did not start: it imports the script that starts it."""
+
 Factory = Callable[[int, int], torch.nn.Module]
 """Maps vocabulary and length to a network with `forward(ids, mask, t)`."""
 
@@ -227,22 +230,23 @@ def _in_child(request: Request, seconds: float) -> Iterator[Finding]:
     process = context.Process(target=_child, args=(theirs, request), daemon=True)
     process.start()
     theirs.close()
-    done, limit = 0, STARTUP
+    done, starting = 0, True
     try:
         while True:
+            limit = STARTUP if starting else seconds
             if not ours.poll(limit):
                 raise InputError(f"stopped {_place(request, done)}: one check took longer than {limit:g} seconds")
             try:
                 found = ours.recv()
             except EOFError:
                 process.join()
-                code = process.exitcode
-                raise InputError(f"the process ended {_place(request, done)} with exit code {code}") from None
+                place = f"before it started; {GUARD}" if starting else _place(request, done)
+                raise InputError(f"the process ended with exit code {process.exitcode} {place}") from None
             if isinstance(found, str):
                 raise InputError(found)
             if found is None:
                 return
-            limit = seconds
+            starting = False
             if isinstance(found, Finding):
                 done += 1
                 yield found

@@ -32,7 +32,7 @@ from rdlm.certify.gallery import Estimator
 from rdlm.certify.oracle import Oracle
 from rdlm.data import sources
 from rdlm.data.sources import Source
-from rdlm.errors import InputError
+from rdlm.errors import InputError, check_integer
 from rdlm.likelihood import Estimate, sample_mean
 from rdlm.likelihood.certificate import CERTAINTY
 from rdlm.likelihood.estimate import student
@@ -51,6 +51,9 @@ LEAST = 400
 
 LARGE = 1000
 """Largest number of sequences of a batch."""
+
+SKEWEST = 0.2
+"""Largest skewness of a mean for which the expansion of its interval, Eq. (61), is used."""
 
 MakeOracle = Callable[[Source, Tensor, torch.Generator], Oracle]
 Sampler = Callable[[Oracle, int], object]
@@ -105,6 +108,7 @@ class Plan:
     sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
+        check_integer("samples", self.samples)
         if self.samples < LEAST:
             raise InputError(f"a certificate needs at least {LEAST} samples of each source, got {self.samples}")
         if not 0 < self.resolution < 1:
@@ -146,11 +150,17 @@ def ask(estimator: Estimator, oracle: Oracle, source: Source) -> Answer:
 def _numbers(value: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return tensors, arrays, lists and numbers as an array."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().double().numpy()
+        value = value.detach().cpu().resolve_conj().numpy()
     try:
-        return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the estimator returned {type(value).__name__}, which holds no numbers") from error
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return array.astype(np.float64)
+        if array.dtype.kind == "O" and value is not None:  # a list of tensors, fractions
+            return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        pass
+    what = "nothing" if value is None else f"{type(value).__name__}, which holds no numbers"
+    raise InputError(f"the estimator returned {what}: return nats per sequence, or their mean")
 
 
 def _vector(value: Any, count: int, source: Source) -> Float[Tensor, " n"]:
@@ -209,18 +219,26 @@ def judge(excess: Estimate, scale: float, plan: Plan, skew: float = 0.0) -> tupl
     """Return the outcome of `excess >= 0` and, if it is inconclusive, the number of samples that would suffice.
 
     Values with rare large ones have a mean that is too small more often than a normal one: the interval is longer
-    upwards by the first term of the Cornish-Fisher expansion of a studentised mean, Eq. (61).
+    upwards by the first term of the Cornish-Fisher expansion of a studentised mean, Eq. (61). Beyond a skewness of
+    `SKEWEST` that term is too small, and nothing is refuted.
     """
     margin, low = margin_of(excess), plan.resolution * scale
     longer = excess.stderr * max(0.0, skew) * (2 * CERTAINTY**2 + 1) / 6
-    if excess.value + margin + longer < -ROUNDING * scale:
+    below = excess.value + margin + longer < -ROUNDING * scale
+    if below and skew <= SKEWEST:
         return "violated", None
     if excess.value - margin >= -low or margin <= ROUNDING * scale:
         return "held", None
+    if below:
+        return "cannot tell", _rounded_up(plan.samples * (skew / SKEWEST) ** 2)
     distances = [excess.value + low] + ([-excess.value] if excess.value < 0 else [])
-    needed = plan.samples * min((margin / d) ** 2 for d in distances if d > 0)
-    digits = 10 ** max(0, int(math.log10(needed)) - 1)
-    return "cannot tell", math.ceil(needed / digits) * digits
+    return "cannot tell", _rounded_up(plan.samples * min((margin / d) ** 2 for d in distances if d > 0))
+
+
+def _rounded_up(number: float) -> int:
+    """Return a number with two significant digits."""
+    digits: int = 10 ** max(0, int(math.log10(number)) - 1)
+    return math.ceil(number / digits) * digits
 
 
 def verdict_words(outcome: Outcome, needed: int | None, held: str, violated: str) -> str:
@@ -243,43 +261,67 @@ def check_floor(estimator: Estimator, source: Source, plan: Plan) -> Finding:
     return Finding("floor", source.name, outcome, verdict, source.entropy, value, excess.stderr, plan.samples, needed)
 
 
-def all_sequences(source: Source, plan: Plan, estimator: Estimator, offset: int) -> tuple[Tensor, Tensor, int] | None:
-    """Return the mean and variance of the mean of every sequence's value; None if the estimator returns means."""
+def all_sequences(source: Source, plan: Plan, estimator: Estimator, offset: int) -> Float[Tensor, "repeats s"] | None:
+    """Return values of every sequence of a source, several times; None if the estimator returns means."""
     tokens, repeats = source.support, max(2 * BATCHES, plan.samples // len(source.support))
     generator = generator_of("certify", plan.seed, offset, source.name)
     answer = ask(estimator, plan.oracle(source, tokens.repeat(repeats, 1), generator), source)
-    if len(answer.value) == 1:
-        return None
-    value = answer.value.view(repeats, len(tokens))
-    return value.mean(0), value.var(0) / repeats, repeats * len(tokens)
+    return None if len(answer.value) == 1 else answer.value.view(repeats, len(tokens))
 
 
 def check_normalisation(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:
-    """Add up `exp(-value)` over all sequences of a source, Eq. (62), less the bias of exponentials of noisy means."""
-    found = all_sequences(source, plan, estimator, 1)
-    if found is None:
+    """Add up `exp(-value)` over all sequences of a source, Eq. (62).
+
+    The exponential of a noisy mean is too large on average, by much if rare values are large. So the first half of the
+    values only chooses the weights `q` of the sequences, and the mean over `q` of the other half is compared with the
+    entropy of `q`: that is linear in the values, and valid for any `q`.
+    """
+    value = all_sequences(source, plan, estimator, 1)
+    if value is None:
         return None
-    mean, variance, count = found
-    probability = (-mean).exp() * (1 - variance / 2)
-    total, stderr = float(probability.sum()), math.sqrt(float(((-2 * mean).exp() * variance).sum()))
-    outcome, needed = judge(Estimate(1 - total, stderr), 1.0, plan)
+    first, second = value.tensor_split(2)
+    log_q = torch.log_softmax(-first.mean(0), dim=-1)
+    excess = (second + log_q) @ log_q.exp()  # [repeats / 2]
+    mean = sample_mean(excess)
+    total = math.exp(min(-mean.value, 700.0))
+    outcome, needed = judge(mean, 1.0, plan, skewness(excess))
     verdict = verdict_words(
         outcome, needed, "probabilities add up to at most 1", f"probabilities add up to {total:.3f}"
     )
-    return Finding("normalisation", source.name, outcome, verdict, 1.0, total, stderr, count, needed)
+    return Finding(
+        "normalisation", source.name, outcome, verdict, 1.0, total, total * mean.stderr, value.numel(), needed
+    )
+
+
+def paired_difference(
+    estimators: tuple[Estimator, Estimator], pair: tuple[Source, Source], order: Tensor, plan: Plan, offset: int
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return draws of the values of two estimators, the second on the same samples with token `k` called `order[k]`.
+
+    Both have the same random numbers: what they have in common is not in the error of their difference.
+    """
+    first, second, size = [], [], plan.samples // BATCHES
+    for number in range(BATCHES):
+        oracle = oracle_of(pair[0], plan, size, offset, number)
+        generator = torch.Generator().set_state(oracle.generator.get_state())
+        other = plan.oracle(pair[1], order[oracle.tokens], generator)
+        first.append(ask(estimators[0], oracle, pair[0]).value)
+        second.append(ask(estimators[1], other, pair[1]).value)
+    return torch.cat(first), torch.cat(second)
 
 
 def check_relabelling(estimator: Estimator, source: Source, plan: Plan) -> Finding:
     """Compare the mean with that of the same source under another numbering of its tokens."""
-    both = (source, source.relabelled(torch.arange(source.states).roll(1)))
-    first, second = (sample_mean(excess_of(estimator, one, plan, 2 + i)) for i, one in enumerate(both))
-    apart = second + first * -1
-    distance = Estimate(-abs(apart.value), apart.stderr, freedom=apart.freedom)
-    outcome, needed = judge(distance, source.entropy, plan)
+    order = torch.arange(source.states).roll(1)
+    first, second = paired_difference((estimator, estimator), (source, source.relabelled(order)), order, plan, 2)
+    sign = -1.0 if float((second - first).mean()) > 0 else 1.0
+    draws = sign * (second - first)
+    distance = sample_mean(draws)
+    outcome, needed = judge(distance, source.entropy, plan, skewness(draws))
     verdict = verdict_words(outcome, needed, "independent of the numbering", "depends on the numbering of the tokens")
-    limit = source.entropy + first.value
+    limit, value = float(first.mean()), float(second.mean())
     return Finding(
-        "relabelling", source.name, outcome, verdict, limit, limit + apart.value, apart.stderr, 2 * plan.samples, needed
+        "relabelling", source.name, outcome, verdict, limit, value, distance.stderr, 2 * plan.samples, needed
     )
 
 
@@ -292,36 +334,40 @@ def check_steps(estimator: Estimator, source: Source, plan: Plan) -> Finding | N
     if not isinstance(default, int):
         return None
     fine: Estimator = lambda oracle: estimator(oracle, steps=2 * default)  # type: ignore[call-arg]  # noqa: E731
-    first, second = (sample_mean(excess_of(one, source, plan, 4 + i)) for i, one in enumerate((estimator, fine)))
-    apart = first + second * -1
-    outcome, needed = judge(apart, source.entropy, plan)
+    same = torch.arange(source.states)
+    first, second = paired_difference((estimator, fine), (source, source), same, plan, 4)
+    apart = sample_mean(first - second)
+    outcome, needed = judge(apart, source.entropy, plan, skewness(first - second))
     verdict = verdict_words(outcome, needed, "more steps do not raise it", "more steps raise it: not a limit of bounds")
-    limit, value = source.entropy + second.value, source.entropy + first.value
+    limit, value = float(second.mean()), float(first.mean())
     return Finding("steps", source.name, outcome, verdict, limit, value, apart.stderr, 2 * plan.samples, needed)
 
 
 def check_sampler(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:
-    """Compare `exp(-value)` with the sampler's frequencies, sequence by sequence; the worst one decides."""
-    found = None if plan.sampler is None else all_sequences(source, plan, estimator, 6)
-    if found is None or plan.sampler is None:
+    """Compare values with `-log` of the sampler's frequencies, sequence by sequence; the worst one decides."""
+    values = None if plan.sampler is None else all_sequences(source, plan, estimator, 6)
+    if values is None or plan.sampler is None:
         return None
-    mean, variance, count = found
+    mean, variance = values.mean(0), values.var(0) / len(values)
+    variance = variance.clamp_min(float(variance.mean()))  # for sequences among whose values no rare one is
     generator = generator_of("certify", plan.seed, 7, source.name)
     drawn = torch.as_tensor(plan.sampler(plan.oracle(source, source.support[:0], generator), plan.samples))
     if drawn.shape != (plan.samples, source.length):
         raise InputError(f"the sampler returned shape {list(drawn.shape)}, not [{plan.samples}, {source.length}]")
-    frequency = (drawn[:, None] == source.support).all(-1).double().mean(0)  # [s]
-    claimed = (-mean).exp() * (1 - variance / 2)
-    likely = torch.maximum(frequency, claimed).clamp(0, 1)
-    stderr = ((-2 * mean).exp() * variance + likely * (1 - likely) / plan.samples).sqrt()
-    worst = int(((claimed - frequency) / stderr.clamp_min(1e-12)).argmax())
-    apart = Estimate(float(frequency[worst] - claimed[worst]), float(stderr[worst]))
-    outcome, needed = judge(apart, 1.0, plan)
+    count = (drawn[:, None] == source.support).all(-1).double().sum(0)  # [s]
+    claimed, frequency = (-mean).exp(), count / plan.samples
+    excess, stderr = mean + ((count + 1) / (plan.samples + 1)).log(), (variance + 1 / (count + 1)).sqrt()
+    worst = int((excess / stderr).argmin())
+    likely = float(torch.maximum(frequency, claimed)[worst].clamp_max(1))
+    apart = Estimate(float(excess[worst]), float(stderr[worst])) * likely
+    skew = skewness((values - mean).flatten()) * math.sqrt(values.shape[1])  # of the mean of one sequence
+    outcome, needed = judge(apart, 1.0, plan, skew)
     name = " ".join(map(str, source.support[worst].tolist()))
     claim = f"{float(claimed[worst]):.3f} claimed for the sequence {name}, drawn {float(frequency[worst]):.3f}"
     verdict = verdict_words(outcome, needed, "not below the sampler's frequencies", claim)
     limit, value = float(claimed[worst]), float(frequency[worst])
-    return Finding("sampler", source.name, outcome, verdict, limit, value, apart.stderr, count + plan.samples, needed)
+    samples = values.numel() + plan.samples
+    return Finding("sampler", source.name, outcome, verdict, limit, value, apart.stderr, samples, needed)
 
 
 def check_coverage(estimator: Estimator, source: Source, plan: Plan) -> Finding | None:

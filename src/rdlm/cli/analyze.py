@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from rdlm.cli.checkout import require_checkout
+from rdlm.cli.bench import require_checkout
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
@@ -106,7 +106,7 @@ class Analyze:
             print_json(result)
         else:
             print(text)
-        print(f"rdlm: wrote {path}, and .csv, .txt and .png beside it", file=sys.stderr)
+        say(f"wrote {path}, and .csv, .txt and .png beside it")
         return 0
 
     def _check(self) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdlm.cli.checkout import require_checkout
+import rdlm
+from rdlm.display.progress import say
 from rdlm.errors import InputError
 
 COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")
@@ -114,4 +115,17 @@ def _write(out: Path, result: Mapping[str, object], rows: Sequence[Mapping[str, 
     if any(row.get("points") for row in rows):
         plot(rows, out / "growth.png")
         written.append(out / "growth.png")
-    print(f"rdlm: wrote {' and '.join(map(str, written))}", file=sys.stderr)
+    say(f"wrote {' and '.join(map(str, written))}")
+
+
+def require_checkout(command: str, package: str) -> None:
+    """Make a root package of the source checkout importable; outside of a checkout this is an InputError."""
+    root = Path(rdlm.__file__).parents[2]
+    if not (root / package / "__init__.py").is_file():
+        raise InputError(
+            f"rdlm {command} needs a checkout of the repository: its folder {package}/ is not part of the installed "
+            "package. Clone the repository, or unpack the source distribution of rdlm "
+            f"{rdlm.__version__}; run `make setup` there, then `.venv/bin/rdlm {command}`"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from json import dumps as json_text
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
+from rdlm.display.progress import say
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ COLUMNS = (
     "verdict",
 )
 
+Law = Literal["normalisation", "relabelling", "steps", "sampler", "coverage"]
+
 
 @dataclass(frozen=True)
 class Certify:
@@ -46,6 +48,8 @@ class Certify:
     """Your network: a function of vocabulary and length that returns a torch module with forward(ids, mask, t)."""
     sampler: str | None = None
     """Your sampler, a function of the oracle and a count; its frequencies are compared with the estimator's claims."""
+    laws: tuple[Law, ...] = get_args(Law)
+    """Laws that are checked beside the entropy, where they apply. Leave out relabelling if token ids have a meaning."""
     gallery: bool = False
     """Certify the estimators of the literature with two seeds, and print docs/estimators.md."""
     slack: bool = False
@@ -92,6 +96,7 @@ class Certify:
             self.estimator,
             model=self.model,
             sampler=self.sampler,
+            laws=self.laws,
             samples=self.samples,
             seed=self.seed,
             train_steps=self.train_steps,
@@ -132,7 +137,7 @@ class Certify:
             print(gallery_page(runs), end="")
         wrong = [c for run in runs.values() for c in run if expected(c.estimator) != (c.outcome != "violated")]
         for certificate in wrong:
-            print(f"rdlm: {certificate.estimator}, seed {certificate.seed}: {certificate.verdict}", file=sys.stderr)
+            say(f"{certificate.estimator}, seed {certificate.seed}: {certificate.verdict}")
         return 1 if wrong else 0
 
     def _measure_slack(self) -> int:
@@ -178,7 +183,7 @@ class Certify:
             )
         failed = [row for row in rows if not row["ok"]]
         if failed:
-            print(f"rdlm: {len(failed)} of {len(rows)} bounds lie below the entropy", file=sys.stderr)
+            say(f"{len(failed)} of {len(rows)} bounds lie below the entropy")
         return 1 if failed else 0
 
     def _measure(self) -> list[Verdict]:
@@ -205,7 +210,7 @@ class Certify:
         assert self.out is not None
         self._write_files({"certify.json": _json({"rows": rows, "seed": self.seed})})
         draw_information(verdicts, self.out / "information.png")
-        print(f"rdlm: wrote {self.out / 'information.png'}", file=sys.stderr)
+        say(f"wrote {self.out / 'information.png'}")
 
     def _write_files(self, files: dict[str, str]) -> None:
         from rdlm.storage.files import write_atomic
@@ -213,7 +218,7 @@ class Certify:
         assert self.out is not None
         for name, content in files.items():
             write_atomic(self.out / name, content)
-            print(f"rdlm: wrote {self.out / name}", file=sys.stderr)
+            say(f"wrote {self.out / name}")
 
 
 def _json(content: dict[str, object]) -> str:

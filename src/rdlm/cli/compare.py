@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import tyro
 
 from rdlm.cli.train import chosen_configuration
 from rdlm.config import READ_EVIDENCE, MethodName, RunConfig
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import DivergedError, InputError
 
@@ -61,13 +62,14 @@ class Compare:
     steps: int | None = None
     """Optimiser steps of each method; None: the preset's, unless --budget is given."""
     budget: str | None = None
-    """Time limit of the whole comparison, including evaluation, such as 90s, 30m or 2h, in place of --steps."""
+    """Time limit of the whole command, including evaluation, such as 90s, 30m or 2h, in place of --steps. Where they
+    would take more than two fifths of it, there are fewer sequences, estimates and samples."""
     nfe: int = 64
     """Network calls M of every bound and every sampler."""
-    sequences: int = 256
-    """Validation sequences per bound."""
-    samples: int = 64
-    """Generated sequences for measuring sample quality."""
+    sequences: int | None = None
+    """Validation sequences per bound; by default 256, or what fits into the --budget."""
+    samples: int | None = None
+    """Generated sequences for measuring sample quality; by default 64, or what fits into the --budget."""
     seeds: int = 1
     """Number of training seeds per method, from --training.seed upwards; with several, bounds are means with intervals
     over seeds."""
@@ -83,29 +85,32 @@ class Compare:
 
     def run(self) -> int:
         """Compare, report, and return the exit code."""
+        began = time.monotonic()  # before torch is imported
         logging.basicConfig(format="rdlm: %(message)s")
         if self.config.method != "rdlm":
             raise InputError(f"choose the methods by --methods, not by --method {self.config.method}")
         if self.steps is not None and (self.budget is not None or self.steps < 1):
             raise InputError(f"give --steps of at least 1, or a --budget, not both; got {self.steps} and {self.budget}")
         minutes = None if self.budget is None else minutes_of(self.budget)
-        from rdlm.evaluate.compare import Contest, compare
+        from rdlm.evaluate.compare import Comparison, compare
         from rdlm.train.interruption import InterruptedRunError
 
         out = self.out or Path("runs") / f"compare-{Path(self.source).stem}"
         methods = methods_of(self.methods, self.config)
         lrs = lrs_of(self.lrs)
-        counts = (self.nfe, self.sequences, self.samples)
-        contest = Contest(self.config, methods, *counts, lrs, self.trial, self.seeds)
+        given = tuple(name for name in ("sequences", "samples") if getattr(self, name) is not None)
+        sequences, samples = (256 if self.sequences is None else self.sequences), self.samples
+        counts = (self.nfe, sequences, 64 if samples is None else samples)
+        comparison = Comparison(self.config, methods, *counts, lrs, self.trial, self.seeds, given=given)
         if minutes is not None:
-            contest = replace(contest, repeats=BUDGET_REPEATS)
+            comparison = replace(comparison, repeats=BUDGET_REPEATS)
         try:
-            rows = compare(contest, out, steps=self.steps, minutes=minutes)
+            rows = compare(comparison, out, steps=self.steps, minutes=minutes, began=began)
         except InterruptedRunError as stopped:
-            print(f"rdlm: {stopped}", file=sys.stderr)
+            say(f"{stopped}")
             return stopped.code
         except DivergedError as error:
-            print(f"rdlm: error: {error}", file=sys.stderr)
+            say(f"error: {error}")
             return 1
         _draw(rows, out)
         self._show(rows, out)
@@ -125,8 +130,9 @@ class Compare:
             seeds = f"{self.seeds} training seeds (Student's t), all measured on the same sequences"
         floor = next(row["quality"] for row in rows if row["best"])
         print(
-            f"\n{rows[0]['unit']} of {self.sequences} validation sequences with {self.nfe} calls; 95% intervals over "
-            f"{seeds}; unigram and bigram: divergence of {self.samples} samples in the best order from data, in bits; "
+            f"\n{rows[0]['unit']} of {rows[0]['sequences']} validation sequences with {self.nfe} calls; 95% intervals "
+            f"over {seeds}; unigram and bigram: divergence of {rows[0]['samples']} samples in the best order from "
+            "data, in bits; "
             f"other data have {floor['unigram_divergence_of_data']['value']:.4f} and "
             f"{floor['bigram_divergence_of_data']['value']:.4f}."
         )
@@ -134,7 +140,7 @@ class Compare:
 
 def _note(row: dict[str, Any]) -> str | None:
     """Return the notes on the bound of a row."""
-    from rdlm.display.comparison import label_of
+    from rdlm.display.figure import label_of
 
     notes = [] if row["trained_for_order"] else ["not trained for this order"]
     notes += [] if row["note"] is None else [row["note"]]
@@ -159,13 +165,13 @@ def _show_trials(rows: list[dict[str, Any]]) -> None:
 def _draw(rows: list[dict[str, Any]], out: Path) -> None:
     from importlib.util import find_spec
 
-    from rdlm.display.comparison import draw_comparison
+    from rdlm.display.figure import draw_comparison
 
     written = [out / "compare.json"]
     if find_spec("matplotlib") is not None:
         draw_comparison(rows, out / "compare.png")
         written.append(out / "compare.png")
-    print(f"rdlm: wrote {' and '.join(map(str, written))}", file=sys.stderr)
+    say(f"wrote {' and '.join(map(str, written))}")
 
 
 def _words(row: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Data:
     """List the corpora, get one (download, check, prepare), or verify the checksums of the prepared ones."""
 
     action: Annotated[Literal["list", "get", "verify"], tyro.conf.Positional]
-    """Action."""
+    """list, get or verify."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
     """Name of the corpus; `verify` without a name checks all prepared corpora."""

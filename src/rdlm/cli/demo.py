@@ -95,7 +95,7 @@ class Demo:
         import torch
 
         import rdlm
-        from rdlm.data.evidence import symmetric
+        from rdlm.data.channels import symmetric
         from rdlm.random import generator_of
         from rdlm.train.run import load_corpus
         from rdlm.train.validation import held_out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import tyro
 
 from rdlm.cli.model_options import ModelOptions
 from rdlm.config import OrderChoice
+from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
@@ -116,17 +116,17 @@ class Evaluate(ModelOptions):
         from rdlm.api.orders import choose_order
         from rdlm.process.order import TokenSchedule
 
-        own, asked = model.method.token_schedule, None if self.nfe == "inf" else self.nfe
+        own, requested = model.method.token_schedule, None if self.nfe == "inf" else self.nfe
         if self.order is None and self.block is None and self.window is None:
-            return own or TokenSchedule(), model.nfe if asked is None else asked
+            return own or TokenSchedule(), model.nfe if requested is None else requested
         if own is None:
             raise InputError(
                 f"{model.name} is a run of the method {model.config.method!r}, whose bound has no option but --nfe: "
                 "leave out --order, --block and --window"
             )
-        chosen = choose_order(model, self.order or "auto", asked, model.length, self.block, self.window)
+        chosen = choose_order(model, self.order or "auto", requested, model.length, self.block, self.window)
         for notice in chosen.notices:
-            print(f"rdlm: {notice}", file=sys.stderr)
+            say(f"{notice}")
         return chosen.schedule, chosen.nfe
 
     def _plan(self, window: TokenSchedule, own_nfe: int) -> EvaluationPlan:
@@ -192,7 +192,7 @@ class Evaluate(ModelOptions):
             place = model.folder
         write_atomic(place / ORDERS, json.dumps(found, indent=1, allow_nan=False) + "\n")
         unused = "" if place == model.folder else f"; --order auto reads {ORDERS} in the folder of a checkpoint only"
-        print(f"rdlm: wrote {place / ORDERS}{unused}", file=sys.stderr)
+        say(f"wrote {place / ORDERS}{unused}")
 
     def _home(self, model: LanguageModel) -> tuple[Path, bool]:
         """Return the folder of a model's evaluations, and whether the model is published: its files do not change."""
@@ -206,20 +206,21 @@ class Evaluate(ModelOptions):
         from rdlm.evaluate.evaluate import curve_to_json
         from rdlm.evaluate.page import evaluation_page
         from rdlm.storage.files import write_atomic
+        from rdlm.storage.measurements import CURVE, NAME
 
         folder = model.folder
         assert folder is not None  # always set by `rdlm.load`
         home, published = self._home(model)
         out = self.out or home / f"evaluation-{self.split}"
-        write_atomic(out / "evaluation.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+        write_atomic(out / NAME, json.dumps(result, indent=2, allow_nan=False) + "\n")
         write_atomic(out / "report.html", evaluation_page(model, found))
-        written = [out / "evaluation.json", out / "report.html"]
+        written = [out / NAME, out / "report.html"]
         # The sampler must not depend on the test split.
         curve = curve_to_json(found) if self.split == "validation" and not published else None
         if curve is not None:
-            write_atomic(folder / "curve.json", json.dumps(curve) + "\n")
-            written.append(folder / "curve.json")
-        print(f"rdlm: wrote {', '.join(map(str, written))}", file=sys.stderr)
+            write_atomic(folder / CURVE, json.dumps(curve) + "\n")
+            written.append(folder / CURVE)
+        say(f"wrote {', '.join(map(str, written))}")
 
 
 def parse_nfe(text: str) -> tuple[int | None, ...]:

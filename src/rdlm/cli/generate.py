@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,17 +89,17 @@ class Generate(ModelOptions, SamplingOptions):
 
         if self.out is not None:
             write_samples(model, generation, self.out)
-            print(f"rdlm: wrote {self.out}", file=sys.stderr)
+            say(f"wrote {self.out}")
         if self.trace is not None and generation.trace is not None:
             write_animation(generation.trace, self.trace)
-            print(f"rdlm: wrote {self.trace}", file=sys.stderr)
+            say(f"wrote {self.trace}")
 
     def _report(self, model: LanguageModel, generation: Generation) -> None:
         from rdlm.display.text_table import print_json
 
         order = generation.order
         for notice in order.notices if order is not None else ():
-            print(f"rdlm: {notice}", file=sys.stderr)
+            say(f"{notice}")
         if self.json:
             image = model.kind == "image"
             samples = [
@@ -121,4 +120,4 @@ class Generate(ModelOptions, SamplingOptions):
             for sample in generation.samples:
                 print(sample.text)
         if generation.invalid_codes:
-            print(f"rdlm: {generation.invalid_codes} codes of no token were drawn again", file=sys.stderr)
+            say(f"{generation.invalid_codes} codes of no token were drawn again")

@@ -14,6 +14,7 @@ import atexit
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Without it the collector walks through all objects of torch again at the end: 0.6 s of processor time.
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be any bytes
     with ExitStack() as streams:
         streams.enter_context(redirect_stderr(cast(TextIO, PrintableStream(sys.stderr))))
         if sys.stdout.isatty():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rdlm.cli.model_options import ModelOptions
-from rdlm.cli.score import LARGEST_TEXT, read_text
+from rdlm.cli.score import LARGEST_TEXT, model_and_input, read_text
 from rdlm.config import OrderName
 from rdlm.display.progress import say
 from rdlm.display.text_table import print_json
@@ -45,10 +45,11 @@ class Restore(ModelOptions):
     """Restore a text, a DNA read or an image from an uncertain reading of it.
 
     In a text, ? or _ is an unreadable character, [ae] is one of several, and a backslash quotes the next character.
-    With --channel every character may be wrong. Upper case, digits and punctuation that the model lacks are kept. Other
-    inputs: a page read by Tesseract (hOCR), JSON lines with one {character: probability} per position, an array of
-    log-likelihoods [positions, V] as .npy, FASTQ with qualities for DNA models, and a PNG or .npy of grey levels with
-    the option --noise for image models. One network call per window of the model's length.
+    With --channel every character may be wrong: replaced, but not inserted, left out or exchanged with its neighbour.
+    Upper case, digits and punctuation that the model lacks are kept. Other inputs: a page read by Tesseract (hOCR),
+    JSON lines with one {character: probability} per position, an array of log-likelihoods [positions, V] as .npy, FASTQ
+    with qualities for DNA models, and a PNG or .npy of grey levels with the option --noise for image models. One
+    network call per window of the model's length.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -63,7 +64,7 @@ class Restore(ModelOptions):
     error: str | None = None
     """Share of misread characters, for symmetric and keyboard, by default 0.1; auto: estimated from the text."""
     literal: bool = False
-    """Take ? _ [ ] and backslashes in a text as ordinary characters."""
+    """Take ? _ [ ] and backslashes in a text as ordinary characters, such as the question mark of a sentence."""
     normalise: bool = False
     """Convert the text to the model's alphabet (lower case, spelled digits and spaces for text8), and report the
     changes. Without it, characters outside of the alphabet are mapped for the model and kept in the output."""
@@ -98,35 +99,43 @@ class Restore(ModelOptions):
 
     def run(self) -> int:
         """Restore, write, print, and return 0."""
-        run, file = self._places()
+        run, file = model_and_input(self.model, self.file)
         for name, path in (("--out", self.out), ("--html", self.html)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise InputError(f"{name} {path}: give a file in a folder that exists")
             if path is not None:
                 check_output(name, path, self.overwrite)
+        from rdlm.data.word_evidence import has_word_pieces
+
         model = self.load(run)
         _check_model(model)
         if model.kind == "image":
             return self._restore_image(model, file)
         if self.noise is not None:
             raise InputError(f"--noise is for images; {model.name} is a model of {model.kind}")
+        if has_word_pieces(model.tokenizer):
+            return self._restore_words(model, file)
         readings, error = self._readings(model, file)
         self._report(model, readings, self._restored(model, readings), error)
         return 0
 
-    def _places(self) -> tuple[str | None, str]:
-        """Return the model and the file; a single argument that is a file, or -, is the input."""
-        if self.file is not None or self.model is None:
-            return self.model, self.file or "-"
-        path = Path(self.model)
-        if self.model == "-" or path.is_file():
-            return None, self.model
-        if path.suffix.lower() in (".txt", *SUFFIXES) and not path.exists():
-            raise InputError(f"{path}: there is no such file")
-        return self.model, "-"
-
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("passes", "samples", "steps", "order", "seed")}
+
+    def _restore_words(self, model: LanguageModel, file: str) -> int:
+        """Restore the words of a text by a model of word pieces, write and print it, and return 0."""
+        from rdlm.api.restore_words import read_words_through, restore_words
+        from rdlm.data.evidence import Reading
+        from rdlm.data.word_evidence import LETTERS
+
+        if self.normalise or (self.format != "text" and (self.format != "auto" or Path(file).suffix in SUFFIXES)):
+            raise InputError(f"{model.name} has word pieces: it restores text (without --normalise)")
+        channel = self._channel(LETTERS)
+        text = read_text(file, "restore").removesuffix("\n")
+        reading, error = read_words_through(model, text, channel, self._error(), self.literal)
+        found = restore_words(model, reading, self.whole, **self._options())
+        self._report(model, [Reading(reading.evidence, "")], [found], error)
+        return 0
 
     # -- texts ------------------------------------------------------------------------------------
 
@@ -154,8 +163,8 @@ class Restore(ModelOptions):
         channel = self._channel(alphabet)
         reading, error = read_text_through(model, text.removesuffix("\n"), channel, self._error(), self.literal)
         gaps = reading.read.count(None)
-        if gaps and channel is not None:
-            print(f"rdlm: {gaps} characters ? _ [] are read as gaps; --literal reads them as they are", file=sys.stderr)
+        if gaps:
+            say(f"{gaps} of ? _ [] are read as gaps; --literal reads them as they are")
         return [reading], error
 
     def _normalised(self, model: LanguageModel, text: str) -> str:
@@ -173,7 +182,7 @@ class Restore(ModelOptions):
     def _channel(self, alphabet: str) -> str | Tensor | None:
         """Return the name of a channel, or the confusion matrix in a file."""
         from rdlm.api.restore import CHANNELS
-        from rdlm.data.evidence import confusion
+        from rdlm.data.channels import confusion
 
         if self.error is not None and self.channel not in CHANNELS:
             raise InputError(f"--error needs --channel {' or '.join(CHANNELS)}, which have an error rate")
@@ -183,11 +192,11 @@ class Restore(ModelOptions):
             raise InputError(f"--channel {self.channel}: neither {' nor '.join(CHANNELS)} nor the file of a matrix")
         return confusion(read_text(self.channel), alphabet, self.channel)
 
-    def _error(self) -> float | Literal["auto"]:
+    def _error(self) -> float | Literal["auto"] | None:
         if self.error == "auto":
             return "auto"
         try:
-            return 0.1 if self.error is None else float(self.error)
+            return None if self.error is None else float(self.error)
         except ValueError:
             raise InputError(f"--error must be a number between 0 and 1, or auto, got {self.error!r}") from None
 
@@ -221,8 +230,8 @@ class Restore(ModelOptions):
             for row in rows:
                 self._show(row)
         if kept and not self.json:
-            print(f"rdlm: {kept} characters are not in the model's alphabet and were kept as they are", file=sys.stderr)
-        print(f"rdlm: {about}", file=sys.stderr)
+            say(f"kept as they are, since the model's alphabet lacks them: {kept} characters")
+        say(f"{about}")
 
     def _bound(self, model: LanguageModel, reading: Reading) -> dict[str, object]:
         from rdlm.api.reading_likelihood import observation_bound
@@ -245,7 +254,7 @@ class Restore(ModelOptions):
         if self.bound:
             print(f"-log p of the reading is at most {row['nats']:.2f} ± {1.96 * row['stderr']:.2f} nats")
         if coloured:
-            print(f"rdlm: {LEGEND}", file=sys.stderr)
+            say(f"{LEGEND}")
 
     def _write(self, rows: list[dict[str, Any]], about: str) -> None:
         from rdlm.display.restoration import restoration_page
@@ -253,10 +262,10 @@ class Restore(ModelOptions):
         if self.out is not None:
             fastq = self.out.suffix.lower() in (".fastq", ".fq")
             write_atomic(self.out, "".join(map(_fastq if fastq else _named_text, rows)))
-            print(f"rdlm: wrote {self.out}", file=sys.stderr)
+            say(f"wrote {self.out}")
         if self.html is not None:
             write_atomic(self.html, restoration_page(rows, about))
-            print(f"rdlm: wrote {self.html}", file=sys.stderr)
+            say(f"wrote {self.html}")
 
     # -- images -----------------------------------------------------------------------------------
 
@@ -276,7 +285,7 @@ class Restore(ModelOptions):
         if self.json:
             print_json({**found.to_json(), "noise": self.noise, "model": model.name})
         sure = float(found.posterior.amax(-1).mean())
-        print(f"rdlm: {found.levels.numel()} pixels, {sure:.1%} sure of the level on average", file=sys.stderr)
+        say(f"{found.levels.numel()} pixels, {sure:.1%} sure of the level on average")
         return 0
 
     def _write_picture(self, model: LanguageModel, found: ImageRestoration) -> None:
@@ -291,7 +300,7 @@ class Restore(ModelOptions):
         pictures = [found.given.clamp(0, 1), found.mean, *drawn]
         levels = [np.rint(255 * np.asarray(picture)).astype(np.uint8) for picture in pictures]
         write_atomic(self.out, encode_png(grid(levels)))
-        print(f"rdlm: wrote {self.out}: given, restored{', samples' if len(drawn) else ''}", file=sys.stderr)
+        say(f"wrote {self.out}: given, restored{', samples' if len(drawn) else ''}")
 
 
 def _check_model(model: LanguageModel) -> None:

@@ -40,6 +40,8 @@ class ScoreText(ModelOptions):
     """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
     """UTF-8 text file; - or none: standard input. A file as the only argument is scored by the pretrained model."""
+    named: Annotated[str | None, tyro.conf.arg(name="model", metavar="RUN")] = None
+    """The model, as an option in place of the first argument: rdlm score FILE --model words."""
     prompt: str | None = None
     """Score every text as a continuation of this prompt: -log p(text | prompt), exact if tokens are decoded one per
     call from left to right, else a bound."""
@@ -71,7 +73,7 @@ class ScoreText(ModelOptions):
         """Score, print, and return 0."""
         if self.positions and not self.json:
             raise InputError("--positions needs --json")
-        run, file = self._places()
+        run, file = model_and_input(self.model, self.file, self.named)
         text = read_text(file)
         from rdlm.api.score import score_continuations, score_encoded, score_note, split_windows
         from rdlm.display.progress import bar
@@ -115,16 +117,6 @@ class ScoreText(ModelOptions):
             },
         )
         return 0
-
-    def _places(self) -> tuple[str | None, str]:
-        """Return the model and the file; a single argument that is a file, or -, is the text."""
-        if self.file is None and self.model is not None and (self.model == "-" or Path(self.model).is_file()):
-            return None, self.model
-        if self.file is None and self.model is not None and not _is_model(self.model):
-            raise InputError(f"no such file: {self.model}; it is no model either")
-        if self.file is None and sys.stdin.isatty():
-            say("reading the text from the terminal; Ctrl-D ends it")
-        return self.model, self.file or "-"
 
     def _normalised(self, model: LanguageModel, lines: dict[int, str]) -> tuple[dict[int, str], str | None]:
         """Return the texts in the model's alphabet where that is requested, and what was changed."""
@@ -175,7 +167,7 @@ class ScoreText(ModelOptions):
         estimator = None if self.estimator == "auto" else self.estimator
         order = order_for(model, self.order, self.nfe, self.block)
         for notice in order.notices if order is not None else ():
-            print(f"rdlm: {notice}", file=sys.stderr)
+            say(f"{notice}")
         effort = effort_for(model, windows, self.nfe, estimator, self.seed, order)
         return effort if self.draws is None else replace(effort, draws=self.draws)
 
@@ -190,7 +182,27 @@ class ScoreText(ModelOptions):
             print("not a bound: this method estimates -log p, and the error can have either sign")
         draws = f"{how['draws']} {'paths' if how['estimator'] == 'path' else 'random steps'} per window"
         draws = "exact, one path per window" if how["exact"] else draws
-        print(f"rdlm: {draws}, {how['network_windows']} in total, in {how['seconds']:.1f} s", file=sys.stderr)
+        say(f"{draws}, {how['network_windows']} in total, in {how['seconds']:.1f} s")
+
+
+def model_and_input(model: str | None, file: str | None, named: str | None = None) -> tuple[str | None, str]:
+    """Return the model and the input file of a command; a single argument that is a file, or -, is the input.
+
+    With `named`, the model as an option, the first argument is the input.
+    """
+    if named is not None:
+        if file is not None:
+            raise InputError(f"--model {named} and the argument {model}: give the model once")
+        return named, model or "-"
+    if file is not None:
+        return model, file
+    if model is not None and (model == "-" or Path(model).is_file()):
+        return None, model
+    if model is not None and not _is_model(model):
+        raise InputError(f"there is no file or model named {model}")
+    if sys.stdin.isatty():
+        say("reading the text from the terminal; Ctrl-D ends it")
+    return model, "-"
 
 
 def _is_model(name: str) -> bool:

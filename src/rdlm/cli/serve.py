@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from rdlm.cli.model_options import ModelOptions
+from rdlm.display.progress import say
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,4 +101,4 @@ class Serve(ModelOptions):
         if self.json:
             print_json({"url": url, "models": names})
             sys.stdout.flush()
-        print(f"rdlm: serving {', '.join(names)} at {url} (Ctrl-C to stop)", file=sys.stderr, flush=True)
+        say(f"serving {', '.join(names)} at {url} (Ctrl-C to stop)")

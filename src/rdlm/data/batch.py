@@ -133,6 +133,10 @@ def _rows(corpus: Corpus, split: str, length: int) -> NDArray[Any]:
             raise InputError(f"{corpus.protocol} has rows of {tokens.shape[1]} tokens, not {length}")
         return tokens
     if tokens.size < length:
-        raise InputError(f"the {split} split has {tokens.size} tokens, fewer than length {length}")
+        shorter = f", or a data.length of at most {tokens.size:,}" if tokens.size else ""
+        raise InputError(
+            f"the {split} split has {tokens.size:,} tokens, fewer than a sequence of {length:,}: it takes more "
+            f"data{shorter}"
+        )
     count = tokens.size // length
     return tokens[: count * length].reshape(count, length)  # [N] -> [count, length]

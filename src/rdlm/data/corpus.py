@@ -7,7 +7,7 @@ import hashlib
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rdlm.data import dna, image, own, store, text
 from rdlm.data.recipe import CorpusRequest, Recipe, combined, log, open_regular
@@ -35,7 +35,7 @@ def load(
     column: str | None = None,
     alphabet: str | None = None,
     normalise: bool = False,
-    unknown: Unknown = "error",
+    unknown: Unknown | Literal["extend"] = "error",
     vocabulary: int = 8192,
     accept_licence: bool = False,
     prepare: bool = True,

@@ -9,8 +9,7 @@
 | bases with Phred qualities | `from_fastq` |
 | grey levels with Gaussian noise | `from_levels` |
 
-A channel is the distribution of the symbol read given the true symbol, a matrix [true, read]: `symmetric`, `keyboard`,
-or a confusion matrix of the user (`confusion`).
+A text was read through a channel, a matrix of `rdlm.data.channels`.
 
 Ordinary text has characters outside of a small alphabet: `to_symbols` maps each character to the model's input, and
 `put_back` writes restored symbols in the place, the case and between the punctuation of the reading.
@@ -18,8 +17,6 @@ Ordinary text has characters outside of a small alphabet: `to_symbols` maps each
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import reprlib
@@ -46,9 +43,6 @@ CAPITAL: Final = "A"
 NEAR: Final = 20
 """Characters between a letter and the end of the sentence before it, at most."""
 
-KEYBOARD: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-"""Rows of a keyboard; each is shifted to the right by about a third of a key."""
-
 TOLERANCE: Final = 1e-3
 """Largest deviation of a sum of probabilities from 1."""
 
@@ -62,96 +56,6 @@ MOST_READS: Final = 1 << 18
 """Most reads of a file: each takes 0.7 kB of memory, however short it is."""
 
 Evidence = Float[Tensor, "positions v"]
-
-
-# -- channels --------------------------------------------------------------------------------------
-
-
-def symmetric(alphabet: str, error: float) -> Float[Tensor, "v v"]:
-    """Return the channel that reads a wrong symbol with probability `error`, any of them equally likely."""
-    _check_error(error)
-    check_size(len(alphabet), alphabet, "a channel")
-    size = len(alphabet)
-    matrix = torch.full((size, size), error / max(size - 1, 1), dtype=torch.float64)
-    return matrix.fill_diagonal_(1 - error)
-
-
-def keyboard(alphabet: str, error: float) -> Float[Tensor, "v v"]:
-    """Return the channel that hits a neighbouring key with probability `error`; symbols without keys: any symbol."""
-    _check_error(error)
-    rows = enumerate(KEYBOARD)
-    places = {key: (float(row), column + row / 3) for row, keys in rows for column, key in enumerate(keys)}
-    matrix = symmetric(alphabet, error)
-    for index, true in enumerate(alphabet):
-        near = _neighbours(true.lower(), places)
-        read = [position for position, symbol in enumerate(alphabet) if symbol.lower() in near and position != index]
-        if read:
-            matrix[index] = 0
-            matrix[index, read] = error / len(read)
-            matrix[index, index] = 1 - error
-    return matrix
-
-
-def _neighbours(key: str, places: Mapping[str, tuple[float, float]]) -> set[str]:
-    if key == " ":  # the space bar lies below the letters from c to m
-        return set("cvbnm")
-    if key not in places:
-        return set()
-    row, column = places[key]
-    near = {other for other, (r, c) in places.items() if abs(r - row) <= 1 and abs(c - column) <= 1.2 and other != key}
-    return near | {" "} if key in "cvbnm" else near
-
-
-def confusion(text: str, alphabet: str, source: str = "the confusion matrix") -> Float[Tensor, "v v"]:
-    """Return the channel in a JSON object {true: {read: probability}} or in CSV with a header of symbols.
-
-    A CSV row begins with the true symbol; `space` stands for a blank. Rows must sum to 1; symbols without a row are
-    read without error.
-    """
-    check_size(len(alphabet), alphabet, source)
-    rows = _json_rows(text, source) if text.lstrip().startswith("{") else _csv_rows(text, source)
-    matrix = torch.eye(len(alphabet), dtype=torch.float64)
-    for true, law in rows.items():
-        index = _index(alphabet, true, source)
-        values = torch.zeros(len(alphabet), dtype=torch.float64)
-        for read, probability in law.items():
-            values[_index(alphabet, read, source)] += _number(probability, f"{source}: p({read!r} | {true!r})")
-        _check_sum(float(values.sum()), f"{source}: the row of {true!r}")
-        matrix[index] = values / values.sum()
-    return matrix
-
-
-def _json_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
-    try:
-        found = parse_json(text.encode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not found or not all(isinstance(law, dict) for law in found.values()):
-        raise InputError(f"{source} must be an object {{true symbol: {{read symbol: probability}}}}")
-    return found
-
-
-def _csv_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
-    try:
-        lines = [line for line in csv.reader(io.StringIO(text)) if line]
-    except csv.Error as error:
-        raise InputError(f"{source} is not CSV: {error}") from None
-    if len(lines) < 2:
-        raise InputError(f"{source} needs a header of symbols and a row for each true symbol")
-    header = [_symbol(cell) for cell in lines[0][1:]]
-    if len(set(header)) < len(header) or len({_symbol(line[0]) for line in lines[1:]}) < len(lines) - 1:
-        raise InputError(f"{source} has two columns or two rows of one symbol")
-    found = {}
-    for number, line in enumerate(lines[1:], 2):
-        if len(line) != len(header) + 1:
-            count = len(line) - 1
-            raise InputError(f"{source}, line {number}: {count} numbers under a header of {len(header)} symbols")
-        found[_symbol(line[0])] = dict(zip(header, line[1:], strict=True))
-    return found
-
-
-def _symbol(cell: str) -> str:
-    return " " if cell.strip() in ("", "space") else cell.strip()
 
 
 # -- characters and symbols ------------------------------------------------------------------------
@@ -325,9 +229,7 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
 
     Other characters were read through the channel; without one they are certain. With `literal` all are ordinary.
     """
-    places = [(char, "") for char in text] if literal else list(_places(text))
-    if not places:
-        raise InputError("there is nothing to restore: the text is empty")
+    places = text_places(text, literal)
     check_size(max(len(places), len(alphabet)), alphabet, "the text")
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
@@ -340,6 +242,17 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
             evidence[row] = _alternatives(alphabet, alternatives, at)
         row += seen[at] != ""
     return make_reading(evidence, read, seen)
+
+
+def text_places(text: str, literal: bool = False) -> list[tuple[Read, str]]:
+    """Return the characters of a text in our notation, None for unreadable ones, each with its alternatives.
+
+    With `literal` all characters are ordinary.
+    """
+    places: list[tuple[Read, str]] = [(char, "") for char in text] if literal else list(_places(text))
+    if not places:
+        raise InputError("there is nothing to restore: the text is empty")
+    return places
 
 
 def _places(text: str) -> Iterator[tuple[Read, str]]:
@@ -366,6 +279,9 @@ def _places(text: str) -> Iterator[tuple[Read, str]]:
 _MARKED: Final = re.compile(r"(\\[\s\S]|\[[^\]]*\]|[?_])")
 """A quoted character, alternatives, or a gap in a text."""
 
+_UNBRACKETED: Final = re.compile(r"(\\[\s\S]|[?_])")
+"""The same where no bracket closes."""
+
 
 def normalised_reading(tokenizer: Tokenizer, text: str, literal: bool = False) -> tuple[str, str]:
     """Return a text of `from_text` in the characters of a tokenizer but for its marks, and what was changed.
@@ -373,9 +289,16 @@ def normalised_reading(tokenizer: Tokenizer, text: str, literal: bool = False) -
     Without this, characters outside of the alphabet are mapped by `to_symbols` and put back, and digits are not
     spelled.
     """
-    parts, keep = ([text], "") if literal else (_MARKED.split(text), "[\\")  # every second part is a mark
+    parts, keep = ([text], "") if literal else (_marks(text), "[\\")  # every second part is a mark
     found = "".join(part if at % 2 else normalised(tokenizer, part, keep)[0] for at, part in enumerate(parts))
     return found, normalised(tokenizer, "".join(parts[::2]), keep)[1]
+
+
+def _marks(text: str) -> list[str]:
+    """Return a text split at its marks, in one pass: a search for the end of each open bracket would be quadratic."""
+    end = text.rfind("]") + 1
+    closed, rest = _MARKED.split(text[:end]), _UNBRACKETED.split(text[end:])
+    return [*closed[:-1], closed[-1] + rest[0], *rest[1:]]
 
 
 def symbol_evidence(
@@ -407,7 +330,8 @@ def _alternatives(alphabet: str, symbols: str, at: int) -> Float[Tensor, " v"]:
     for symbol in symbols:
         near = nearest_symbol(symbol, alphabet)
         if near is None:
-            raise InputError(f"alternative {symbol!r} at position {at} is outside the alphabet {alphabet!r}")
+            advice = "if the bracket is part of the text, write \\["
+            raise InputError(f"alternative {symbol!r} at position {at} is outside the alphabet {alphabet!r}; {advice}")
         row[alphabet.index(near)] = 0.0
     return row
 
@@ -445,8 +369,8 @@ def _law(law: Mapping[str, Any], alphabet: str, where: str) -> Float[Tensor, " v
     row = torch.full((len(alphabet),), math.nan, dtype=torch.float64)
     for symbol, probability in law.items():
         if symbol != REST:
-            row[_index(alphabet, symbol, where)] = _number(probability, f"{where}: p({symbol!r})")
-    rest, missing = _number(law.get(REST, 0.0), f"{where}: {REST!r}"), row.isnan()
+            row[symbol_index(alphabet, symbol, where)] = probability_of(probability, f"{where}: p({symbol!r})")
+    rest, missing = probability_of(law.get(REST, 0.0), f"{where}: {REST!r}"), row.isnan()
     total, count = float(row.nansum()) + rest, int(missing.sum())
     if total == 0:
         raise InputError(f"{where}: the evidence excludes every symbol: all probabilities are 0")
@@ -461,7 +385,7 @@ def _law(law: Mapping[str, Any], alphabet: str, where: str) -> Float[Tensor, " v
 
 def from_array(array: np.ndarray[Any, Any], alphabet: str) -> Reading:
     """Return the evidence in an array of log-likelihoods [positions, V]."""
-    if array.ndim != 2 or array.shape[1] != len(alphabet) or array.dtype.kind not in "fiu":
+    if array.ndim != 2 or array.shape[1] != len(alphabet) or not len(array) or array.dtype.kind not in "fiu":
         raise InputError(
             f"an array of log-likelihoods must have the shape [positions, {len(alphabet)}] and real numbers, "
             f"got {list(array.shape)} of {array.dtype}"
@@ -552,17 +476,8 @@ def _check_readable(
             raise InputError(f"character {char!r} at position {at}: the channel reads no symbol as {view!r}")
 
 
-def _check_error(error: float) -> None:
-    if not 0 < error < 1:
-        raise InputError(f"an error rate must lie between 0 and 1, got {error:g}")
-
-
-def _check_sum(total: float, what: str) -> None:
-    if not abs(total - 1) <= TOLERANCE:
-        raise InputError(f"{what} sums to {total:.4g}, not to 1")
-
-
-def _number(value: Any, what: str) -> float:
+def probability_of(value: Any, what: str) -> float:
+    """Return a number from 0 to 1; InputError for anything else."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError, OverflowError):
@@ -572,7 +487,10 @@ def _number(value: Any, what: str) -> float:
     return number
 
 
-def _index(alphabet: str, symbol: str, where: str) -> int:
+def symbol_index(alphabet: str, symbol: str, where: str) -> int:
+    """Return the index of a symbol in an alphabet; InputError for anything else."""
+    if not isinstance(symbol, str):
+        raise InputError(f"{where}: a symbol is a character, got {symbol!r}")
     if len(symbol) > 1:
         reason = "a channel is about one character per position, and m read as rn cannot be given"
         raise InputError(f"{where}: {symbol[:80]!r} is not one character; {reason}")

@@ -11,6 +11,7 @@ import ast
 import base64
 import hashlib
 import http.client
+import importlib
 import json
 import lzma
 import os
@@ -19,6 +20,7 @@ import ssl
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -40,8 +42,9 @@ from rdlm.storage.files import atomic_open, cache_dir, make_cache_dir, most_byte
 TIMEOUT = 30.0
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 LARGEST_PAGE, LARGEST_ARCHIVE = 1 << 26, 1 << 30
-"""Bytes of the largest index page, and archive of unstated size, that are downloaded: a server may send unlimited
-data."""
+"""Bytes of the largest index page and archive that are downloaded: a server may send, or announce, unlimited data."""
+PATIENCE, SLOWEST = 20.0, 1024
+"""Seconds after which a download must have had so many bytes per second: a server may send one byte now and then."""
 PYPI = "https://pypi.org/simple"
 NPM = "https://registry.npmjs.org"
 
@@ -99,16 +102,19 @@ def _download(archive: Archive, address: str, transport: Transport, path: Path) 
     digest, received = hashlib.sha256(), 0
     with transport.open(address) as response:
         size = response.headers.get("Content-Length", "")
-        expected = int(size) if size.isdecimal() else None
-        progress = bar(expected, f"downloading {archive.file}", "B")
+        expected = int(size[:20]) if size.isdecimal() else None  # more digits are no less too large
+        if (expected or 0) > LARGEST_ARCHIVE:
+            raise DamagedFileError(f"{archive.file} has {expected:,} bytes, more than {LARGEST_ARCHIVE:,} bytes")
+        speed, progress = Speed(archive.file), bar(expected, f"downloading {archive.file}", "B")
         with cache_errors(path.parent):
             make_cache_dir("archive")
         with cache_errors(path.parent), atomic_open(path) as file, progress:
-            while block := response.read(1 << 18):
+            while block := response.read1(1 << 18):
+                speed.add(len(block))
                 digest.update(block)
                 file.write(block)
                 received += len(block)
-                if received > (expected or LARGEST_ARCHIVE):
+                if received > LARGEST_ARCHIVE:
                     raise DamagedFileError(f"{archive.file} has more than {LARGEST_ARCHIVE:,} bytes")
                 progress.update(len(block))
             if expected is not None and received != expected:
@@ -176,7 +182,9 @@ def _check_readable(path: Path, member: zipfile.ZipInfo) -> None:
 
 
 def _single_member(path: Path, zipped: zipfile.ZipFile, pattern: str) -> zipfile.ZipInfo:
-    found = [one for one in zipped.infolist() if fnmatchcase(one.filename, pattern)]
+    found = [one for one in zipped.infolist() if fnmatchcase(one.filename, pattern) and not one.is_dir()]
+    if len(found) != 1 and pattern == "*":  # a file of the user
+        raise InputError(f"{path} has {len(found)} files, not one: unpack it, and give the folder")
     if len(found) != 1:
         raise DamagedFileError(f"{path} has {len(found)} members {pattern}, not one")
     _check_readable(path, found[0])
@@ -313,6 +321,20 @@ def _without_password(address: str) -> str:
 # -- transport --------------------------------------------------------------------------------------
 
 
+class Speed:
+    """Counts the bytes of a download; DamagedFileError for one that would never end."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._received, self._begin = name, 0, time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Count received bytes."""
+        self._received += count
+        seconds = time.monotonic() - self._begin
+        if seconds > PATIENCE and self._received < SLOWEST * seconds:
+            raise DamagedFileError(f"{self._name} arrives too slowly: {self._received:,} bytes in {seconds:.0f} s")
+
+
 @dataclass(frozen=True)
 class Transport:
     """How to open an address (https, http, file); None selects Python's defaults, which respect the environment."""
@@ -337,10 +359,13 @@ class Transport:
     def page(self, address: str) -> tuple[bytes, str, str]:
         """Return the content of a page, its media type, and its address after redirects."""
         with self.open(address) as response:
-            body = response.read(LARGEST_PAGE + 1)
-            if len(body) > LARGEST_PAGE:
-                raise DamagedFileError(f"{_without_password(address)} has more than {LARGEST_PAGE:,} bytes")
-            return body, response.headers.get_content_type(), response.geturl()
+            body, speed = bytearray(), Speed(_without_password(address))
+            while block := response.read1(1 << 18):
+                speed.add(len(block))
+                body += block
+                if len(body) > LARGEST_PAGE:
+                    raise DamagedFileError(f"{_without_password(address)} has more than {LARGEST_PAGE:,} bytes")
+            return bytes(body), response.headers.get_content_type(), response.geturl()
 
     def _opener(self) -> OpenerDirector:
         try:
@@ -368,14 +393,59 @@ def _request(address: str) -> tuple[Request, str]:
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
-def hub_file(name: str, file: str) -> Path:
-    """Return a file of a model on the hub, downloaded into the cache."""
+def hub_file(name: str, file: str, most: int) -> Path:
+    """Return a file of a model on the hub of at most so many bytes, downloaded into the cache."""
     from huggingface_hub import hf_hub_download
 
-    with hub_errors(f"{file} of {name} was not downloaded from the hub"):
+    with hub_errors(f"{file} of {name} was not downloaded from the hub"), limited_downloads(name, most):
         make_cache_dir("hub_files")
         folder = cache_dir("hub_files", *name.split("/"))
         return Path(hf_hub_download(name, file, local_dir=folder, library_name="rdlm"))
+
+
+@contextmanager
+def limited_downloads(name: str, most: int) -> Iterator[None]:
+    """Context manager: the client of the hub receives at most so many bytes of each answer, unpacked and not slowly.
+
+    A server may send unlimited data, in listings as well as in files, and bombs as packed answers. Files are not
+    fetched by the protocol Xet, whose library has no such limits and connects to hosts that the server names.
+    """
+    from huggingface_hub import constants, get_session
+
+    session: Any = get_session()
+    library = importlib.import_module(type(session).__module__.partition(".")[0])
+
+    class Limited(library.SyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __iter__(self) -> Iterator[bytes]:
+            received, speed = 0, Speed(f"{name} on the hub")
+            for block in self.inner:
+                received += len(block)
+                speed.add(len(block))
+                if received > most:
+                    raise DamagedFileError(f"{name} on the hub has more than the {most:,} bytes that are expected")
+                yield block
+
+        def close(self) -> None:
+            self.inner.close()
+
+    def ask_plain(request: Any) -> None:
+        request.headers["Accept-Encoding"] = "identity"
+
+    def limit(response: Any) -> None:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise DamagedFileError(f"{name} on the hub is sent packed, which was not requested")
+        response.stream = Limited(response.stream)
+
+    before, has_xet = session.event_hooks, constants.HF_HUB_DISABLE_XET
+    session.event_hooks = {"request": [*before["request"], ask_plain], "response": [*before["response"], limit]}
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        yield
+    finally:
+        session.event_hooks, constants.HF_HUB_DISABLE_XET = before, has_xet
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rdlm.data.channels import symmetric
 from rdlm.data.evidence import (
     Read,
     Reading,
@@ -30,7 +31,6 @@ from rdlm.data.evidence import (
     make_reading,
     nearest_symbol,
     symbol_evidence,
-    symmetric,
     to_symbols,
 )
 from rdlm.errors import InputError

@@ -3,7 +3,7 @@
 | format | content | corpus |
 |---|---|---|
 | text | UTF-8, or a folder of such files | characters, or another tokenizer |
-| CSV, TSV, JSONL, JSON | one column of the records | its texts, one per line |
+| CSV, TSV, JSONL, JSON, Parquet | one column of the records | its texts, one per line |
 | FASTA, FASTQ | sequences | bases A, C, G, T; other letters end a sequence. Proteins are text |
 | images | PNG (others with pillow), equal sizes; subfolders are classes | 256 levels per channel |
 | hf://NAME[:CONFIG][/SPLIT] | one column of a dataset of the Hugging Face hub, streamed | its texts, one per line |
@@ -20,31 +20,36 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rdlm.data.image import SIGNATURE, decode_png, is_plain_png
-from rdlm.data.recipe import CorpusRequest, Recipe, files_of, open_regular, read_bytes
+from rdlm.data.recipe import LARGEST_RATIO, CorpusRequest, Recipe, files_of, open_regular, read_bytes, unpacked_limit
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.text import draft_of_text
 from rdlm.data.tokenizer import Levels, bases
 from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError, require
+from rdlm.storage.files import too_large
 
-Format = Literal["text", "CSV", "TSV", "JSONL", "JSON", "FASTA", "FASTQ", "images", "array"]
+Format = Literal["text", "CSV", "TSV", "JSONL", "JSON", "Parquet", "FASTA", "FASTQ", "images", "array"]
 
-TABLES = ("CSV", "TSV", "JSONL", "JSON")
+TABLES = ("CSV", "TSV", "JSONL", "JSON", "Parquet")
 """Formats with columns."""
 
 DELIMITERS: tuple[tuple[Format, str], ...] = (("TSV", "\t"), ("CSV", ","), ("CSV", ";"))
 """Delimiters of tables; spreadsheets of many countries write CSV with semicolons."""
 
-HEAD = 1 << 16
+csv.field_size_limit(1 << 30)  # of a column of articles; the size of files is limited
+
+HEAD = 1 << 20
 """Number of bytes from which a format is detected."""
 
 LARGEST_IMAGE = 3 * 64 * 64
@@ -54,6 +59,18 @@ FEWEST = 20
 """Tokens, images or rows of the smallest data set, of which two each are for validation and test."""
 
 _IMAGES = (SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive, as .epub and .docx are: unpack it, and give the folder of its texts",
+    b"%PDF": "a PDF: convert it, for example with pdftotext",
+    b"\x1f\x8b": "compressed by gzip: name it .gz",
+    b"\xfd7zXZ": "compressed by xz: unpack it with xz -d",
+    b"BZh": "compressed by bzip2: unpack it with bzip2 -d",
+    b"(\xb5/\xfd": "compressed by zstd: unpack it with zstd -d",
+    b"7z\xbc\xaf": "a 7z archive: unpack it, and give the folder",
+    b"SQLite format 3": "an SQLite database: export a table as CSV",
+    b"{\\rtf": "RTF: save it as plain text",
+}
+"""First bytes of files that are not read -> what they are, and what to do."""
 _BASES = re.compile(r"[ACGT]+")
 _READ = re.compile(r"[ACGTUNacgtun]{4,}")
 _RECORDS = re.compile(rb'\s*\[\s*\{\s*"')
@@ -86,8 +103,11 @@ def _head(path: Path) -> bytes:
 
 
 def _recognised(head: bytes) -> Format:
+    head = head.removeprefix(BOM_UTF8)
     if head.startswith(_IMAGES):
         return "images"
+    if head.startswith(b"PAR1"):
+        return "Parquet"
     if _RECORDS.match(head):
         return "JSON"
     whole = head if len(head) < HEAD else head[: head.rfind(b"\n") + 1]
@@ -117,7 +137,7 @@ def _object(line: str) -> dict[str, Any] | None:
 def _is_table(text: str, delimiter: str) -> bool:
     """Return whether at least three records have equally many columns, two or more, and the first one has names."""
     try:
-        rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row][:32]
+        rows = list(islice((row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row), 32))
     except csv.Error:
         return False
     names = rows[0] if rows else []
@@ -163,30 +183,107 @@ def own(request: CorpusRequest) -> Draft:
 
 
 def _decoded(path: Path) -> str:
+    content = read_bytes(path)
+    if (other := next((how for first, how in _OTHERS.items() if content.startswith(first)), None)) is not None:
+        raise InputError(f"{path} is {other}")
+    if content[257:262] == b"ustar":
+        raise InputError(f"{path} is a tar archive: unpack it, and give the folder")
     try:
-        return read_bytes(path).decode()
+        text = content.decode("utf-8-sig")  # without the mark that some editors and spreadsheets write
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text at byte {error.start}; if it is text, convert it, for example with "
-            f"iconv -f latin1 -t utf-8 (or -f utf-16) {path} > utf8.txt"
+            f"iconv -f latin1 -t utf-8 (or -f utf-16) {path} > utf8.txt; else leave it out"
         ) from None
+    if (at := text.find("\0")) >= 0:
+        raise InputError(f"{path} has a null character at position {at}, so it is not text but binary")
+    return text
 
 
 def _column(path: Path, kind: Format, column: str | None) -> tuple[list[str], str]:
     """Return the texts of a column and a description of them; records without a text are left out and counted."""
-    records = [record for file in _files(path) for record in _records(file, kind)]
-    names = list(dict.fromkeys(name for record in records for name in record if name is not None))
+    tables = [_table(file, kind) for file in _files(path)]
+    names = list(dict.fromkeys(name for table in tables for name in table.names))
     if column is None:
         column = "text" if "text" in names else names[0] if len(names) == 1 else None
-    if column not in names:
+    if column is None or column not in names:
         asked = "choose one" if column is None else f"there is no {column!r}: choose one of them"
         raise InputError(f"{path} is {kind} with the columns {', '.join(names)}; {asked} with --column")
-    values = [value for record in records if (value := record.get(column)) not in (None, "")]
-    if (other := next((value for value in values if isinstance(value, list | dict)), None)) is not None:
+    found = [value for table in tables for value in table.values(column)]
+    values = [value for value in found if value not in (None, "")]
+    if (other := next((value for value in values if isinstance(value, list | dict | bytes)), None)) is not None:
         raise InputError(f"the column {column!r} of {path} has values such as {other!r:.60}, which are not text")
-    empty = len(records) - len(values)
+    empty = len(found) - len(values)
     source = f"{kind}, column {column!r} of {len(values):,} records" + (f" ({empty:,} have none)" if empty else "")
     return list(map(str, values)), source
+
+
+class Table(NamedTuple):
+    """The columns of a file of records."""
+
+    names: list[str]
+    values: Callable[[str], Iterable[Any]]
+    """Column -> its value in every record, None where it has none."""
+
+
+def _table(path: Path, kind: Format) -> Table:
+    match kind:
+        case "Parquet":
+            return _parquet(path)
+        case "CSV" | "TSV":
+            return _delimited(path, kind)
+    records = list(_records(path, kind))
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return Table(names, lambda column: (record.get(column) for record in records))
+
+
+def _parquet(path: Path) -> Table:
+    require("pyarrow", "hf", f"{path} is Parquet, which")
+    import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from pyarrow import parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    try:
+        with open_regular(path) as file:
+            names = list(parquet.read_schema(file).names)
+    except pyarrow.ArrowException as error:
+        raise DamagedFileError(f"{path} is not Parquet: {error}") from None
+
+    def values(column: str) -> Iterator[Any]:
+        """Yield the values of a column; a small file can have any number of equal ones."""
+        left = unpacked_limit(path)
+        try:
+            with open_regular(path) as file:
+                for batch in parquet.ParquetFile(file).iter_batches(1024, columns=[column] if column in names else []):
+                    left -= batch.nbytes
+                    if left < 0:
+                        raise too_large(path, f"unpacked more than {unpacked_limit(path):,}", LARGEST_RATIO)
+                    yield from batch.column(0).to_pylist() if column in names else [None] * len(batch)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DamagedFileError(f"{path} is damaged: {error}") from None
+
+    return Table(names, values)
+
+
+def _delimited(path: Path, kind: Format) -> Table:
+    """Return the columns of a file of delimited fields, whose first record has their names."""
+    text = _decoded(path)
+    marks = [mark for name, mark in DELIMITERS if name == kind]
+    delimiter = next((mark for mark in marks if _is_table(text, mark)), marks[0])
+
+    def records() -> Iterator[list[str]]:
+        try:
+            yield from (row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row)
+        except csv.Error as error:
+            raise InputError(f"{path} is not {kind}: {error}") from None
+
+    names = next(records(), [])
+
+    def values(column: str) -> Iterator[str | None]:
+        rows, at = records(), names.index(column) if column in names else len(names)
+        next(rows, None)
+        return (row[at] if at < min(len(row), len(names)) else None for row in rows)
+
+    return Table(names, values)
 
 
 def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
@@ -194,19 +291,11 @@ def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
     if kind == "JSON":
         yield from _array_of_objects(text, path)
         return
-    if kind == "JSONL":
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                if (found := _object(line)) is None:
-                    raise InputError(f"{path} is JSONL, but line {number} is not a JSON object")
-                yield found
-        return
-    marks = [mark for name, mark in DELIMITERS if name == kind]
-    delimiter = next((mark for mark in marks if _is_table(text, mark)), marks[0])
-    try:
-        yield from csv.DictReader(io.StringIO(text), delimiter=delimiter)
-    except csv.Error as error:
-        raise InputError(f"{path} is not {kind}: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            if (found := _object(line)) is None:
+                raise InputError(f"{path} is JSONL, but line {number} is not a JSON object")
+            yield found
 
 
 def _array_of_objects(text: str, path: Path) -> list[dict[str, Any]]:

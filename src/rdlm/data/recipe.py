@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 from rdlm.data import fetch
 from rdlm.data.fetch import Archive
@@ -41,7 +41,8 @@ class CorpusRequest:
     column: str | None = None
     alphabet: str | None = None
     normalise: bool = False
-    unknown: Unknown = "error"
+    unknown: Unknown | Literal["extend"] = "error"
+    """What is done with characters outside of the alphabet; extend: they are further tokens."""
     vocabulary: int = 8192
     accept_licence: bool = False
 
@@ -69,6 +70,9 @@ class Recipe:
     must_accept: bool = False
     """Whether the user must accept the licence before anything is downloaded."""
 
+
+MOST_FILES = 1 << 18
+"""Files of a folder of data: more take minutes before the first of them is read."""
 
 LARGEST_RATIO = 32
 """Bytes of a decompressed file for each of its own, beyond 64 MB: text has 3 to 10, a bomb 1,000."""
@@ -115,16 +119,41 @@ def files_of(folder: Path, hidden: bool = True) -> list[Path]:
 
     InputError for a link to a file outside of the folder, which another user may have created, and for too many bytes.
     """
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and (hidden or not p.name.startswith(".")))
+    found, size, place = [], 0, folder.resolve()
+    for entry in _entries_below(folder):
+        if not entry.is_file() or (entry.name.startswith(".") and not hidden):
+            continue
+        path = Path(entry.path)
+        if entry.is_symlink() and not (target := path.resolve()).is_relative_to(place):
+            raise InputError(f"{path} is a link to {target}, outside of the folder: copy the file, or remove it")
+        found.append(path)
+        size += entry.stat().st_size
+        if len(found) > MOST_FILES:
+            raise InputError(f"{folder} has more than {MOST_FILES:,} files: join them")
     if not found:
         raise InputError(f"{folder} is an empty folder")
-    place = folder.resolve()
-    for path in found:
-        if not (target := path.resolve()).is_relative_to(place):
-            raise InputError(f"{path} is a link to {target}, outside of the folder: copy the file, or remove it")
-    if (size := sum(path.stat().st_size for path in found)) > most_bytes():
+    if size > most_bytes():
         raise too_large(folder, f"{size:,}")
-    return found
+    return sorted(found, key=lambda path: path.parts)
+
+
+def _entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield all entries below a folder; links to folders are not followed."""
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    yield entry
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError as error:
+            raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from None
+
+
+def unpacked_limit(path: Path) -> int:
+    """Return the largest number of bytes into which a compressed file may be unpacked."""
+    return min(most_bytes(), max(1 << 26, LARGEST_RATIO * path.stat().st_size))
 
 
 @contextmanager
@@ -133,12 +162,12 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with ExitStack() as stack:
             inner = stack.enter_context(open_regular(path))
-            most = min(most_bytes(), max(1 << 26, LARGEST_RATIO * os.fstat(inner.fileno()).st_size))
+            most = unpacked_limit(path)
             if path.suffix == ".gz":
                 inner = cast(IO[bytes], stack.enter_context(gzip.open(inner)))
             elif path.suffix == ".zip":
                 inner = stack.enter_context(fetch.open_member(path, "*"))
-            yield io.BufferedReader(LimitedReader(inner, path, most), 1 << 20)
+            yield io.BufferedReader(LimitedReader(inner, path, most), 1 << 16)
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ from torch import Tensor
 from rdlm.data.tokenizer import Tokenizer, from_json
 from rdlm.display.progress import bar
 from rdlm.errors import InputError
-from rdlm.storage.files import UNWRITABLE, damaged, explained_write_errors, read_json, sync
+from rdlm.storage.files import UNWRITABLE, damaged, explained_write_errors, new_folder, read_json, sync
 from rdlm.storage.manifest import Manifest
 
 Kind = Literal["text", "image", "dna"]
@@ -119,14 +117,10 @@ class Corpus:
 def write(folder: Path, draft: Draft, about: Mapping[str, Any]) -> None:
     """Write a corpus into a folder, atomically; `about` is added to meta.json."""
     with cache_errors(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-        try:
+        with new_folder(folder) as temporary:
             _write_files(temporary, draft, about)
             if not folder.exists():  # else another process has written the same corpus
                 os.rename(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         sync(folder.parent)
 
 

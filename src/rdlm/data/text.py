@@ -32,6 +32,7 @@ from rdlm.data.tokenizer import (
     Subwords,
     Tokenizer,
     foreign,
+    normalised,
     train_bpe,
     wordpiece,
 )
@@ -187,8 +188,10 @@ def draft_of_text(request: CorpusRequest, text: str, source: str) -> Draft:
     """Return a text split 90/5/5 by characters, as characters unless another tokenizer is requested."""
     if request.limit is not None:
         text = text[: request.limit]
-    if request.normalise:
+    if request.normalise and request.alphabet in (None, TEXT8_ALPHABET):
         text = letters(text.encode()).decode()
+    elif request.normalise:
+        text = normalised(Characters(str(request.alphabet)), text)[0]
     if len(text) < 20:
         raise InputError(
             f"{request.hub or request.file} has {len(text)} characters; a split into 90/5/5 needs at least 20"
@@ -336,14 +339,22 @@ def bert() -> Subwords:
 def make_tokenizer(request: CorpusRequest, default: str, train: str, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer of a request; BPE is trained on `train`, the default alphabet is that of `texts`."""
     name = request.tokenizer or default
+    if request.alphabet is not None and name != "characters":
+        raise InputError(f"an alphabet is that of the tokenizer characters: leave it out with data.tokenizer {name}")
     if isinstance(name, Path) or name.startswith("hf://"):
-        path = name if isinstance(name, Path) else fetch.hub_file(name.removeprefix("hf://"), "tokenizer.json")
+        path = (
+            name
+            if isinstance(name, Path)
+            else fetch.hub_file(name.removeprefix("hf://"), "tokenizer.json", LARGEST_FILE)
+        )
         return foreign(read_json(path, LARGEST_FILE), str(name))
     match name:
         case "characters":
-            own = TEXT8_ALPHABET if request.normalise else "".join(sorted(set().union(*texts)))
-            alphabet = request.alphabet or own
-            return Characters(alphabet, request.unknown)
+            known = request.alphabet or (TEXT8_ALPHABET if request.normalise else "")
+            if known and request.unknown != "extend":
+                return Characters(known, request.unknown)
+            alphabet = known + "".join(sorted(set().union(*texts) - set(known)))
+            return Characters(alphabet, "error" if request.unknown == "extend" else request.unknown)
         case "bytes":
             return Bytes()
         case "wordpiece":

@@ -10,8 +10,8 @@ FOLDER/
     compare.json     the rows: the bound of every method in every order
     compare.png      bounds and sample quality
 
-The runs train in turn, `SLICE` steps each (`race`), so that other load on the machine affects all of them equally. The
-same command continues a comparison that was interrupted.
+The runs train in turn, `SLICE` steps each (`train_in_turn`), so that other load on the machine affects all of them
+equally. The same command continues a comparison that was interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -36,14 +36,15 @@ from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
 from rdlm.display.progress import bar, say
 from rdlm.errors import DivergedError, InputError, unknown
+from rdlm.evaluate.metrics import over_seeds
 from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
 from rdlm.evaluate.samples import divergences
-from rdlm.likelihood.estimate import student
 from rdlm.methods import METHODS, build
 from rdlm.methods.base import Method
 from rdlm.methods.bound import REPEATS, Bound, repeated_bound, uniform_note
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
+from rdlm.train.fit import best_lr, next_lr
 from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate_or_restore, let_signals_in, seconds_of, update, write_line
 from rdlm.train.parallel import Team, team
@@ -69,22 +70,27 @@ TRIAL_SEQUENCES = 32
 TRIAL_PATHS = 8
 """The same for estimates along whole paths, which evaluate the network in every step."""
 
+MOST, MOST_SEEDS = 1 << 20, 100
+"""Largest counts of a comparison; the runs of all seeds are in memory at the same time."""
+
+EVALUATION_SHARE, SLACK = 0.4, 0.1
+"""Shares of a time budget: the largest one of bounds and samples, and that for work slower than measured."""
+
+FIXED_SECONDS, FEWEST_SEQUENCES, FEWEST_SAMPLES = 5.0, 16, 8
+"""Seconds of a budget for saving and the figure; sequences of a bound, and samples, below which it does not go."""
+
 DATA_SEQUENCES = 1024
 """Validation sequences to which samples are compared."""
 
 EXTENSIONS = 4
 """Largest number of learning rates per method beyond the given ones."""
 
-FEW_SEEDS = {1: 12.706, 2: 4.303}
-"""97.5% quantiles of Student's t for few degrees of freedom, for which the expansion in `student` is too narrow."""
-
-
 Trials = dict[MethodName, dict[float, float]]
 """Bounds in bits per token by method and learning rate; infinity: the run diverged."""
 
 
 @dataclass(frozen=True)
-class Contest:
+class Comparison:
     """The methods that are compared, and the settings of their evaluation."""
 
     config: RunConfig
@@ -104,6 +110,8 @@ class Contest:
     """Number of training seeds of every method, from that of the configuration upwards."""
     repeats: int = REPEATS[1]
     """Largest number of estimates of a bound; with fewer, its interval is wider."""
+    given: tuple[str, ...] = ()
+    """Which of `sequences` and `samples` the user has given; a time budget does not change them."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -114,14 +122,15 @@ class Contest:
         if not all(lr > 0 for lr in self.lrs):
             raise InputError(f"--lrs must be positive, got {', '.join(f'{lr:g}' for lr in self.lrs)}")
         for key in ("nfe", "sequences", "samples", "trial", "seeds"):
-            if getattr(self, key) < 1:
-                raise InputError(f"--{key} must be at least 1, got {getattr(self, key)}")
+            most = MOST_SEEDS if key == "seeds" else MOST
+            if not 1 <= getattr(self, key) <= most:
+                raise InputError(f"--{key} must be at least 1 and at most {most:,}, got {getattr(self, key)}")
         belief = self.config.model.belief
         unfit = [name for name in self.methods if name not in READ_EVIDENCE]
         if belief != "none" and unfit:
             raise InputError(
                 f"model.belief {belief} is an inference layer for methods that read evidence: "
-                f"{', '.join(READ_EVIDENCE)} can take part, {', '.join(unfit)} cannot without --model.belief none"
+                f"{', '.join(READ_EVIDENCE)} can be compared, {', '.join(unfit)} cannot without --model.belief none"
             )
 
     def configuration(self, method: MethodName, steps: int, index: int = 0) -> RunConfig:
@@ -140,8 +149,8 @@ class Contest:
 
 
 @dataclass(frozen=True, eq=False)
-class Entrant:
-    """An open run that takes part in the race, with its record."""
+class OpenRun:
+    """An open run of one of the methods, with its record."""
 
     name: MethodName
     run: Run
@@ -158,69 +167,81 @@ class Session:
     make: Build
 
     @contextmanager
-    def entered(self, config: RunConfig, folder: Path) -> Iterator[Entrant]:
+    def opened(self, config: RunConfig, folder: Path) -> Iterator[OpenRun]:
         """Yield the run of a configuration in a folder, resumed if it exists."""
         with (
             open_run(config, folder, self.members, self.make, load=lambda _: self.corpus) as run,
             Record(folder, run.counters.step, open_trackers((), folder, run.counters.step, {})) as record,
         ):
             let_signals_in(run)
-            yield Entrant(config.method, run, record)
+            yield OpenRun(config.method, run, record)
+
+    def open_all(
+        self, stack: ExitStack, runs: Iterable[tuple[RunConfig, Path]], interruption: Interruption
+    ) -> list[OpenRun]:
+        """Return the runs of these configurations in their folders, until the stack is closed; a signal ends this."""
+        entries = []
+        for config, folder in runs:
+            interruption.raise_if_received(0)
+            entries.append(stack.enter_context(self.opened(config, folder)))
+        return entries
 
 
 def compare(
-    contest: Contest,
+    comparison: Comparison,
     folder: Path,
     *,
     steps: int | None = None,
     minutes: float | None = None,
+    began: float | None = None,
     load: Callable[[RunConfig], Corpus] = load_corpus,
     make: Build = build,
 ) -> list[dict[str, Any]]:
     """Train all runs in turn, measure each in all orders of its method, and return a row per method and order.
 
-    `minutes` is the time of all, evaluation included. SIGTERM and SIGINT save every run and raise InterruptedRunError.
+    `minutes` after `began` is the time of all: steps are chosen, and fewer sequences, samples and estimates where they
+    would take more than `EVALUATION_SHARE` of it. SIGTERM and SIGINT save every run and raise InterruptedRunError.
     """
-    corpus = load(contest.config)
+    end = None if minutes is None else (began or time.monotonic()) + 60 * minutes
+    corpus = load(comparison.config)
     with ExitStack() as stack:
-        members = stack.enter_context(team(contest.config.training.device))
+        members = stack.enter_context(team(comparison.config.training.device))
         if members.world > 1:
             raise InputError("rdlm compare runs in one process; torchrun would change the cost of a step")
         session = Session(folder, members, corpus, make)
         interruption = stack.enter_context(Interruption())
-        costs = _step_costs(contest, session, minutes, interruption)
+        costs = _step_costs(comparison, session, end, interruption)
+        if minutes is not None:
+            comparison = replace(comparison, **costs.get("effort", {}))
         budget = costs.get("steps") if steps is None else steps
-        total = contest.config.training.steps if budget is None else budget
-        entrants, trials = stack.enter_context(trained_runs(contest, session, total, interruption))
+        total = comparison.config.training.steps if budget is None else budget
+        entries, trials = stack.enter_context(trained_runs(comparison, session, total, interruption))
         rows = []
-        for name in contest.methods:
-            own = [entrant for entrant in entrants if entrant.name == name]
-            rows += _rows(contest, own, folder, interruption)
-        return _finish(contest, folder, rows, costs, trials)
+        for name in comparison.methods:
+            own = [entry for entry in entries if entry.name == name]
+            rows += _rows(comparison, own, folder, interruption)
+        return _finish(comparison, folder, rows, costs, trials)
 
 
 @contextmanager
 def trained_runs(
-    contest: Contest, session: Session, total: int, interruption: Interruption
-) -> Iterator[tuple[list[Entrant], Trials]]:
+    comparison: Comparison, session: Session, total: int, interruption: Interruption
+) -> Iterator[tuple[list[OpenRun], Trials]]:
     """Yield the runs of all methods and seeds, trained for `total` steps, and the trials of learning rates."""
-    trials = _search_lrs(contest, session, interruption) if contest.lrs else {}
+    trials = _search_lrs(comparison, session, interruption) if comparison.lrs else {}
     with ExitStack() as stack:
-        entrants = [
-            stack.enter_context(session.entered(config, place))
-            for config, place in _runs(contest, session.folder, total, trials)
-        ]
-        race(entrants, total, interruption)
-        yield entrants, trials
+        entries = session.open_all(stack, _runs(comparison, session.folder, total, trials), interruption)
+        train_in_turn(entries, total, interruption)
+        yield entries, trials
 
 
-def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterator[tuple[RunConfig, Path]]:
+def _runs(comparison: Comparison, folder: Path, steps: int, trials: Trials) -> Iterator[tuple[RunConfig, Path]]:
     """Yield configuration and folder of every run, the methods with the first seed before those with the next."""
-    for index in range(contest.seeds):
-        for name in contest.methods:
-            config = contest.configuration(name, steps, index)
+    for index in range(comparison.seeds):
+        for name in comparison.methods:
+            config = comparison.configuration(name, steps, index)
             yield (
-                _with_lr(config, contest.chosen_lr(trials[name])) if trials else config,
+                _with_lr(config, comparison.chosen_lr(trials[name])) if trials else config,
                 folder / (f"{name}-seed{index}" if index else name),
             )
 
@@ -228,46 +249,46 @@ def _runs(contest: Contest, folder: Path, steps: int, trials: Trials) -> Iterato
 # -- training in turn ------------------------------------------------------------------------------------------------
 
 
-def race(
-    entrants: Sequence[Entrant], total: int, interruption: Interruption, drop_diverged: bool = False
-) -> list[Entrant]:
+def train_in_turn(
+    entries: Sequence[OpenRun], total: int, interruption: Interruption, drop_diverged: bool = False
+) -> list[OpenRun]:
     """Train every run to step `total`, in turn, and return the runs that got there: all, unless diverged ones may drop.
 
     An interruption saves all of them and raises InterruptedRunError.
     """
-    begin = sum(entrant.run.counters.step for entrant in entrants)
-    running = list(entrants)
-    with bar(total * len(entrants), "compare", "step", begin) as progress:
+    begin = sum(entry.run.counters.step for entry in entries)
+    running = list(entries)
+    with bar(total * len(entries), "compare", "step", begin) as progress:
 
-        def advance(entrant: Entrant, target: int) -> None:
-            progress.set_postfix_str(entrant.run.folder.name)
-            progress.update(_advance(entrant, target, interruption))
+        def advance(entry: OpenRun, target: int) -> None:
+            progress.set_postfix_str(entry.run.folder.name)
+            progress.update(_advance(entry, target, interruption))
 
         for target in [*range(SLICE, total, SLICE), total]:
             running = _remaining(running, partial(advance, target=target), drop_diverged)
             done = target == total or bool(interruption.received)
             running = _remaining(running, partial(_save, done=done), drop_diverged)
-            interruption.raise_if_received(min((entrant.run.counters.step for entrant in running), default=0))
+            interruption.raise_if_received(min((entry.run.counters.step for entry in running), default=0))
     return running
 
 
-def _remaining(entrants: Sequence[Entrant], act: Callable[[Entrant], None], drop_diverged: bool) -> list[Entrant]:
+def _remaining(entries: Sequence[OpenRun], act: Callable[[OpenRun], None], drop_diverged: bool) -> list[OpenRun]:
     """Apply a function to every run and return those for which it raised no DivergedError, if these may drop."""
     remaining = []
-    for entrant in entrants:
+    for entry in entries:
         try:
-            act(entrant)
+            act(entry)
         except DivergedError:
             if not drop_diverged:
                 raise
         else:
-            remaining.append(entrant)
+            remaining.append(entry)
     return remaining
 
 
-def _advance(entrant: Entrant, target: int, interruption: Interruption) -> int:
+def _advance(entry: OpenRun, target: int, interruption: Interruption) -> int:
     """Train up to step `target`, and return the number of steps taken."""
-    run, counters = entrant.run, entrant.run.counters
+    run, counters = entry.run, entry.run.counters
     first, begin = counters.step, time.monotonic()
     run.network.train()
     while counters.step < target and not interruption.received:
@@ -278,32 +299,32 @@ def _advance(entrant: Entrant, target: int, interruption: Interruption) -> int:
     if (taken := counters.step - first) > 0:
         spent = time.monotonic() - begin
         counters.seconds += spent
-        write_line(run, entrant.record, taken * run.config.training.batch * run.length / spent)
+        write_line(run, entry.record, taken * run.config.training.batch * run.length / spent)
     return taken
 
 
-def _save(entrant: Entrant, done: bool) -> None:
-    run, every = entrant.run, entrant.run.config.training.save_every
+def _save(entry: OpenRun, done: bool) -> None:
+    run, every = entry.run, entry.run.config.training.save_every
     if done or run.counters.step // every > run.saved // every:
-        entrant.record.sync()
+        entry.record.sync()
         run.save()
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------
 
 
-def _search_lrs(contest: Contest, session: Session, interruption: Interruption) -> Trials:
-    """Return the bounds of each method after `contest.trial` steps with the first seed, by learning rate.
+def _search_lrs(comparison: Comparison, session: Session, interruption: Interruption) -> Trials:
+    """Return the bounds of each method after `comparison.trial` steps with the first seed, by learning rate.
 
     While the best rate of a method is the smallest or the largest, the next one beyond it is tried, too. All trials of
     a round train in turn, like the comparison. Their bounds are kept in `rates.json` and not measured again.
     """
     path = session.folder / "rates.json"
     known: dict[str, dict[str, float | None]] = read_json(path) if path.exists() else {}
-    tried = {name: [float(f"{lr:g}") for lr in contest.lrs] for name in contest.methods}
+    tried = {name: [float(f"{lr:g}") for lr in comparison.lrs] for name in comparison.methods}
     for extension in range(EXTENSIONS + 1):
         missing = [(name, lr) for name in tried for lr in tried[name] if f"{lr:g}" not in known.get(name, {})]
-        for name, lr, bound in _run_trials(contest, session, interruption, missing):
+        for name, lr, bound in _run_trials(comparison, session, interruption, missing):
             known.setdefault(name, {})[f"{lr:g}"] = bound if math.isfinite(bound) else None
             write_atomic(path, json.dumps(known, indent=2) + "\n")
         trials = {name: {lr: _finite(known[name][f"{lr:g}"]) for lr in sorted(tried[name])} for name in tried}
@@ -319,53 +340,37 @@ def _search_lrs(contest: Contest, session: Session, interruption: Interruption) 
 
 
 def _run_trials(
-    contest: Contest, session: Session, interruption: Interruption, wanted: Sequence[tuple[MethodName, float]]
+    comparison: Comparison, session: Session, interruption: Interruption, wanted: Sequence[tuple[MethodName, float]]
 ) -> Iterator[tuple[MethodName, float, float]]:
     """Yield method, learning rate and bound of short runs; infinity for one that diverged."""
     with ExitStack() as stack:
-        entrants = []
-        for name, lr in wanted:
-            config = _with_lr(contest.configuration(name, contest.trial), lr)
-            entrants.append(stack.enter_context(session.entered(config, session.folder / "search" / f"{name}-{lr:g}")))
-        trained = race(entrants, contest.trial, interruption, drop_diverged=True)
-        for entrant in entrants:
-            interruption.raise_if_received(contest.trial)
-            with interruption.ending(contest.trial):
-                bound = _trial_bound(contest, entrant) if entrant in trained else math.inf
-            yield entrant.name, entrant.run.config.training.lr, bound
+        runs = [
+            (
+                _with_lr(comparison.configuration(name, comparison.trial), lr),
+                session.folder / "search" / f"{name}-{lr:g}",
+            )
+            for name, lr in wanted
+        ]
+        entries = session.open_all(stack, runs, interruption)
+        trained = train_in_turn(entries, comparison.trial, interruption, drop_diverged=True)
+        for entry in entries:
+            interruption.raise_if_received(comparison.trial)
+            with interruption.ending(comparison.trial):
+                bound = _trial_bound(comparison, entry) if entry in trained else math.inf
+            yield entry.name, entry.run.config.training.lr, bound
 
 
-def _trial_bound(contest: Contest, entrant: Entrant) -> float:
+def _trial_bound(comparison: Comparison, entry: OpenRun) -> float:
     """Return the bound of a trial in bits per token, in the order of the configuration, with the averaged weights."""
-    run, seed = entrant.run, contest.config.training.seed
+    run, seed = entry.run, comparison.config.training.seed
     most = TRIAL_PATHS if run.method.bound_estimator == "path" else TRIAL_SEQUENCES
-    batch = held_out(run.corpus, contest.config.data.length, min(contest.sequences, most), seed)
+    batch = held_out(run.corpus, comparison.config.data.length, min(comparison.sequences, most), seed)
     with run.averaged():
-        return repeated_bound(run.method, batch, contest.nfe, seed, contest.repeats).bits
+        return repeated_bound(run.method, batch, comparison.nfe, seed, comparison.repeats).bits
 
 
 def _finite(bound: float | None) -> float:
     return math.inf if bound is None or math.isnan(bound) else bound
-
-
-def best_lr(bounds: Mapping[float, float]) -> float:
-    """Return the learning rate with the lowest bound, the smallest of several."""
-    return min(sorted(bounds), key=lambda lr: bounds[lr])
-
-
-def next_lr(bounds: Mapping[float, float]) -> float | None:
-    """Return the learning rate beyond the best one if that is the largest or the smallest; None if it is inside.
-
-    The factor is that between the two nearest rates, or 2.
-    """
-    lrs, best = sorted(bounds), best_lr(bounds)
-    if best == lrs[-1] and math.isfinite(bounds[best]):
-        beyond = best * (best / lrs[-2] if len(lrs) > 1 else 2.0)
-    elif best == lrs[0]:
-        beyond = best / (lrs[1] / best if len(lrs) > 1 else 2.0)
-    else:
-        return None
-    return float(f"{beyond:g}")
 
 
 def _with_lr(config: RunConfig, lr: float) -> RunConfig:
@@ -376,68 +381,95 @@ def _with_lr(config: RunConfig, lr: float) -> RunConfig:
 
 
 def _step_costs(
-    contest: Contest, session: Session, minutes: float | None, interruption: Interruption
+    comparison: Comparison, session: Session, end: float | None, interruption: Interruption
 ) -> dict[str, Any]:
-    """Return the content of pace.json: seconds per step, if they are needed, and the steps within the time budget.
+    """Return the content of pace.json: seconds per step, if they are needed, and what fits into the time until `end`.
 
-    A budget is converted to steps once: a comparison that is continued keeps them.
+    A budget is converted once to steps and to the effort of the evaluation: a comparison that is continued keeps them.
     """
-    path, began = session.folder / "pace.json", time.monotonic()
+    path = session.folder / "pace.json"
     before = read_json(path) if path.exists() else {}
-    if set(before.get("seconds", {})) >= {*contest.methods} and (minutes is None or "steps" in before):
+    if set(before.get("seconds", {})) >= {*comparison.methods} and (end is None or "steps" in before):
         return before
-    reference = isinstance(contest.config.model, TransformerConfig)
-    if minutes is None and (REFERENCE in contest.methods or not reference):
+    reference = isinstance(comparison.config.model, TransformerConfig)
+    if end is None and (REFERENCE in comparison.methods or not reference):
         return before  # the runs themselves measure the seconds per step
-    names = dict.fromkeys((*contest.methods, REFERENCE) if reference else contest.methods)
-    configs = [contest.configuration(name, contest.config.training.steps) for name in names]
+    names = dict.fromkeys((*comparison.methods, REFERENCE) if reference else comparison.methods)
+    configs = [comparison.configuration(name, comparison.config.training.steps) for name in names]
     found: dict[str, Any] = {**before, "seconds": seconds_per_step(configs, session, interruption)}
-    if minutes is not None and "steps" not in found:
-        seconds = sum(found["seconds"][name] for name in contest.methods)
+    if end is not None and "steps" not in found:
         with interruption.ending(0):
-            evaluation = evaluation_seconds(contest, session)
-        others = evaluation + seconds * contest.trial * len(contest.lrs)
-        left = 60 * minutes - others - (time.monotonic() - began)
-        found["steps"] = max(1, round(left / (contest.seeds * seconds)))
-        note = "" if left > 0 else ", more than the budget: give fewer --sequences or --samples"
-        say(f"budget: {found['steps']} steps of each run, about {others:.0f} s of evaluation and trials{note}")
+            costs = evaluation_costs(comparison, session)
+        seconds = sum(found["seconds"][name] for name in comparison.methods)
+        fitted = fit_evaluation(comparison, costs, EVALUATION_SHARE * (end - time.monotonic()))
+        others = fitted_seconds(fitted, costs) + seconds * comparison.trial * len(comparison.lrs)
+        left = (end - time.monotonic() - FIXED_SECONDS - others) * (1 - SLACK)
+        found["steps"] = max(1, int(left / (comparison.seeds * seconds)))
+        found["effort"] = {name: getattr(fitted, name) for name in ("sequences", "samples", "repeats")}
+        note = "" if left > 0 else ", more than the budget: give fewer --methods, --sequences, --samples or --lrs"
+        say(
+            f"budget: {found['steps']} steps of each run, {fitted.sequences} sequences and up to {fitted.repeats} "
+            f"estimates of a bound, {fitted.samples} samples; about {others:.0f} s of evaluation and trials{note}"
+        )
     write_atomic(path, json.dumps(found, indent=2) + "\n")
     return found
+
+
+def fitted_seconds(comparison: Comparison, costs: tuple[float, float]) -> float:
+    """Return an upper estimate of the seconds of all bounds and samples, from those of `evaluation_costs`."""
+    return costs[0] * comparison.repeats * comparison.sequences * comparison.seeds + costs[1] * comparison.samples
+
+
+def fit_evaluation(comparison: Comparison, costs: tuple[float, float], seconds: float) -> Comparison:
+    """Return the comparison with fewer estimates, and sequences and samples that are not given, to fit into seconds."""
+    if fitted_seconds(comparison, costs) <= seconds:
+        return comparison
+    few = replace(comparison, repeats=REPEATS[0])
+    if (share := seconds / fitted_seconds(few, costs)) >= 1:
+        return few
+
+    def fitted(name: str, count: int, fewest: int) -> int:
+        return count if name in comparison.given else max(min(fewest, count), int(share * count))
+
+    sequences = fitted("sequences", few.sequences, FEWEST_SEQUENCES)
+    return replace(few, sequences=sequences, samples=fitted("samples", few.samples, FEWEST_SAMPLES))
 
 
 def seconds_per_step(configs: Sequence[RunConfig], session: Session, interruption: Interruption) -> dict[str, float]:
     """Return the median seconds per step of each method, from short runs that are deleted."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        entrants = [stack.enter_context(session.entered(config, place / config.method)) for config in configs]
-        spent: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
+        runs = [(config, place / config.method) for config in configs]
+        entries = session.open_all(stack, runs, interruption)
+        spent: dict[str, list[float]] = {entry.name: [] for entry in entries}
         for target in range(1, 2 + PILOT * PILOT, PILOT):
-            for entrant in entrants:
-                begin = entrant.run.counters.seconds
-                _advance(entrant, target, interruption)
-                spent[entrant.name].append((entrant.run.counters.seconds - begin) / PILOT)
+            for entry in entries:
+                begin = entry.run.counters.seconds
+                _advance(entry, target, interruption)
+                spent[entry.name].append((entry.run.counters.seconds - begin) / PILOT)
             interruption.raise_if_received(0)
         return {name: statistics.median(values[1:]) for name, values in spent.items()}
 
 
-def evaluation_seconds(contest: Contest, session: Session) -> float:
-    """Return an upper estimate of the seconds of all bounds and samples, extrapolated from a few sequences."""
-    total, count = 0.0, min(4, contest.sequences)
-    few = held_out(session.corpus, contest.config.data.length, count, contest.config.training.seed)
-    with tempfile.TemporaryDirectory() as place:
-        for name in contest.methods:
-            with session.entered(contest.configuration(name, 1), Path(place) / name) as entrant, entrant.run.averaged():
-                for ordered in orders_of(entrant.run.method, contest.nfe, entrant.run.length):
-                    bound = partial(repeated_bound, ordered.method, few, ordered.nfe, 0, REPEATS[0])
+def evaluation_costs(comparison: Comparison, session: Session) -> tuple[float, float]:
+    """Return the seconds of one estimate for one sequence in all orders of all methods, and of a sample of each."""
+    estimate, sample, count, seed = 0.0, 0.0, min(4, comparison.sequences), comparison.config.training.seed
+    few = held_out(session.corpus, comparison.config.data.length, count, seed)
+    with tempfile.TemporaryDirectory() as place, torch.no_grad():
+        for name in comparison.methods:
+            config = comparison.configuration(name, 1)
+            with session.opened(config, Path(place) / name) as entry, entry.run.averaged():
+                orders = orders_of(entry.run.method, comparison.nfe, entry.run.length)
+                for ordered in {one.method: one for one in orders}.values():
+                    bound = partial(ordered.method.bound, few, ordered.nfe, generator_of("compare", 0))
                     bound()  # makes tables
-                    each = seconds_of(bound) / REPEATS[0] / len(few.ids)
-                    total += each * contest.repeats * contest.sequences * contest.seeds
-                total += seconds_of(partial(_samples, entrant.run, ordered, count)) / count * contest.samples
-    return total
+                    estimate += seconds_of(bound) / len(few.ids)
+                sample += seconds_of(partial(_samples, entry.run, orders[-1], count)) / count
+    return estimate, sample
 
 
 def _relative_costs(rows: Sequence[dict[str, Any]], costs: dict[str, Any]) -> list[float | None]:
-    """Return the cost of a step relative to the reference's, from the runs if the reference takes part."""
+    """Return the cost of a step relative to the reference's, from the runs if the reference is one of them."""
     own = {row["method"]: row["seconds_per_step"] for row in rows}
     seconds = own if REFERENCE in own else costs.get("seconds", {})
     if REFERENCE not in seconds:
@@ -449,55 +481,36 @@ def _relative_costs(rows: Sequence[dict[str, Any]], costs: dict[str, Any]) -> li
 
 
 def _rows(
-    contest: Contest, entrants: Sequence[Entrant], folder: Path, interruption: Interruption
+    comparison: Comparison, entries: Sequence[OpenRun], folder: Path, interruption: Interruption
 ) -> list[dict[str, Any]]:
     """Return the rows of one method, one for each order, from its runs with all seeds.
 
     Samples are drawn with the first seed in the best order, the one with the lowest bound.
     """
-    runs = [_measured(contest, entrant, folder, interruption) for entrant in entrants]
+    runs = [_measured(comparison, entry, folder, interruption) for entry in entries]
     rows = [over_seeds(of_order) for of_order in zip(*runs, strict=True)]
     best = min(range(len(rows)), key=lambda place: rows[place]["bound"])
     interruption.raise_if_received(rows[best]["steps"])
     with interruption.ending(rows[best]["steps"]):
-        found = _quality(contest, entrants[0], runs[0][best], folder)
+        found = _quality(comparison, entries[0], runs[0][best], folder)
     nothing = dict.fromkeys(found)
     return [{**row, "best": place == best, **(found if place == best else nothing)} for place, row in enumerate(rows)]
 
 
-def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of a method and order: the mean of its runs with several seeds and the interval over them.
-
-    `stderr` remains the standard error over sequences and noise. All runs are measured on the same sequences, so it is
-    the mean of theirs.
-    """
-    bounds = [run["bound"] for run in runs]
-    row = {key: value for key, value in runs[0].items() if key not in ("quality", "sample")}
-    row |= {"seeds": len(runs), "stderr_over_seeds": None, "bounds": bounds, "interval": "sequences and noise"}
-    if len(runs) == 1:
-        return row
-    mean, stderr = statistics.fmean(bounds), statistics.stdev(bounds) / math.sqrt(len(runs))
-    margin = FEW_SEEDS.get(len(runs) - 1, student(len(runs) - 1)) * stderr
-    row |= {key: statistics.fmean(run[key] for run in runs) for key in ("stderr", "seconds_per_step", "loss")}
-    row |= {"bound": mean, "low": mean - margin, "high": mean + margin, "stderr_over_seeds": stderr}
-    row |= {"interval": "seeds", "skipped": sum(run["skipped"] for run in runs)}
-    return row | {"note": next((run["note"] for run in runs if run["note"] is not None), None)}
-
-
-def _measured(contest: Contest, entrant: Entrant, folder: Path, interruption: Interruption) -> list[dict[str, Any]]:
+def _measured(comparison: Comparison, entry: OpenRun, folder: Path, interruption: Interruption) -> list[dict[str, Any]]:
     """Return the measurements of a trained run in each order, from measured.json if they exist."""
-    run, known, rows = entrant.run, dict[Method, Bound](), []
-    batch = held_out(run.corpus, contest.config.data.length, contest.sequences, contest.config.training.seed)
-    for ordered in orders_of(run.method, contest.nfe, run.length):
+    run, known, rows = entry.run, dict[Method, Bound](), []
+    batch = held_out(run.corpus, comparison.config.data.length, comparison.sequences, comparison.config.training.seed)
+    for ordered in orders_of(run.method, comparison.nfe, run.length):
         interruption.raise_if_received(run.counters.step)
-        key = {"method": entrant.name, "order": ordered.order, "seed": run.config.training.seed}
-        key |= {"steps": run.counters.step, **contest.setting}
+        key = {"method": entry.name, "order": ordered.order, "seed": run.config.training.seed}
+        key |= {"steps": run.counters.step, **comparison.setting}
         row = next((row for row in _stored(folder) if all(row.get(name) == key[name] for name in key)), None)
         if row is None:
             if ordered.method not in known:
                 with interruption.ending(run.counters.step), run.averaged():
                     seed = run.config.training.seed
-                    known[ordered.method] = repeated_bound(ordered.method, batch, ordered.nfe, seed, contest.repeats)
+                    known[ordered.method] = repeated_bound(ordered.method, batch, ordered.nfe, seed, comparison.repeats)
             row = {**key, **_measurement(run, ordered, known[ordered.method])}
             _store(folder, row)
         rows.append(row)
@@ -525,16 +538,16 @@ def _measurement(run: Run, ordered: OrderedMethod, bound: Bound) -> dict[str, An
     }
 
 
-def _quality(contest: Contest, entrant: Entrant, measured: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _quality(comparison: Comparison, entry: OpenRun, measured: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return quality and one example of the samples of a run in the order of a measurement, which then has them."""
     if "quality" not in measured:
-        run = entrant.run
+        run = entry.run
         (ordered,) = (
-            found for found in orders_of(run.method, contest.nfe, run.length) if found.order == measured["order"]
+            found for found in orders_of(run.method, comparison.nfe, run.length) if found.order == measured["order"]
         )
         with run.averaged():
-            samples = _samples(run, ordered, contest.samples)
-        data = held_out(run.corpus, contest.config.data.length, DATA_SEQUENCES, contest.config.training.seed).ids
+            samples = _samples(run, ordered, comparison.samples)
+        data = held_out(run.corpus, comparison.config.data.length, DATA_SEQUENCES, comparison.config.training.seed).ids
         quality = divergences(samples, data, run.corpus.tokenizer.size)
         measured["quality"] = {name: asdict(metric) for name, metric in quality.items()}
         measured["sample"] = run.corpus.tokenizer.decode([i for i in samples[0].tolist() if i >= 0])
@@ -569,7 +582,7 @@ def _samples(run: Run, ordered: OrderedMethod, count: int) -> Int[Tensor, "count
 
 
 def _finish(
-    contest: Contest, folder: Path, rows: list[dict[str, Any]], costs: dict[str, Any], trials: Trials
+    comparison: Comparison, folder: Path, rows: list[dict[str, Any]], costs: dict[str, Any], trials: Trials
 ) -> list[dict[str, Any]]:
     """Return the rows with their relative costs and the trials of learning rates, and write them."""
     finished = []
@@ -578,5 +591,5 @@ def _finish(
             f"{lr:g}": bound if math.isfinite(bound) else None for lr, bound in trials.get(row["method"], {}).items()
         }
         finished.append({**row, "relative_step_cost": cost, "trials": tried or None})
-    write_atomic(folder / "compare.json", json.dumps({"rows": finished, **contest.setting}, indent=2) + "\n")
+    write_atomic(folder / "compare.json", json.dumps({"rows": finished, **comparison.setting}, indent=2) + "\n")
     return finished

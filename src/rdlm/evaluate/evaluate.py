@@ -91,7 +91,7 @@ def evaluate(
     """Return the evaluation of a model on the corpus it was trained on."""
     check_same_data(model, corpus)
     batch = held_out_sequences(corpus, plan.split, model.length, plan.sequences, plan.seed)
-    size = size_of(model, batch)
+    size = size_of(model, batch, corpus)
     check_setting(model, plan)
     generator = generator_of("evaluation", plan.seed)
     settings = [replace(plan.setting, nfe=nfe) for nfe in (plan.setting.nfe, *plan.curve)]
@@ -127,7 +127,7 @@ def bound_of(
     name = f"bound at {setting.nfe or 'inf'} calls"
     if model.method.token_schedule is not None:
         evaluations = plan.evaluations
-        if block_of(model, setting):  # repeated sequences would add little and count as independent
+        if block_of(model, setting):  # further estimates of the same sequences would add little
             evaluations = min(evaluations, max(2, len(batch.ids)))
         profile = measure_bound(model.rdlm, batch, setting, evaluations, generator, stage(name, evaluations))
         return profile.total, profile
@@ -170,22 +170,26 @@ def held_out_sequences(corpus: Corpus, split: Split, length: int, count: int, se
     return Batches(corpus, split, batch_size=min(count, rows), length=length, seed=seed).batch(0)
 
 
-def size_of(model: LanguageModel, batch: Batch) -> Size:
-    """Return the mean size of the sequences; characters and words are those of the decoded text."""
+def size_of(model: LanguageModel, batch: Batch, corpus: Corpus) -> Size:
+    """Return the mean size of sequences of a corpus; characters and words are those of the decoded text."""
     count, length = batch.ids.shape
     if model.kind != "text":
         return Size(length, length, 0)
     texts = [model.tokenizer.decode(row) for row in batch.ids.tolist()]
-    return size_of_texts(texts, count * length)
+    return size_of_texts(texts, count * length, cut=corpus.train.ndim == 1)
 
 
 def describe_bound(model: LanguageModel, setting: Setting) -> str:
-    """Return the convention of the bound: its sampler and its number of calls."""
+    """Return the convention of the bound: its sampler, its number of calls, and what is given."""
+    given = "label" if model.about.get("classes") else "signal" if model.about.get("signal") else ""
+    given = f", given the {given} of each sequence" if given else ""
     if model.method.token_schedule is None:
         word = "upper bound" if model.method.claims_bound else "not a bound: an estimate"
-        return f"{word} at {setting.nfe} network calls, method {model.config.method}"
+        return f"{word} at {setting.nfe} network calls, method {model.config.method}{given}"
+    if model.config.model.self_condition:
+        given += ", without self-conditioning"
     if setting.nfe is None:
-        return "upper bound in continuous time, with the decode step at a thousandth of the noise"
+        return f"upper bound in continuous time, with the decode step at a thousandth of the noise{given}"
     schedule, tokens = setting.token_schedule, ""
     if schedule is not None:
         windows = f", {schedule.order} windows of width {schedule.width:g}"
@@ -193,7 +197,7 @@ def describe_bound(model: LanguageModel, setting: Setting) -> str:
     block = block_of(model, setting)
     tokens += f" in blocks of {block}" if block else ""
     states = "" if setting.states == "exact" else ", simulated states"
-    return f"upper bound at {setting.nfe} network calls, {setting.kernel} kernel{tokens}{states}"
+    return f"upper bound at {setting.nfe} network calls, {setting.kernel} kernel{tokens}{states}{given}"
 
 
 def block_of(model: LanguageModel, setting: Setting) -> int:
@@ -269,8 +273,9 @@ def sample_metrics(
     vocabulary = model.tokenizer.size
     found = {"invalid_codes": invalid_codes(samples)}
     found |= sample_entropy(samples, vocabulary)
-    found["entropy_per_sample_of_data_nats"] = sample_entropy(data, vocabulary)["entropy_per_sample_nats"]
-    found |= divergences(samples, data, vocabulary)
+    if len(data) > 1:  # a small corpus can have a single sequence for validation
+        found["entropy_per_sample_of_data_nats"] = sample_entropy(data, vocabulary)["entropy_per_sample_nats"]
+        found |= divergences(samples, data, vocabulary)
     if model.kind != "text":
         return found
     texts = [model.tokenizer.decode([i for i in row if i >= 0]) for row in samples.tolist()]

@@ -45,7 +45,7 @@ def measure_orders(
     """
     check_same_data(model, corpus)
     batch = held_out_sequences(corpus, plan.split, model.length, plan.sequences, plan.seed)
-    size, found = size_of(model, batch), []
+    size, found = size_of(model, batch, corpus), []
     plan = replace(plan, evaluations=max(2, min(plan.evaluations, len(batch.ids))))
     known: dict[tuple[TokenSchedule, int], dict[str, Any]] = {}
     for order, schedule, nfe in measured_orders(model, calls):
@@ -72,8 +72,8 @@ def measured_orders(model: LanguageModel, calls: Sequence[int]) -> Iterator[tupl
     """Yield every order that the network supports, with its schedule, at these calls and at one call per token."""
     for order in get_args(OrderName):
         seen = set()
-        for asked in sorted({*calls, model.length}):
-            usable = usable_schedule(model.rdlm, order, asked, model.length)
+        for nfe in sorted({*calls, model.length}):
+            usable = usable_schedule(model.rdlm, order, nfe, model.length)
             if usable is not None and usable[1] not in seen:
                 seen.add(usable[1])
                 yield order, *usable

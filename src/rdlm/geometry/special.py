@@ -45,9 +45,6 @@ quadratically, so this cap is much closer than `ANTIPODE_ANGLE`."""
 SMALLEST_SQUARE = torch.finfo(torch.float32).tiny
 """Lower bound of a squared length, so that sin(x)/x at its root is 1 and not 0/0."""
 
-SPHERE_TOLERANCE = 1e-4
-"""Largest accepted deviation of a norm or a sum of probabilities from one."""
-
 _FARTHEST_COSINE = -math.cos(ANTIPODE_ANGLE)
 _FARTHEST_ANGLE = math.pi - ANTIPODE_ANGLE
 # pi rounded to float32 and the rest: (high - theta) + low keeps the digits of pi - theta.
@@ -111,12 +108,6 @@ def sinc(x: Tensor) -> Tensor:
     near = x.abs() < 0.5
     safe = torch.where(near, 1.0, x)
     return torch.where(near, _series(x * x, _SINC), torch.sin(safe) / safe)
-
-
-def square_root(x: Tensor) -> Tensor:
-    """Return sqrt(x) for x >= 0; at 0 the slope is 0 in place of infinity."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 
 def positive_or_one(x: Tensor) -> Tensor:

@@ -116,15 +116,6 @@ def tangent_normal(x: Float[Tensor, "*batch d"], generator: torch.Generator | No
     return tangent(x, numbers.normal(x.shape, generator, x.dtype, x.device))
 
 
-def check_on_sphere(x: Float[Tensor, "*batch d"], tolerance: float = special.SPHERE_TOLERANCE) -> None:
-    """Raise InputError with the worst norm if any point is farther than `tolerance` from the sphere."""
-    norm = _norm(x).flatten()
-    error = (norm - 1).abs()
-    if not bool((error <= tolerance).all()):  # NaN fails the comparison
-        worst = float(norm[error.nan_to_num(torch.inf).argmax()])
-        raise InputError(f"a point is off the sphere: its norm is {worst:.6g}, not 1 (within {tolerance:g})")
-
-
 def _norm(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "... 1"]:
     """Return the norm along the last dimension; its gradient at the zero vector is 0 (torch's choice)."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

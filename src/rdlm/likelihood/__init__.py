@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rdlm.likelihood.continuous import continuous
-from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, curve_of_source, sample_mean, sum_over_rows
+from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, sample_mean, sum_over_rows
 from rdlm.likelihood.estimators import (
     Problem,
     Profile,
@@ -24,7 +24,6 @@ __all__ = [
     "Problem",
     "Profile",
     "continuous",
-    "curve_of_source",
     "kernel_terms",
     "paper_estimate",
     "path_bound",

@@ -93,22 +93,23 @@ def continuous(
     bins = max(2, min(64, evaluations * 4 // 5 // (PER_BIN * paths) - 2))
     strata = [strata_of(chain, bins) for chain in problem.chains]
     shares = bins + 2
-    rows = RowSampler(len(problem.token), generator)
+    order = RowSampler(len(problem.token), generator)
 
-    def measure(stratum: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        value = torch.zeros(len(stratum), dtype=torch.float64)
+    def measure(stratum: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
+        value, rows = torch.zeros(len(stratum), dtype=torch.float64), torch.zeros(len(stratum), dtype=torch.long)
         for path in range(paths):
             own = stratum - path * shares
             kind = torch.where((own >= 0) & (own < shares), strata[path].kind(own), -1)
             for wanted in (BEFORE, AFTER, SWITCH, DECODE):
                 chosen = (kind == wanted).nonzero()[:, 0]
-                row = rows.take(len(chosen)).to(problem.token.device)
+                rows[chosen] = order.take(len(chosen))
+                row = rows[chosen].to(problem.token.device)
                 if len(row) and not (wanted == SWITCH and strata[path].switch < 0):
                     terms = _terms(problem, strata[path], wanted, own[chosen], row, batch, generator)
                     check_finite(terms, torch.full((len(row),), -1))
                     value[chosen] = problem.weights[path] * terms.double().cpu()
         advance(len(stratum))
-        return value
+        return value, rows
 
     curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once(batch)).folded(paths)
     total = curve.total

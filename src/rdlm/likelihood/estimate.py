@@ -12,18 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.terms import Posterior, step_terms
-from rdlm.process.exact import FreshLaw
-from rdlm.process.kernel import Chain
 
 CONFIDENCE = 1.96
 """Standard errors on either side of a 95% interval for a known standard error."""
+
+MANY_FREEDOM = 100
+"""Degrees of freedom from which the expansion of Student's quantiles is accurate."""
 
 PILOT = 8
 """Fewest evaluations from which the standard deviation of a group of strata is estimated."""
@@ -87,11 +89,19 @@ class Estimate:
         return Estimate(self.value * factor, self.stderr * abs(factor), self.claims_bound, self.freedom)
 
 
+@lru_cache(maxsize=256)
 def student(freedom: float, z: float = CONFIDENCE) -> float:
-    """Return the quantile of Student's t at the level of the normal quantile `z` by its expansion in 1 / freedom.
+    """Return the quantile of Student's t at the level of the normal quantile `z`, for one or more degrees of freedom.
 
-    Within 4% for the 97.5% quantile with 2 or more degrees of freedom.
+    For few of them, by the distribution of `phi` in `t = sqrt(freedom) tan(phi)`, whose density is proportional to
+    `cos(phi)^(freedom - 1)`; for many, by the expansion in 1 / freedom.
     """
+    if freedom < MANY_FREEDOM:
+        phi = np.linspace(0, math.pi / 2, 1 << 14)
+        density = np.cos(phi) ** (freedom - 1)
+        below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+        share = math.erf(z / math.sqrt(2))  # of the positive half
+        return math.sqrt(freedom) * math.tan(float(np.interp(share * below[-1], below, phi)))
     inverse = 1 / freedom
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -163,23 +173,26 @@ class Curve:
     variance: Float[Tensor, " steps"]
     doubt: Float[Tensor, " steps"] | None = None
     """`variance^2` over its degrees of freedom; None: the variances are known exactly."""
+    shared: tuple[float, float] = (0.0, 0.0)
+    """Variance of the sum because sequences were used several times, and its square over its degrees of freedom."""
 
     @property
     def total(self) -> Estimate:
         """The sum over steps; the degrees of freedom are Satterthwaite's."""
-        variance = float(self.variance.sum())
-        doubt = 0.0 if self.doubt is None else float(self.doubt.sum())
+        variance = float(self.variance.sum()) + self.shared[0]
+        doubt = 0.0 if self.doubt is None else float(self.doubt.sum()) + self.shared[1]
         freedom = max(2.0, variance**2 / doubt) if doubt > 0 else math.inf
         return Estimate(float(self.mean.sum()), math.sqrt(variance), freedom=freedom)
 
     def folded(self, parts: int) -> Curve:
         """Return the curve of `parts` chains whose steps follow each other, added step by step."""
         doubt = None if self.doubt is None else self.doubt.view(parts, -1).sum(0)
-        return Curve(self.mean.view(parts, -1).sum(0), self.variance.view(parts, -1).sum(0), doubt)
+        return Curve(self.mean.view(parts, -1).sum(0), self.variance.view(parts, -1).sum(0), doubt, self.shared)
 
 
-Measure = Callable[[Int[Tensor, " n"]], Float[Tensor, " n"]]
-"""Maps strata to one draw each of their part of the bound; the means of all strata sum to the bound."""
+Measure = Callable[[Int[Tensor, " n"]], tuple[Float[Tensor, " n"], Int[Tensor, " n"] | None]]
+"""Maps strata to one draw each of their part of the bound, and to the sequence of each draw (None: all are different).
+The means of all strata sum to the bound."""
 
 
 def stratified(measure: Measure, strata: int, evaluations: int, rows_at_once: int = ROWS_AT_ONCE) -> Curve:
@@ -187,15 +200,19 @@ def stratified(measure: Measure, strata: int, evaluations: int, rows_at_once: in
 
     A fifth of them is a pilot, distributed evenly over groups of neighbouring strata; the rest is allocated in
     proportion to the pilot's standard deviations (Neyman allocation). The pilot only determines the counts and the
-    curve is computed from the rest, so the estimate is unbiased.
+    curve is computed from the rest, so the estimate is unbiased. Its interval holds for the source of the sequences,
+    also if each is used several times, Eq. (65).
     """
 
-    def sample(stratum: Int[Tensor, " n"], bins: Int[Tensor, " n"], count: int) -> tuple[Tensor, Tensor, Tensor]:
-        value = torch.cat([measure(part).double() for part in stratum.split(rows_at_once)])
-        number = torch.bincount(bins, minlength=count)
+    def sample(stratum: Int[Tensor, " n"], bins: Int[Tensor, " n"], count: int) -> Curve:
+        values, rows = zip(*[measure(part) for part in stratum.split(rows_at_once)], strict=True)
+        value, number = torch.cat(values).double(), torch.bincount(bins, minlength=count)
         mean = torch.zeros(count, dtype=torch.float64).index_add_(0, bins, value) / number
-        square = torch.zeros_like(mean).index_add_(0, bins, (value - mean[bins]).square())
-        return mean, square / (number - 1), number
+        rest = (value - mean[bins]) / (number * (number - 1)).double().sqrt()[bins]
+        variance = torch.zeros_like(mean).index_add_(0, bins, rest.square())
+        row = [one for one in rows if one is not None]
+        shared = shared_variance(rest, torch.cat(row)) if row else (0.0, 0.0)
+        return Curve(mean, variance, variance.square() / (number - 1), shared)
 
     groups = min(strata, max(1, evaluations // (5 * PILOT)))
     group_of = torch.arange(strata) * groups // strata
@@ -204,30 +221,20 @@ def stratified(measure: Measure, strata: int, evaluations: int, rows_at_once: in
     first = torch.searchsorted(group_of, torch.arange(groups + 1))
     quantile = torch.arange(each) / each
     pilot = (first[:-1, None] + quantile * torch.diff(first)[:, None]).long().flatten()
-    deviation = sample(pilot, group_of[pilot], groups)[1].sqrt()[group_of]
+    deviation = sample(pilot, group_of[pilot], groups).variance.sqrt()[group_of]  # all groups have as many draws
     # The pilot misses rare large terms, of which the error consists where the posterior is good.
     share = (1 - EVEN) * deviation / deviation.sum().clamp_min(1e-300) + EVEN / strata
     counts = (0.8 * evaluations * share).round().long().clamp_min(FEWEST)
     stratum = torch.arange(strata).repeat_interleave(counts)
-    mean, variance, number = sample(stratum, stratum, strata)
-    return Curve(mean, variance / number, (variance / number).square() / (number - 1))
+    return sample(stratum, stratum, strata)
 
 
-Draw = Callable[[int, torch.Generator | None], Int[Tensor, "n length"]]
-"""Samples sequences of a source: maps a count and a generator to tokens."""
+def shared_variance(rest: Float[Tensor, " n"], row: Int[Tensor, " n"]) -> tuple[float, float]:
+    """Return the covariance of draws of the same sequence, and its square over its degrees of freedom, Eq. (65).
 
-
-def curve_of_source(
-    posterior: Posterior,
-    chain: Chain,
-    draw: Draw,
-    evaluations: int,
-    generator: torch.Generator | None = None,
-) -> Curve:
-    """Return the bound's curve in nats per sequence of a source, from about `evaluations` steps, Eq. (28)-(30)."""
-    law = FreshLaw(chain.path, chain.grid)  # draws from a table would share an error that the interval does not cover
-
-    def measure(step: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return step_terms(posterior, chain, law, draw(len(step), generator), step, generator).sum(-1)
-
-    return stratified(measure, chain.nfe, evaluations)
+    `rest` are the draws' deviations from their means in units in which their squares sum to the variance.
+    """
+    _, place = row.unique(return_inverse=True)
+    each = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, rest)
+    variance = max(0.0, float(each.square().sum() - rest.square().sum()))
+    return variance, variance**2 / max(1, len(each) - 1)

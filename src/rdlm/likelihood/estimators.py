@@ -42,7 +42,8 @@ def path_terms(
     """Return `log q_k(u) - log q_model(u)` of each position at each step `u` of one path per sequence.
 
     The mean of the sum over steps and positions is an upper bound on `-log p(token)`, Eq. (28)-(30) and (32). With
-    `known` first tokens, the sum over the others bounds `-log p(others | known)` of the sampler with that prompt.
+    `known` first tokens, clamped to their vertices from step 0, the sum over the others bounds
+    `-log p(others | known)` of the sampler with that prompt.
     """
     digit, offsets = chain.split(token), _offsets(chain, token, known, generator)
     generator = on_device(generator, token.device)
@@ -67,9 +68,9 @@ def _offsets(
 ) -> Int[Tensor, "batch length"]:
     """Return the first step of each position, as in the sampler: known tokens end before step 0.
 
-    If all positions are synchronous, known ones follow their bridges. Known tokens do not move the blocks.
+    The division into blocks does not depend on them.
     """
-    if not known or chain.asynchronous is None:
+    if not known:
         return chain.offsets(token, generator)
     steps, first = chain.token_steps, known * chain.group
     own = chain.offsets(token, generator)[:, first:] if steps.block else chain.offsets(token[:, first:], generator)
@@ -205,22 +206,22 @@ def stratified_bound(
     """Return the bound from single steps, Eq. (28)-(32), with about `evaluations` sequence-steps.
 
     Steps are stratified in bins of a few draws, and allocated in proportion to the standard deviations of a pilot. The
-    interval holds for the mean over these sequences and, with at most one evaluation per sequence, for the mean over
-    their source.
+    interval holds for the mean over the source of the sequences, Eq. (65).
     """
     chains = len(problem.chains)
     bins = max(1, min(problem.nfe, evaluations * 4 // 5 // (PER_BIN * chains)))
     edges = torch.arange(bins + 1) * problem.nfe // bins
-    rows = RowSampler(len(problem.token), generator)
+    order = RowSampler(len(problem.token), generator)
     laws = [law(chain.path, chain.grid) for chain in problem.chains]
 
-    def measure(stratum: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        value = torch.zeros(len(stratum), dtype=torch.float64)
+    def measure(stratum: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
+        value, rows = torch.zeros(len(stratum), dtype=torch.float64), torch.zeros(len(stratum), dtype=torch.long)
         first, size = edges[stratum % bins], torch.diff(edges)[stratum % bins]
         step = first + (torch.rand(len(stratum), generator=generator) * size).long().minimum(size - 1)
         for number in stratum.div(bins, rounding_mode="floor").unique().tolist():
             chosen = (stratum // bins == number).nonzero()[:, 0]
-            row = rows.take(len(chosen)).to(problem.token.device)
+            rows[chosen] = order.take(len(chosen))
+            row = rows[chosen].to(problem.token.device)
             terms = step_terms(
                 problem.posterior(row, batch, advance),
                 problem.chains[number],
@@ -232,7 +233,7 @@ def stratified_bound(
             check_finite(terms, step[chosen])
             weight = problem.weights[number] * size[chosen]
             value[chosen] = weight * terms.double().sum(-1).cpu()
-        return value
+        return value, rows
 
     # The chains of a mixture use the same bins.
     curve = stratified(measure, chains * bins, evaluations, problem.rows_at_once(batch)).folded(chains)

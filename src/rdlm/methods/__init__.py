@@ -30,6 +30,7 @@ from rdlm.methods.sedd import SEDD
 from rdlm.methods.tau_ldr import TauLDR
 from rdlm.methods.udlm import UDLM
 from rdlm.model.belief import BeliefNetwork
+from rdlm.model.network import transformer_of
 from rdlm.model.transformer import Transformer
 from rdlm.storage.own_classes import check_trusted
 
@@ -66,14 +67,17 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
     method = METHODS[config.method](config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
     if isinstance(method.network, BeliefNetwork):
         method.network.belief.fit(corpus.rows, corpus.digest)
-    elif _has_frequencies(method.network, corpus.tokenizer.size):
+    if _has_frequencies(method.network, corpus.tokenizer.size):
         method.network.start_at_frequencies(corpus.rows())
     if isinstance(method, Baseline):
         method.fit(corpus.rows)
     return method
 
 
-def _has_frequencies(network: nn.Module, vocabulary: int) -> TypeGuard[Transformer]:
+def _has_frequencies(network: nn.Module, vocabulary: int) -> TypeGuard[Transformer | BeliefNetwork]:
     """Return whether the output bias is initialised at the frequencies: if configured, with an output for each
     token."""
-    return isinstance(network, Transformer) and network.config.frequencies and network.interface.outputs == vocabulary
+    inner = transformer_of(network)
+    if inner is None or not inner.config.frequencies:
+        return False
+    return inner.interface.outputs - inner.interface.weights == vocabulary

@@ -35,7 +35,7 @@ from rdlm.likelihood import (
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
-from rdlm.methods.base import Method, check_nfe
+from rdlm.methods.base import BoundEstimator, Method, check_nfe
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.bridge import Bridge
 from rdlm.process.channel import Channel
@@ -46,7 +46,6 @@ from rdlm.process.order import TokenSchedule
 from rdlm.process.simulated import simulated_law
 from rdlm.random import generator_of
 
-Estimator = Literal["steps", "path"]
 States = Literal["exact", "simulated"]
 
 BATCH_SIZE = 64
@@ -108,7 +107,7 @@ class Setting:
     kernel: Kernel = "mixture"
     token_schedule: TokenSchedule | None = None
     """None: all positions are synchronous."""
-    estimator: Estimator = "steps"
+    estimator: BoundEstimator = "steps"
     states: States = "exact"
     """States of single steps: drawn from the exact law of the chain, or by simulating the chain in all dimensions."""
 

@@ -32,7 +32,6 @@ from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
 from rdlm.model.network import build
-from rdlm.process.flow import flow
 from rdlm.random import Draw, check_numbers
 
 
@@ -71,10 +70,13 @@ class FisherFlow(Baseline):
     def interpolate(
         self, origin: Float[Tensor, "batch length v"], token: Int[Tensor, "batch length"], time: Tensor | float
     ) -> Float[Tensor, "batch length v"]:
-        """Return the point of each flow to its token at a time, [batch] or a number, Eq. (15)."""
+        """Return the point of each flow to its token at a time, [batch] or a number, Eq. (15).
+
+        Written from the token, so that nothing is divided by the sine of the whole angle, which is 0 if both coincide.
+        """
         vertex = functional.one_hot(token, self.vocabulary).to(origin)
         kappa = (1 - time).view(-1, 1).expand(token.shape) if isinstance(time, Tensor) else 1 - time
-        return sphere.project(flow(origin, vertex, kappa))
+        return sphere.project(sphere.geodesic(vertex, origin, kappa))
 
     def velocity(
         self, point: Float[Tensor, "batch length v"], kappa: float, condition: Tensor | None = None

@@ -188,7 +188,13 @@ class GaussianCodes(Stepwise):
         log_probs = self.log_probs(state, time[step].expand(len(state)), condition).to(state.device)
         if step == steps - 1:
             return draw_token(log_probs, generator)
-        gain = (self.strength(time[step + 1]) - self.strength(time[step])).to(state)
+        return self.observed(state, log_probs, self.strength(time[step + 1]) - self.strength(time[step]), generator)
+
+    def observed(
+        self, state: Tensor, log_probs: Tensor, gain: Float[Tensor, ""], generator: torch.Generator | None
+    ) -> Tensor:
+        """Return the states with an observation of strength `gain` of the predicted mean, or of a drawn token."""
+        gain = gain.to(state)
         aim = self.mean(log_probs) if self.kernel == "drift" else self.vector(draw_token(log_probs, generator), state)
         noise = normal(state.shape, generator, state.dtype).to(state.device)
         return state + gain * aim.to(state) + gain.sqrt() * noise

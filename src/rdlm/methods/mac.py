@@ -2,7 +2,8 @@
 
 The canonical order visits every `stride`-th position, then starts again one further: consecutive positions of the order
 are far apart. Training conditions on a random set of known positions and, of the unknown ones, on a prefix in the
-canonical order; so conditionals that no canonical order needs are not trained. With calls that decode the positions
+canonical order, drawn in proportion to its length plus one; so conditionals that no canonical order needs are not
+trained. With calls that decode the positions
 `c_j .. c_{j+1}` of the order at once, Eq. (72),
 
     log p(x)  =  sum over calls j, sum over positions i of call j, of  log p(x_i | positions of earlier calls)
@@ -38,13 +39,15 @@ class MAC(MDLM):
     ) -> Float[Tensor, " batch"]:
         """Return D times the mean cross-entropy of the positions after a canonical prefix of a random set."""
         length = token.shape[1]
-        queried = discrete.uniform_like(token, generator) < (1 - time.double()).to(token.device)[:, None]
+        share = (1 - time.double()).sqrt()  # larger sets have longer prefixes
+        queried = discrete.uniform_like(token, generator) < share.to(token.device)[:, None]
         rank = canonical_ranks(length, self.config.discrete.stride).to(token.device).expand(token.shape)
         order = torch.where(queried, rank, -1)  # known positions come first
         prefix = torch.rand(len(token), 1, generator=generator, dtype=torch.float64).to(token.device)
         place = order.argsort(-1).argsort(-1)
-        known = (~queried).sum(-1, keepdim=True)
-        first = known + (prefix * (length - known)).floor()  # at least one position is unknown, unless none is queried
+        count = queried.sum(-1, keepdim=True).double()
+        prefix = (((1 + 4 * prefix * count * (count + 1)).sqrt() - 1) / 2).floor()  # p < count, in proportion to p + 1
+        first = length - count + prefix  # at least one position is unknown, unless none is queried
         masked = place >= first.clamp_max(length - 1)
         return self._masked_cross_entropy(token, masked, condition) * length / masked.sum(-1)
 

@@ -50,7 +50,7 @@ DUE_EVERY = 250
 """Steps before which the information is measured: some early ones, while it changes fast, and then periodically."""
 
 PER_BIN = 3
-"""Evaluations of single sequences per bin in one measurement of the information."""
+"""Evaluations of single sequences per bin in one measurement of the information; one for many tokens."""
 
 ROWS = 32
 """Sequences evaluated at once in that measurement, unless they have too many probabilities."""
@@ -368,7 +368,8 @@ def measured_information(method: Rdlm, batch: Batch, generator: torch.Generator)
     evidence and without. The decode term, Eq. (30), is that of the last bin's levels.
     """
     proposal, training = method.proposal, method.network.training
-    fraction = (torch.arange(PER_BIN * BINS) + torch.rand(PER_BIN * BINS, generator=generator)) / PER_BIN
+    per_bin = 1 if method.layout.vocabulary >= MANY_TOKENS else PER_BIN
+    fraction = (torch.arange(per_bin * BINS) + torch.rand(per_bin * BINS, generator=generator)) / per_bin
     index, width = fraction.long().clamp_max(BINS - 1), torch.diff(proposal.edges)
     strength = (proposal.edges[index] + (fraction - index) * width[index]).double().exp()
     rows = torch.randperm(len(batch.ids), generator=generator).repeat(-(-len(index) // len(batch.ids)))[: len(index)]
@@ -381,7 +382,7 @@ def measured_information(method: Rdlm, batch: Batch, generator: torch.Generator)
     ]
     method.network.train(training)
     rate, decode = torch.cat(terms, 1).double().cpu()
-    nats = torch.zeros(BINS, dtype=torch.float64).index_add_(0, index, rate * strength * width[index] / PER_BIN)
+    nats = torch.zeros(BINS, dtype=torch.float64).index_add_(0, index, rate * strength * width[index] / per_bin)
     nats[-1] += decode[index == BINS - 1].mean()
     if _is_distributed():
         distributed.broadcast(nats, 0)  # all processes measure the same; this makes the last bits equal

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from rdlm.config import PAPER_TOTAL_NOISE, Head, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
-from rdlm.data.store import Corpus
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
 from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, Card
@@ -24,7 +23,7 @@ from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
 from rdlm.process.bridge import Bridge, default_total
 from rdlm.process.channel import Channel
-from rdlm.process.exact import ExactLaw, GaussianLaw
+from rdlm.process.exact import ExactLaw, GaussianLaw, fresh_law
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import cached_law
 from rdlm.process.layout import Layout
@@ -37,7 +36,7 @@ from rdlm.sampling.sampler import sample_chain
 from rdlm.storage.own_classes import own_class
 
 CHAIN_PAIRS = 8192
-"""Draws per level in the tables of chains for bounds."""
+"""Draws per level in the table from which a sampler draws states after a switch."""
 
 KEPT_LAWS = 8
 """Tables of chains kept in memory: requests to a service can have any number of steps."""
@@ -62,11 +61,6 @@ def own_schedule(name: str | None, total: float) -> Schedule | None:
     return found
 
 
-def own_bridge(name: str) -> type[Bridge]:
-    """Return the user-defined family of bridges."""
-    return own_class(name, Bridge)
-
-
 def _codes(config: ProcessConfig, vocabulary: int) -> Codes | None:
     """Return the points of the tokens; None for one coordinate each."""
     if config.codes == "arc":
@@ -88,18 +82,18 @@ class Process:
         """Return the process over `vocabulary` tokens, split into digits where the configuration has a base."""
         layout = Layout(vocabulary, config.base or vocabulary, config.layout, head)
         total = total_noise(config, vocabulary)
-        clock = own_schedule(config.schedule_class, total) or schedule(config.schedule, total)
-        family = Bridge if config.bridge_class is None else own_bridge(config.bridge_class)
+        noise = own_schedule(config.schedule_class, total) or schedule(config.schedule, total)
+        family = Bridge if config.bridge_class is None else own_class(config.bridge_class, Bridge)
         common = (layout.base, total)
         if config.path == "masked" or config.bridge == "gaussian":
             path = masked_path(*common, config.bridge, _codes(config, vocabulary), family)
         elif config.path == "constant":
-            return Process(config, layout, clock, constant_mixture(*common, config.weight, config.bridge, family))
+            return Process(config, layout, noise, constant_mixture(*common, config.weight, config.bridge, family))
         elif config.path == "switch":
-            path = switching_path(*common, float(clock.remaining(config.switch)), config.bridge, family)
+            path = switching_path(*common, float(noise.remaining(config.switch)), config.bridge, family)
         else:
             path = uniform_path(*common, config.bridge, family)
-        return Process(config, layout, clock, Mixture((path,)))
+        return Process(config, layout, noise, Mixture((path,)))
 
     @property
     def bridge(self) -> Channel:
@@ -141,11 +135,6 @@ class Rdlm:
         self.training_grid = self.process.grid(config.process.levels)
         self._laws: dict[tuple[Channel, torch.device], Law] = {}
         self._chain_laws: dict[tuple[Path, tuple[float, ...]], PathLaw] = {}
-
-    @staticmethod
-    def build(config: RunConfig, corpus: Corpus) -> Rdlm:
-        """Return the method for a corpus: its vocabulary, its classes or its per-position signal."""
-        return Rdlm(config, corpus.tokenizer.size, len(corpus.classes), int(bool(corpus.signals)))
 
     @property
     def layout(self) -> Layout:
@@ -265,8 +254,7 @@ class Rdlm:
         comb = comb[torch.randperm(len(token), generator=generator)]
         step = (comb * chain.nfe).long().clamp_max(chain.nfe - 1).to(token.device)
         posterior = self.posterior(self.condition(batch), self.block_mask(chain, token))
-        law = self.chain_law(chain).to(token.device)
-        terms = step_terms(posterior, chain, law, token, step, generator)
+        terms = step_terms(posterior, chain, fresh_law(chain.path, chain.grid), token, step, generator)
         return chain.nfe * terms.double().sum(-1)
 
     def problem(

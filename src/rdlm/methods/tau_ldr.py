@@ -1,18 +1,22 @@
 """Continuous-time Markov chains with tau-leaping (tauLDR).
 
-Forward, token x jumps to y at the rate `b(t) R[x, y]`, for noise times t from 0 (data) to 1; `b(t) = 3 log(100) 100^t`,
-so after the clock `B(t) = 3 (100^t - 1)` its distribution is the row of `q_t = exp(B R)`. With the network's `p` and
+Forward, token x jumps to y at the rate `b(t) R[x, y]`, for noise times t from 0 (tokens are decoded) to 1; after the
+clock `B(t)`, with `b = dB/dt`, its distribution is the row of `q_t = exp(B R)`. With the network's `p` and
 `m_t(y) = sum over k of p(k) q_t[k, y]`, the rates backwards are, Eq. (78),
 
     true     b R[y, x] q_t[k, y] / q_t[k, x]          model     b R[y, x] m_t(y) / m_t(x)
 
-    -log p(k) <= int b E sum over y != x of  r_y (s_y - 1 - log s_y) dt  +  E[-log p(k | x) at t_0]  +  KL(q_1 || end)
+    -log p(k) <= int b E sum over y != x of  r_y (s_y - 1 - log s_y) dt  +  E[-log p(k | x) at t = 0]  +  KL(q_1 || end)
 
 with `r_y` the true rate over b, `s_y` the model's over the true one. `p` is the distribution of the token given the
 other positions: the original divides its posterior by `q_t[k, x]` instead, which is the same but ill-conditioned. The
 bound is that of the *continuous-time* chain. The sampler leaps: in a step h of the clock every jump to y happens
 Poisson(h rate) times, with constant rates, so with few calls it samples from another distribution, and the value is an
 *estimate*.
+
+The clock `B(t) = B_0^(1 - t) B_1^t` begins where the original decodes and ends where the slowest mode of R has decayed.
+The original's `3 (100^t - 1)`, made for 256 levels, is as steep, but has 84% of its times where nothing is left of 27
+letters with uniform rates.
 
     rates gauss      between tokens with near numbers, reversible with a wide Gaussian end; jumps add up, clamped
     rates uniform    to any token; a position that would jump twice does not jump
@@ -36,8 +40,8 @@ from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
 from rdlm.random import Draw, draw_token
 
-BASE, RATIO, EARLIEST = 3.0, 100.0, 0.01
-"""Scale and growth of the rates, and the noise time t_0 at which tokens are decoded."""
+FIRST, DECAY = 0.1414, 8.0
+"""The clock at which tokens are decoded, and the exponent by which the slowest mode has decayed at its end."""
 
 REACH, WIDTH = 6 / 256, 2.0
 """Typical jump and standard deviation of the end of the rates gauss, in units of the vocabulary."""
@@ -61,6 +65,19 @@ class Spectrum(NamedTuple):
         matrix = (self.vectors * powers[..., None, :]) @ self.vectors.T * root / root[:, None]
         matrix = matrix.clamp_min(0.0)
         return matrix / matrix.sum(-1, keepdim=True)
+
+    @property
+    def growth(self) -> float:
+        """Return `log(B_1 / B_0)`."""
+        return math.log(DECAY / -float(self.values.sort().values[-2]) / FIRST)
+
+    def clock(self, time: Tensor) -> Tensor:
+        """Return `B(t)`, the integral of the rates of the forward process."""
+        return FIRST * torch.exp(self.growth * time)
+
+    def speed(self, time: Tensor) -> Tensor:
+        """Return `b(t)`, the derivative of the clock."""
+        return self.growth * self.clock(time)
 
 
 class TauLDR(Baseline):
@@ -96,7 +113,7 @@ class TauLDR(Baseline):
         """Return the integrand of the bound at a random time and a little cross-entropy, in nats per token."""
         generator, token = draw.generator(), batch.ids
         condition = discrete.training_condition(batch, self.config, generator)
-        time = noise_time(draw.quantiles(len(token)).double()).to(token.device)
+        time = draw.quantiles(len(token)).double().to(token.device)
         rate, decode = self._terms(token, time, condition, generator)
         return (rate + AUXILIARY * decode).mean()
 
@@ -104,25 +121,25 @@ class TauLDR(Baseline):
     def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound in continuous time; `nfe` is ignored."""
         token, condition = batch.ids, discrete.condition_of(batch)
-        time = noise_time(discrete.stratified_times(len(token), generator)).to(token.device)
+        time = discrete.stratified_times(len(token), generator).to(token.device)
         rate, _ = self._terms(token, time, condition, generator)
-        _, decode = self._terms(token, torch.full_like(time, EARLIEST), condition, generator)
+        _, decode = self._terms(token, torch.zeros_like(time), condition, generator)
         return (rate + decode + self.prior().to(token.device)[token]).sum(-1)
 
     def prior(self) -> Float[Tensor, " v"]:
         """Return `KL(q_1 || end)` for every token."""
-        last = self.spectrum.transition(clock(torch.tensor(1.0, dtype=torch.float64)))
+        last = self.spectrum.transition(self.spectrum.clock(torch.tensor(1.0, dtype=torch.float64)))
         return (torch.xlogy(last, last) - last * self.spectrum.end.log()).sum(-1)
 
     def _terms(
         self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
     ) -> tuple[Float[Tensor, "batch length"], Float[Tensor, "batch length"]]:
         """Return the integrand with respect to uniform times, and the cross-entropy, at states of a noise time."""
-        law = self.spectrum.transition(clock(time).cpu()).to(token.device)  # [B, V, V]
+        law = self.spectrum.transition(self.spectrum.clock(time).cpu()).to(token.device)  # [B, V, V]
         true = law.gather(1, token[..., None].expand(-1, -1, self.vocabulary))  # [B, L, V]: q_t[k, .]
         state = draw_token(true.log(), generator)
         log_probs = self.log_probs(state, time, condition)
-        rate = (1 - EARLIEST) * speed(time)[:, None] * self.divergence_rate(true, log_probs.exp() @ law, state)
+        rate = self.spectrum.speed(time)[:, None] * self.divergence_rate(true, log_probs.exp() @ law, state)
         return rate, -self._posterior(log_probs, law, state).gather(-1, token[..., None])[..., 0]
 
     def _posterior(
@@ -157,24 +174,24 @@ class TauLDR(Baseline):
         generator: torch.Generator | None = None,
         condition: Tensor | None = None,
     ) -> Int[Tensor, "count length"]:
-        """Return token ids: leaps from the end of the forward process to t_0, with correctors, and a draw there."""
+        """Return token ids: leaps from the end of the forward process to t = 0, with correctors, and a draw there."""
         check_nfe(nfe)
-        times = torch.linspace(1, EARLIEST, self._leaps(nfe) + 1, dtype=torch.float64)
+        times = torch.linspace(1, 0, self._leaps(nfe) + 1, dtype=torch.float64)
         state = draw_token(self.spectrum.end.log().expand(count, length, -1), generator)
         for now, later in pairwise(times):
-            width = clock(now) - clock(later)
+            width = self.spectrum.clock(now) - self.spectrum.clock(later)
             state = self._leap(state, width * self._reverse(state, now, condition), generator)
             for _ in range(self.options.corrector):
                 forward = self.spectrum.rate[state].scatter(-1, state[..., None], 0.0)
                 rates = forward + self._reverse(state, later, condition)
                 state = self._leap(state, self.options.corrector_step * width * rates, generator)
-        law = self.spectrum.transition(clock(times[-1])).expand(count, -1, -1)
+        law = self.spectrum.transition(self.spectrum.clock(times[-1])).expand(count, -1, -1)
         log_probs = self.log_probs(state, times[-1].expand(count), condition)
         return draw_token(self._posterior(log_probs, law, state), generator)
 
     def _reverse(self, state: Tensor, time: Tensor, condition: Tensor | None) -> Float[Tensor, "count length v"]:
         """Return the rates of the reverse process per unit of the clock, Eq. (78)."""
-        law = self.spectrum.transition(clock(time))
+        law = self.spectrum.transition(self.spectrum.clock(time))
         model = self.log_probs(state, time.expand(len(state)), condition).exp() @ law
         return self._backward(state) * model / model.gather(-1, state[..., None])
 
@@ -185,21 +202,6 @@ class TauLDR(Baseline):
             distance = torch.arange(self.vocabulary).to(jumps) - state[..., None]
             return (state + (jumps * distance).sum(-1)).clamp(0, self.vocabulary - 1).long()
         return torch.where(jumps.sum(-1) == 1, jumps.argmax(-1), state)
-
-
-def noise_time(quantile: Tensor) -> Tensor:
-    """Return noise times in [t_0, 1] for quantiles of uniform times."""
-    return EARLIEST + (1 - EARLIEST) * quantile
-
-
-def clock(time: Tensor) -> Tensor:
-    """Return `B(t)`, the integral of the rates of the forward process."""
-    return BASE * (RATIO**time - 1)
-
-
-def speed(time: Tensor) -> Tensor:
-    """Return `b(t)`, the derivative of the clock."""
-    return BASE * math.log(RATIO) * RATIO**time
 
 
 def spectrum_of(rates: str, vocabulary: int) -> Spectrum:

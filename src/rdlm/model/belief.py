@@ -10,6 +10,7 @@ the network outputs for each position: `log p = log_softmax(u s + v c + l)`. The
 | kind | states | learned |
 |---|---|---|
 | `ngram` | kept contexts of up to `order - 1` symbols | counted in the training data |
+| `bigram` (`model/bigram.py`) | symbols, of a large vocabulary | counted in the training data |
 | `hmm` | hidden states | with the network, through forward-backward |
 
 Messages are [states, batch]: rows are states. B is the batch, L the length, V the vocabulary, N the states.
@@ -26,7 +27,6 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import Interface, NetworkConfig
 from rdlm.errors import InputError
 from rdlm.model.layers import from_evidence
 from rdlm.model.ngram import Arcs, Contexts, check_ngram, count_contexts
@@ -67,6 +67,8 @@ class BeliefNetwork(nn.Module):
         super().__init__()
         self.network, self.belief, self.vocabulary, self.causal = network, belief, vocabulary, causal
         self.input_width = input_width
+        self.at_frequencies = False
+        """Whether the output of the network started at the frequencies of symbols."""
 
     def forward(
         self,
@@ -82,26 +84,38 @@ class BeliefNetwork(nn.Module):
 
         The other arguments are those of `Transformer.forward`.
         """
+        blockwise = not isinstance(block, int) or block > 0
+        options = {"cache": cache, "block": block, "doubled": doubled} if blockwise or cache is not None else {}
+        if self.training and self.belief.share < 1 and float(torch.rand(())) >= self.belief.share:
+            alone: Tensor = self.network(inputs, time, condition, previous, **options)
+            return alone[..., : self.vocabulary]
         with torch.autocast(inputs.device.type, enabled=False):
             context = self._context(inputs, cache, block, doubled)
         if self.input_width:
             previous = self._posterior(inputs, context)
-        blockwise = not isinstance(block, int) or block > 0
-        options = {"cache": cache, "block": block, "doubled": doubled} if blockwise or cache is not None else {}
         outputs: Tensor = self.network(inputs, time, condition, previous, **options)
         joint, logits = self.combined(outputs, context)
         if not self.training:
             return joint
-        alone = torch.rand(*logits.shape[:2], 1, device=logits.device) < ALONE
-        return torch.where(alone, logits, joint)
+        omitted = torch.rand(*logits.shape[:2], 1, device=logits.device) < ALONE
+        return torch.where(omitted, logits, joint)
+
+    @torch.no_grad()
+    def start_at_frequencies(self, tokens: Int[Tensor, "n length"]) -> None:
+        """Set the output bias of the network below to log-frequencies."""
+        self.network.start_at_frequencies(tokens)  # type: ignore[operator]
 
     def combined(
         self, outputs: Float[Tensor, "batch length o"], context: Float[Tensor, "batch length v"]
     ) -> tuple[Float[Tensor, "batch length v"], Float[Tensor, "batch length v"]]:
-        """Return `u s + v c` from the outputs of the network and the context, Eq. (54), and `s` alone."""
+        """Return `u s + v c` from the outputs of the network and the context, Eq. (54), and `s` alone.
+
+        Of a network that started at the frequencies, `s` is relative to them: the chain has them already.
+        """
         logits, weights = outputs.split((self.vocabulary, WEIGHTS), dim=-1)
-        own, chain = weights.sigmoid().split(1, dim=-1)
-        return own * logits + 2 * chain * context, logits  # weights of 1/2 and 1 at initialisation
+        own, chain = weights.sigmoid().split(1, dim=-1)  # weights of 1/2 and 1 at initialisation
+        relative = logits - self.belief.log_frequencies if self.at_frequencies else logits
+        return own * relative + 2 * chain * context, logits
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _context(
@@ -153,22 +167,17 @@ def _extended(cache: Cache, symbols: Int[Tensor, "batch length"]) -> Int[Tensor,
     return found[:, 0, :, 0]
 
 
-def belief_of(config: NetworkConfig, interface: Interface) -> Belief:
-    """Return the inference layer of a configuration, before it is fitted."""
-    if interface.digits > 1 or interface.features not in (interface.outputs, interface.outputs + 1):
-        raise InputError(
-            f"model.belief {config.belief} needs tokens as they are and evidence as the network's input: "
-            "use process.base null and denoiser.features evidence, or model.belief none"
-        )
-    if config.belief == "hmm":
-        return HiddenMarkov(interface.outputs, config.chain_states)
-    return Ngram(interface.outputs, config.order, config.chain_states)
-
-
 class Belief(nn.Module, ABC):
     """A chain prior over symbols, with exact inference from evidence."""
 
     states: int
+    share: float = 1.0
+    """Share of the training steps in which the chain is evaluated; in the others the network is trained alone."""
+
+    @property
+    def log_frequencies(self) -> Tensor | float:
+        """The log-frequencies of symbols, if the chain knows them."""
+        return 0.0
 
     def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
         """Fit the parts that are not trained with the network to training data; none by default.
@@ -305,6 +314,11 @@ class Ngram(Belief):
         self.register_buffer("oldest", (row - 1) * ((row > 0) & (row <= vocabulary)))
         self.register_buffer("weight", torch.zeros(states, vocabulary).index_fill(0, torch.tensor(0), 1 / vocabulary))
         self._arcs: tuple[tuple[object, ...], Arcs] | None = None
+
+    @property
+    def log_frequencies(self) -> Tensor:
+        """The log-probabilities of the root."""
+        return self.weight[0].log()
 
     def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:
         """Count the contexts of training data, or take them from the cache."""

@@ -95,7 +95,13 @@ class Denoiser:
         scaled = self.config.features in (*OF_EVIDENCE, "statistic")
         squared_norm = features if scaled else self.layout.spheres  # of a clean token
         return Interface(
-            features, outputs, self.layout.positions, classes, signal, squared_norm**0.5, self.config.timed
+            features,
+            outputs,
+            digits=self.layout.positions,
+            classes=classes,
+            signal=signal,
+            scale=squared_norm**0.5,
+            timed=self.config.timed,
         )
 
     def __call__(

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from rdlm.config import Convolution2DConfig, Interface, NetworkConfig, TransformerConfig
 from rdlm.errors import InputError, unknown
-from rdlm.model.belief import WEIGHTS, BeliefNetwork, belief_of
+from rdlm.model.belief import WEIGHTS, Belief, BeliefNetwork, HiddenMarkov, Ngram
+from rdlm.model.bigram import Bigram
 from rdlm.model.cnn import Convolution, Convolution2D
 from rdlm.model.transformer import Transformer
 from rdlm.storage.files import use_compile_cache
@@ -27,11 +28,13 @@ def build(config: NetworkConfig, interface: Interface) -> nn.Module:
     """
     if config.belief != "none":
         belief = belief_of(config, interface)
-        own = replace(interface, outputs=interface.outputs + WEIGHTS)
+        own = replace(interface, outputs=interface.outputs + WEIGHTS, weights=WEIGHTS)
         causal = isinstance(config, TransformerConfig) and config.causal
         inner = build(replace(config, belief="none", self_condition=config.belief_input), own)
         width = interface.features if config.belief_input else 0
-        return BeliefNetwork(inner, belief, interface.outputs, causal, width)
+        joint = BeliefNetwork(inner, belief, interface.outputs, causal, width)
+        joint.at_frequencies = isinstance(config, TransformerConfig) and config.frequencies
+        return joint
     if config.network_class is not None:
         return _own(config, interface)
     if isinstance(config, TransformerConfig):
@@ -39,6 +42,20 @@ def build(config: NetworkConfig, interface: Interface) -> nn.Module:
     if isinstance(config, Convolution2DConfig):
         return Convolution2D(config, interface)
     return Convolution(config, interface)
+
+
+def belief_of(config: NetworkConfig, interface: Interface) -> Belief:
+    """Return the inference layer of a configuration, before it is fitted."""
+    if interface.digits > 1 or interface.features not in (interface.outputs, interface.outputs + 1):
+        raise InputError(
+            f"model.belief {config.belief} needs tokens as they are and evidence as the network's input: "
+            "use process.base null and denoiser.features evidence, or model.belief none"
+        )
+    if config.belief == "hmm":
+        return HiddenMarkov(interface.outputs, config.chain_states)
+    if config.belief == "bigram":
+        return Bigram(interface.outputs, config.chain_states)
+    return Ngram(interface.outputs, config.order, config.chain_states)
 
 
 def _own(config: NetworkConfig, interface: Interface) -> nn.Module:

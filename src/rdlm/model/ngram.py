@@ -105,7 +105,7 @@ def check_ngram(vocabulary: int, order: int, states: int) -> None:
     if states * vocabulary > 1 << 26:
         raise InputError(
             f"an n-gram model with {states} states of {vocabulary} symbols is too large: "
-            "lower model.states, or use model.belief hmm"
+            "lower model.states, or use model.belief bigram or hmm"
         )
 
 

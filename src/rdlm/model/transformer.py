@@ -224,12 +224,14 @@ class DiTBlock(nn.Module):
 class Head(nn.Module):
     """The output head: a modulated norm and a linear map to logits, which are zero at initialisation."""
 
-    def __init__(self, config: TransformerConfig, outputs: int) -> None:
+    def __init__(self, config: TransformerConfig, outputs: int, weights: int = 0) -> None:
         super().__init__()
         self.modulation = zero_linear(config.time_width, 2 * config.width)
+        self.rows = outputs - weights
         # A tied matrix cannot be initialised to zero, being the input matrix too; a gain per channel can.
         self.weight = None if config.tie else nn.Parameter(torch.zeros(outputs, config.width))
         self.gain = nn.Parameter(torch.zeros(config.width)) if config.tie else None
+        self.untied = nn.Parameter(torch.zeros(weights, config.width)) if config.tie and weights else None
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(
@@ -240,7 +242,9 @@ class Head(nn.Module):
         x = modulated_norm(x, shift, scale)
         if self.gain is not None:
             x = x * self.gain
-        weight = tied[: len(self.bias)] if self.weight is None else self.weight
+        weight = tied[: self.rows] if self.weight is None else self.weight
+        if self.untied is not None:
+            weight = torch.cat((weight, self.untied))
         return functional.linear(x, weight, self.bias)
 
 
@@ -249,10 +253,10 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig, interface: Interface) -> None:
         super().__init__()
-        if config.tie and interface.outputs > interface.features:
+        tokens = interface.outputs - interface.weights
+        if config.tie and tokens > interface.features:
             raise InputError(
-                f"tie needs a row of the input matrix per output: {interface.outputs} outputs, "
-                f"{interface.features} features"
+                f"tie needs a row of the input matrix per output: {tokens} outputs, {interface.features} features"
             )
         self.config = config
         self.interface = interface
@@ -266,7 +270,7 @@ class Transformer(nn.Module):
         # time that `backward` can recompute them.
         recompute_mlp = interface.outputs > config.layers * config.mlp_ratio * config.width
         self.blocks = nn.ModuleList(DiTBlock(config, recompute_mlp) for _ in range(config.layers))
-        self.head = Head(config, interface.outputs)
+        self.head = Head(config, interface.outputs, interface.weights)
 
     def forward(
         self,
@@ -324,8 +328,9 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def start_at_frequencies(self, tokens: Int[Tensor, "n length"]) -> None:
         """Set the bias of the output to the log-frequencies of the tokens, with half an occurrence of every token."""
-        count = torch.bincount(tokens.long().flatten(), minlength=self.interface.outputs).double() + 0.5
-        self.head.bias.copy_((count / count.sum()).log())
+        rows = self.interface.outputs - self.interface.weights
+        count = torch.bincount(tokens.long().flatten(), minlength=rows).double() + 0.5
+        self.head.bias[:rows] = (count / count.sum()).log()
 
     def cache(self) -> Cache:
         """Return an empty cache for this network."""

@@ -267,16 +267,16 @@ class ExactLaw(Law):
     ) -> Float[Tensor, "... d"]:
         """Return states at any remaining noise, also between levels, Eq. (20)."""
         rising, inverse = self._levels
-        wanted = torch.as_tensor(remaining, device=token.device).to(self.table.dtype)
-        wanted = wanted.clamp_min(0).clamp_max(rising[-1]).contiguous()
+        target = torch.as_tensor(remaining, device=token.device).to(self.table.dtype)
+        target = target.clamp_min(0).clamp_max(rising[-1]).contiguous()
         # The last level with at least this much noise; only the vertex comes after the last one.
-        level = (self.grid.steps - torch.searchsorted(rising, wanted)).clamp_min_(0)
-        gain = (1 - inverse[level] * wanted).clamp_min_(0)  # Eq. (18) for a step from that level to `wanted`
+        level = (self.grid.steps - torch.searchsorted(rising, target)).clamp_min_(0)
+        gain = (1 - inverse[level] * target).clamp_min_(0)  # Eq. (18) for a step from that level to `target`
         radius, start_cosine, pull, share = self._rows(level.expand(token.shape), generator)
         # The components of g that xi does not use are the noise of the pair's step.
-        vector = NormalVector.draw(self.bridge, token, wanted.dtype, generator)
+        vector = NormalVector.draw(self.bridge, token, target.dtype, generator)
         noise = StepNoise(vector.on_token, vector.on_start, vector.rest * share)
-        return vector.state_at(coordinates_after(radius, start_cosine, gain * pull, wanted * gain, noise))
+        return vector.state_at(coordinates_after(radius, start_cosine, gain * pull, target * gain, noise))
 
     @cached_property
     def _levels(self) -> tuple[Float[Tensor, " levels"], Float[Tensor, " levels"]]:
@@ -342,16 +342,16 @@ class FreshLaw(Law):
     ) -> Float[Tensor, "... d"]:
         """Return states at any remaining noise, Eq. (20): the last step of each pair ends at that noise level."""
         levels = self.grid.remaining.to(token.device)
-        wanted = torch.as_tensor(remaining, device=token.device).to(levels).expand(token.shape)
-        level = len(levels) - 1 - torch.searchsorted(levels.flip(0), wanted.contiguous())
+        target = torch.as_tensor(remaining, device=token.device).to(levels).expand(token.shape)
+        level = len(levels) - 1 - torch.searchsorted(levels.flip(0), target.contiguous())
         level = level.clamp(0, self.grid.steps - 1)
-        gain = (1 - wanted / levels[level]).clamp(0, 1)
-        coefficients = StepCoefficients(levels[level], gain, wanted * gain)
+        gain = (1 - target / levels[level]).clamp(0, 1)
+        coefficients = StepCoefficients(levels[level], gain, target * gain)
         pairs = []
         for bridge in self._bridges:
             radius, start_cosine = simulate_pairs(bridge, self.grid, level, generator)
             pairs.append(pair_step(bridge, radius.double(), start_cosine.double(), coefficients, generator))
-        return self._states(token, wanted, pairs, generator)
+        return self._states(token, target, pairs, generator)
 
     def _states(
         self, token: Tensor, remaining: Tensor, pairs: list[tuple[Tensor, Tensor]], generator: torch.Generator | None

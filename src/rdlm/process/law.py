@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 
@@ -11,7 +10,7 @@ from rdlm.errors import InputError, unknown
 from rdlm.process.bridge import Bridge
 from rdlm.process.channel import Channel
 from rdlm.process.exact import ExactLaw, exact_law, tabulate
-from rdlm.process.normal import Coupling, KummerName, NormalLaw, precompute, refined
+from rdlm.process.normal import NormalLaw, precompute, refined
 from rdlm.process.path import Law
 from rdlm.process.schedule import Grid
 from rdlm.process.simulated import SimulatedLaw
@@ -23,27 +22,6 @@ FORMAT: Final = 3
 """Version of the cached tables, increased whenever the table of the same parameters changes."""
 
 
-def _normal(bridge: Channel, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
-    return precompute(_of_sphere(bridge), refined(grid), draws, generator=generator)
-
-
-def _of_sphere(channel: Channel) -> Bridge:
-    if not isinstance(channel, Bridge):
-        raise InputError(f"the normal law is that of a bridge of the sphere, not of the {channel.kind} channel")
-    return channel
-
-
-def _simulated(bridge: Channel, grid: Grid, draws: int, generator: torch.Generator | None) -> Law:
-    return SimulatedLaw(bridge, grid)
-
-
-_BUILDERS: Final[dict[str, Callable[[Channel, Grid, int, torch.Generator | None], Law]]] = {
-    "exact": exact_law,
-    "normal": _normal,
-    "simulated": _simulated,
-}
-
-
 def build(
     name: LawName, bridge: Channel, grid: Grid, draws: int = 16384, generator: torch.Generator | None = None
 ) -> Law:
@@ -52,9 +30,20 @@ def build(
     `draws` is the number of pairs in the exact law's table, or of simulated paths from which the normal law's
     parameters are computed; the simulated law has no table.
     """
-    if name not in _BUILDERS:
-        raise unknown("law", name, _BUILDERS)
-    return _BUILDERS[name](bridge, grid, draws, generator)
+    match name:
+        case "exact":
+            return exact_law(bridge, grid, draws, generator)
+        case "normal":
+            return precompute(_of_sphere(bridge), refined(grid), draws, generator=generator)
+        case "simulated":
+            return SimulatedLaw(bridge, grid)
+    raise unknown("law", name, get_args(LawName))
+
+
+def _of_sphere(channel: Channel) -> Bridge:
+    if not isinstance(channel, Bridge):
+        raise InputError(f"the normal law is that of a bridge of the sphere, not of the {channel.kind} channel")
+    return channel
 
 
 def cached_law(name: LawName, bridge: Channel, grid: Grid, draws: int, seed: int = 0) -> Law:
@@ -78,22 +67,15 @@ def cached_exact(bridge: Bridge, grid: Grid, pairs: int, seed: int = 0) -> Exact
     return ExactLaw(bridge, grid, cached(parameters, make)["table"])
 
 
-def cached_normal(
-    bridge: Bridge,
-    grid: Grid,
-    paths: int,
-    seed: int = 0,
-    kummer: KummerName = "corrected",
-    coupling: Coupling = "joint",
-) -> NormalLaw:
+def cached_normal(bridge: Bridge, grid: Grid, paths: int, seed: int = 0) -> NormalLaw:
     """Return the paper's normal law of Eq. (22) with the table of that seed, read from the cache or computed."""
 
     def make() -> Tables:
-        law = precompute(bridge, grid, paths, kummer, coupling, torch.Generator().manual_seed(seed))
+        law = precompute(bridge, grid, paths, generator=torch.Generator().manual_seed(seed))
         # In files the noise rises.
         return {"remaining": grid.remaining.flip(0), "angle": law.angle.flip(0), "spread": law.scale.flip(0)}
 
-    parameters = _parameters("normal", bridge, grid, paths=paths, seed=seed, kummer=kummer, coupling=coupling)
+    parameters = _parameters("normal", bridge, grid, paths=paths, seed=seed, kummer="corrected", coupling="joint")
     tables = cached(parameters, make)
     return NormalLaw(bridge, grid, tables["angle"].flip(0), tables["spread"].flip(0))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -27,13 +27,6 @@ from rdlm.errors import InputError, unknown
 
 Placement = Literal["packed", "serial"]
 PLACEMENTS: tuple[Placement, ...] = ("packed", "serial")
-
-
-class Decoded(NamedTuple):
-    """Token ids, -1 where the digits are the code of no token, and the number of such tokens."""
-
-    ids: Int[Tensor, ...]
-    invalid: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ class Layout:
         if self.symbols_per_token == 1:
             return symbols
         digits = symbols if self.placement == "serial" else symbols.unflatten(1, (-1, self.digits))
-        return self._spelled(digits)
+        return self.decode(digits)
 
     def split(self, symbol: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Return the vertex of each sphere: the symbols, or their digits [..., m] where these are joint, Eq. (39)."""
@@ -124,13 +117,9 @@ class Layout:
         digits = ids[..., None] // self._powers(ids.device) % self.base
         return digits.flatten(-2) if self.placement == "serial" else digits
 
-    def decode(self, digits: Int[Tensor, ...]) -> Decoded:
-        """Return the ids [..., L] of digits, -1 for invalid codes, and the number of invalid codes."""
-        ids = self._spelled(digits)
-        return Decoded(ids, int((ids < 0).sum()))
-
-    def _spelled(self, digits: Int[Tensor, ...]) -> Int[Tensor, "... length"]:
-        """Return the ids of digits, -1 for invalid codes, without a synchronisation with their device."""
+    def decode(self, digits: Int[Tensor, ...]) -> Int[Tensor, "... length"]:
+        """Return the ids of digits, -1 where they are the code of no token, without a synchronisation with their
+        device."""
         if self.placement == "serial":
             length, odd = divmod(digits.shape[-1], self.digits)
             if odd:

@@ -182,15 +182,15 @@ def inverse_kummer(degrees: int, value: Float[Tensor, ...], name: KummerName = "
     Values of 1 and above give 0; values below the first minimum of `F_n` give the argument of that minimum.
     """
     knots, gaps = _table(degrees, name)
-    wanted = (1 - value.double()).clamp(0, float(gaps[-1]))
+    target = (1 - value.double()).clamp(0, float(gaps[-1]))
     # sqrt(1 - F) is almost linear in rho, so linear interpolation is a good start for Newton's method.
-    rho = torch.as_tensor(np.interp(wanted.sqrt().numpy(), np.sqrt(gaps), knots))
+    rho = torch.as_tensor(np.interp(target.sqrt().numpy(), np.sqrt(gaps), knots))
     for _ in range(3):
         slope = (kummer_gap(degrees, rho * (1 + 1e-6), name) - kummer_gap(degrees, rho * (1 - 1e-6), name)) / 2e-6
-        step = (kummer_gap(degrees, rho, name) - wanted) * rho / torch.where(slope > 0, slope, torch.inf)
+        step = (kummer_gap(degrees, rho, name) - target) * rho / torch.where(slope > 0, slope, torch.inf)
         # The slope vanishes at the minimum: limit each Newton step to half of the knots' spacing.
         rho = (rho - step.clamp(-knots[1] / 2, knots[1] / 2)).clamp(0, knots[-1])
-    return torch.where(wanted > 0, rho, 0.0)
+    return torch.where(target > 0, rho, 0.0)
 
 
 def _form(degrees: int, name: str) -> _Form:

@@ -1,6 +1,6 @@
 """Schedules: maps from time `t` in [0, 1] to remaining noise; grids: the noise levels of a chain's steps.
 
-The law of a bridge depends on its total noise `S` alone; a schedule only says when it is spent.
+The law of a bridge depends on its total noise `S` alone; a schedule determines at what time it is added.
 
 | variable | symbol |
 |---|---|
@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -76,11 +76,11 @@ def _positive(**values: float) -> None:
             raise InputError(f"{name} must be a positive number, got {value}")
 
 
-def check_inverse(found: Schedule, points: int = 17, tolerance: float = 1e-4) -> None:
+def check_inverse(found: Schedule) -> None:
     """Raise InputError unless a schedule's remaining noise decreases from its total to 0, and `time` is the inverse."""
-    time = torch.linspace(0, 1, points, dtype=torch.float64)
+    time = torch.linspace(0, 1, 17, dtype=torch.float64)
     remaining = found.remaining(time)
-    slack = tolerance * found.total
+    slack = 1e-4 * found.total
     ends = abs(float(remaining[0]) - found.total) <= slack and abs(float(remaining[-1])) <= slack
     if not ends or not bool((remaining.diff() < 0).all()):
         raise InputError(f"{found!r} must decrease strictly from its total noise {found.total:g} to 0 at time 1")
@@ -186,17 +186,17 @@ ScheduleName = Literal["geometric", "constant", "linear", "cosine"]
 def schedule(name: str, total: float) -> Schedule:
     """Return the schedule of that name scaled to the total noise `S`, Eq. (8)."""
     _positive(total=total)
-    paper = Geometric()
-    scale = total / paper.total
-    named: dict[str, Schedule] = {
-        "geometric": Geometric(paper.first * scale, paper.last * scale),
-        "constant": Linear(total, total),
-        "linear": Linear(2 * total / 201, 400 * total / 201),  # as in the paper, the last rate is 200 times the first
-        "cosine": Cosine(total),
-    }
-    if name not in named:
-        raise unknown("schedule", name, named)
-    return named[name]
+    match name:
+        case "geometric":
+            scale = total / Geometric().total
+            return Geometric(PAPER_FIRST_RATE * scale, PAPER_LAST_RATE * scale)
+        case "constant":
+            return Linear(total, total)
+        case "linear":
+            return Linear(2 * total / 201, 400 * total / 201)  # as in the paper, the last rate is 200 times the first
+        case "cosine":
+            return Cosine(total)
+    raise unknown("schedule", name, get_args(ScheduleName))
 
 
 class StepCoefficients(NamedTuple):

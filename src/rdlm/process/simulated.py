@@ -42,13 +42,13 @@ class SimulatedLaw(Law):
         With no remaining noise the state is the token's vertex, as after the chain's decode step.
         """
         levels = self.grid.remaining.to(token.device)
-        wanted = torch.as_tensor(remaining, dtype=levels.dtype, device=token.device).expand(token.shape)
+        target = torch.as_tensor(remaining, dtype=levels.dtype, device=token.device).expand(token.shape)
         state = self.bridge.start.point(device=token.device).repeat(*token.shape, 1)
-        for step in range(int((levels > wanted.min()).sum()) if token.numel() else 0):
-            before, after = levels[step].maximum(wanted), levels[step + 1].maximum(wanted)
+        for step in range(int((levels > target.min()).sum()) if token.numel() else 0):
+            before, after = levels[step].maximum(target), levels[step + 1].maximum(target)
             state = self._step(state, token, before, after, generator)
         vertex = self.bridge.tokens.at(token, state)
-        return torch.where((wanted > 0)[..., None], state, vertex)
+        return torch.where((target > 0)[..., None], state, vertex)
 
     def _step(
         self, state: Tensor, token: Tensor, before: Tensor, after: Tensor, generator: torch.Generator | None

@@ -20,7 +20,7 @@ from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
 from rdlm.serve import restore, score, trajectory
 from rdlm.serve.curves import CurveQueue
-from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of
+from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of, queue_full
 from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
 from rdlm.serve.schema import Body, CompletionBody, RestoreBody, ScoreBody, TrajectoryBody, read
@@ -65,7 +65,11 @@ async def body_of(request: Request, form: type[Form]) -> Form:
         raise HttpError(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
     except ClientDisconnect:
         raise Disconnected from None
-    return await asyncio.to_thread(read, bytes(raw), form)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await asyncio.to_thread(read, bytes(raw), form)
+    except TimeoutError:  # all threads are occupied
+        raise queue_full(5) from None
 
 
 def _described(form: type[Body], stream: bool = False) -> dict[str, Any]:

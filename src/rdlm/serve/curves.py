@@ -112,8 +112,8 @@ def _note(bridge: Bridge, brownian: bool) -> str:
 
 
 @lru_cache(maxsize=16)
-def _mean_path(bridge: Bridge, clock: Schedule) -> tuple[list[list[float]], list[float]]:
-    grid = uniform_in_time(clock, LEVELS)
+def _mean_path(bridge: Bridge, noise_schedule: Schedule) -> tuple[list[list[float]], list[float]]:
+    grid = uniform_in_time(noise_schedule, LEVELS)
     law = tabulate(bridge, grid, PAIRS, torch.Generator().manual_seed(0))
     on_token, on_start, _ = _means(law)
     # By symmetry, the mean has equal coordinates on all other tokens.

@@ -87,6 +87,19 @@ class Job:
         """Whether the service is shutting down, which shortens the deadline."""
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[object] = asyncio.Queue()
+        self._limit: asyncio.Timeout | None = None
+        """The deadline of what the request waits for."""
+
+    def close_within(self, seconds: float) -> None:
+        """Shorten the deadline, from any thread or signal handler, since the service is shutting down."""
+        self.closing = True
+        self.deadline = min(self.deadline, time.monotonic() + seconds)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._shorten)
+
+    def _shorten(self) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(self._loop.time() + max(0.0, self.deadline - time.monotonic()))
 
     def post(self, event: object) -> None:
         """Send an event to the request, from any thread; without effect after the end of the service."""
@@ -119,7 +132,11 @@ class Job:
         limit = asyncio.timeout(max(0.0, self.deadline - time.monotonic()))
         try:
             async with limit:
-                return await work
+                self._limit = limit
+                try:
+                    return await work
+                finally:
+                    self._limit = None
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -155,7 +172,7 @@ async def until_left(request: Request) -> None:
 log = logging.getLogger(__name__)
 
 Watch = Callable[[int, WindowStep], object]
-"""Called after each step with the number of its common step and what happened in it."""
+"""Called after each step with its number and its `WindowStep`."""
 
 
 class RunningSample:
@@ -344,7 +361,7 @@ class Engine:
                     return
             try:
                 self._turn(pending)
-            except BaseException as reason:  # a defect ends the requests that met it, not the service
+            except BaseException as reason:  # an error ends the requests of this turn, not the service
                 log.exception("a turn failed")
                 self._abandon(self._live, reason)
                 for one in pending:
@@ -398,7 +415,7 @@ class Engine:
         """Advance one sampler; return whether it has ended."""
         try:
             finished = sample.advance(log_probs)
-        except BaseException as reason:  # only this sample has met the defect
+        except BaseException as reason:  # an error ends only this sample
             log.exception("a step failed")
             self._abandon([sample], reason)
             return True

@@ -11,17 +11,18 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import os
+import re
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rdlm.serve.http_errors import GONE, HttpError, http_error_of
+from rdlm.serve.http_errors import GONE, HttpError, closing, http_error_of
 
 log = logging.getLogger(__name__)
 
@@ -152,12 +153,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host_name(url: str) -> str:
-    """Return the host name in a URL, or an empty string if the URL is malformed."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+"""A Host header: a name or an address, and a port; nothing that a URL has beside them."""
+
+
+def _host_name(header: str) -> str:
+    """Return the name or address in a Host header, or an empty string if the header is malformed."""
+    found = HOST.fullmatch(header)
+    return found[1] if found else ""
 
 
 class AccessMiddleware:
@@ -169,7 +172,7 @@ class AccessMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
         if scope["type"] != "http":
-            raise RuntimeError(f"the service speaks HTTP, not {scope['type']}")
+            raise RuntimeError(f"the service supports HTTP only, not {scope['type']}")
         begin, status = time.perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
@@ -184,8 +187,11 @@ class AccessMiddleware:
         try:
             self._check_access(scope)
             await self.inner(scope, receive, send_with_headers)
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit):
             raise
+        except asyncio.CancelledError:  # the server cancels what is left at the end of a shutdown
+            if status == 0:
+                await closing().response()(scope, receive, send_with_headers)
         except BaseException as reason:  # a panic of a library is not an Exception
             if not isinstance(reason, HttpError):
                 log.exception("a request failed")
@@ -199,14 +205,18 @@ class AccessMiddleware:
     def _check_access(self, scope: Scope) -> None:
         """Reject a request from another origin or without the token."""
         headers = Headers(scope=scope)
-        if self._token is None and not is_loopback(_host_name(f"//{headers.get('host', '')}")):
+        if self._token is None and not is_loopback(_host_name(headers.get("host", ""))):
             raise HttpError(403, "without a token, the Host header must be a loopback name such as 127.0.0.1")
-        origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        own = {f"{scheme}://{headers.get('host')}" for scheme in ("http", "https")}  # https: behind a proxy
+        is_protected = scope["path"].startswith(PROTECTED)
+        # Browsers send no Origin with images and scripts of a foreign page, but state whose page it is.
+        foreign = is_protected and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+        if foreign or not own.issuperset(headers.getlist("origin")):
             raise HttpError(403, "requests from other web pages are not allowed")
-        if self._token is not None and scope["path"].startswith(PROTECTED):
+        if self._token is not None and is_protected:
             scheme, _, given = headers.get("authorization", "").partition(" ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()) or scheme.lower() != "bearer":
+            # The bytes of both: a token from the environment need not be text, and one of a header is latin-1 here.
+            if not hmac.compare_digest(given.encode("latin-1"), os.fsencode(self._token)) or scheme.lower() != "bearer":
                 raise HttpError(
                     401,
                     "a token is needed: send the header Authorization: Bearer TOKEN",

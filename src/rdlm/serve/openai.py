@@ -291,7 +291,7 @@ class Completion:
 
     def __init__(self, service: Service, served: ServedModel, body: CompletionBody) -> None:
         refuse_unsupported(body)
-        self.changed = served.normalise(body)
+        self.changed: str | None = None
         self.service, self.served, self.body, self.count = service, served, body, body.n or 1
         if served.engine is None or body.max_tokens == 0:
             service.check_worker()
@@ -299,7 +299,7 @@ class Completion:
             served.engine.check_room(len(prompts_of(body)) * self.count)
         stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
         self.stops: list[str] = stops
-        self.job = Job(service.limits.deadline, wants_progress=bool(body.stream or stops or body.max_tokens))
+        self.job = service.new_job(wants_progress=bool(body.stream or stops or body.max_tokens))
         self.samples: list[RunningSample] = []
         self._about = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -320,6 +320,7 @@ class Completion:
 
     def _prepare(self) -> None:
         """Check and plan all samples; on a thread, since a long prompt takes its time."""
+        self.changed = self.served.normalise(self.body)
         self.requests: list[CompletionRequest] = requests_of(self.served, self.body)
         model, log_probs = self.served.model, self.body.logprobs is not None
         if self.body.max_tokens == 0:
@@ -377,7 +378,7 @@ class Completion:
                 if done:
                     left.discard(event.index)
                     if self.samples:
-                        self.samples[event.index].dropped = True  # what comes after a stop is not wanted
+                        self.samples[event.index].dropped = True  # tokens after a stop are not needed
                 yield event.index, piece, done
                 if not left:
                     return
@@ -433,8 +434,8 @@ class Completion:
 
     async def _all_log_probs(self) -> list[object]:
         """Return the log-probabilities of every choice; the job of the samples has ended, so this is another one."""
-        job = Job(self.job.seconds)
-        job.deadline = self.job.deadline
+        job = self.service.new_job()
+        job.deadline, job.closing = self.job.deadline, self.job.closing
         try:
             self.service.work(job, lambda: [self._log_probs(index, job) for index in range(len(self.drafts))])
             return cast("list[object]", await anext(job.events()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -13,9 +14,9 @@ from torch import Tensor
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import ErrorRate, read_text_through, restore, symbols_of
-from rdlm.data.evidence import Reading, confusion, from_json_lines
+from rdlm.data.channels import confusion_of
+from rdlm.data.evidence import Reading, from_json_lines
 from rdlm.errors import InputError
-from rdlm.serve.engine import Job
 from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.schema import MOST_TOKENS, RestoreBody
 from rdlm.serve.score import batched
@@ -30,11 +31,11 @@ MOST_NUMBERS = 1 << 22
 
 
 async def restoration(service: Service, served: ServedModel, body: RestoreBody, request: Request) -> Response:
-    """Return the posterior of a reading: what `model.restore` returns, and the likelihood of the reading if asked."""
-    changed = served.normalise(body)
-    _check(served, body)
+    """Return the posterior of a reading as `model.restore` does, and its likelihood if requested."""
     service.check_worker()
-    job = Job(service.limits.deadline)
+    job = service.new_job()
+    changed = await job.run(lambda: served.normalise(body))
+    _check(served, body)
 
     def restored() -> dict[str, object]:
         model = batched(served, job)
@@ -75,7 +76,9 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
     if body.evidence is not None and body.normalise:
         raise HttpError(400, "normalise: only a text is normalised, and evidence names symbols", "normalise")
     name, size = ("text" if body.evidence is None else "evidence"), served.model.tokenizer.size
-    count = len(body.evidence) if body.evidence is not None else positions(body.text or "")
+    count = len(body.evidence if body.evidence is not None else body.text or "")
+    if body.evidence is None and not body.literal:
+        count = positions(body.text or "")
     if size > MOST_SYMBOLS:
         raise HttpError(400, f"{served.name} has {size} symbols; at most {MOST_SYMBOLS} are restored here", "model")
     most = min(MOST_TOKENS, MOST_NUMBERS // size)
@@ -89,13 +92,14 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
 def _reading(model: LanguageModel, body: RestoreBody) -> tuple[Reading, ErrorRate | None]:
     """Return the evidence of a body and the error rate of its channel; a mistake names the field and the place."""
     alphabet = "".join(symbols_of(model))
-    channel: str | Tensor | None = body.channel if not isinstance(body.channel, dict) else None
+    channel: str | Tensor | None = None if isinstance(body.channel, dict) else body.channel
+    error = body.error if isinstance(body.channel, str) else None
     if isinstance(body.channel, dict):
-        channel = _named("channel", lambda: confusion(json.dumps(body.channel), alphabet, "the matrix"))
+        channel = _named("channel", partial(confusion_of, body.channel, alphabet, "the matrix"))
     if body.evidence is not None:
         lines = "\n".join(map(json.dumps, body.evidence))
         return _named("evidence", lambda: from_json_lines(lines, alphabet)), None
-    return _named("text", lambda: read_text_through(model, body.text or "", channel, body.error))
+    return _named("text", lambda: read_text_through(model, body.text or "", channel, error, body.literal))
 
 
 def _named(field: str, make: Callable[[], Result]) -> Result:

@@ -22,6 +22,8 @@ MOST_DRAWS = 16
 MOST_LOGPROBS = 20
 MOST_FIELDS = 1024
 """Fields of any object in a body."""
+MOST_DIGITS = 400
+"""Digits of a whole number, more than the largest float has."""
 MOST_GUIDANCE = 100
 
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -169,6 +171,7 @@ class RestoreBody(TextBody):
     text: Text | None = Field(
         None, description="The reading: ? or _ is unreadable, [ae] is one of several, a backslash quotes a character."
     )
+    literal: bool = Field(False, description="Take ? _ [ ] and backslashes in the text as ordinary characters.")
     evidence: Annotated[list[Probabilities], Field(min_length=1, max_length=MOST_TOKENS)] | None = Field(
         None,
         description="In place of text: {character: probability} of every position, which sum to 1; the key rest is for "
@@ -215,7 +218,7 @@ class TrajectoryBody(TextBody):
 def read(raw: bytes, form: type[Form]) -> Form:
     """Return a parsed body; a mistake raises an error that names the field."""
     try:
-        content = json.loads(raw.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_few)
+        content = json.loads(raw.decode("utf-8"), parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_few)
     except UnicodeDecodeError:
         raise HttpError(400, "the body is not UTF-8") from None
     except RecursionError:
@@ -234,7 +237,16 @@ def _few(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; one mistake for each of a hundred thousand fields would take tens of megabytes to describe."""
     if len(pairs) > MOST_FIELDS:
         raise HttpError(400, f"an object in the body has {len(pairs)} fields; at most {MOST_FIELDS} are read")
-    return dict(pairs)
+    if len(found := dict(pairs)) < len(pairs):
+        double = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise HttpError(400, f"an object in the body has two fields {_plain(double)}", _plain(double))
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; at most {MOST_DIGITS} are read")
+    return int(digits)
 
 
 def _no_constant(name: str) -> None:

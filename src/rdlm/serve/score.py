@@ -21,6 +21,7 @@ from rdlm.api.score import (
     Encoded,
     Score,
     conditionals,
+    effort_for,
     encode_text,
     order_for,
     score_continuations,
@@ -77,10 +78,7 @@ def effort_of(served: ServedModel, text: Encoded, nfe: int, order: ChosenOrder |
     own, count = served.model.method.bound_estimator, len(split_windows(text.ids, served.model.length))
     if own is not None:
         return Effort(nfe, "path", MIN_DRAWS) if own == "path" else Effort(nfe, "steps", 16)
-    path = Effort(nfe, order=order)
-    if path.cost(served.model, count) <= BUDGET:
-        return path
-    return Effort(nfe, "steps", max(MIN_DRAWS, min(nfe, BUDGET // count)), order=order)
+    return effort_for(served.model, count, nfe, order=order, budget=BUDGET)
 
 
 def _encoded(model: LanguageModel, text: str, field: str = "input", least: int = MIN_TOKENS) -> Encoded:
@@ -113,8 +111,8 @@ def _scores(model: LanguageModel, text: Encoded, effort: Effort, prompt: str | N
 async def score(service: Service, served: ServedModel, body: ScoreBody, request: Request) -> Response:
     """Return the bound of each text, equal to that of `rdlm score` for the text alone."""
     service.check_worker()
-    job = Job(service.limits.deadline)
-    changed = served.normalise(body)
+    job = service.new_job()
+    changed = await job.run(lambda: served.normalise(body))
     texts = [body.input] if isinstance(body.input, str) else body.input
     steps = body.steps or service.limits.steps
     order = order_for(served.model, body.order or "auto", steps, body.block)

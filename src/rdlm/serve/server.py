@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import socket
@@ -28,12 +29,18 @@ TIMEOUT = 20.0
 """Seconds in which the head of a request must arrive, and in which a client must read what is sent."""
 LARGEST_HEAD = 1 << 15
 """Bytes of the largest head of a request."""
+MOST_HEADERS = 128
+AMBIGUOUS_LINE = re.compile(rb"(?<!\r)\n|\n[ \t]")
+"""A line that ends with a line feed alone, or that continues the header before."""
+FRAMING = re.compile(rb"(?im)^(content-length|transfer-encoding)[ \t]*:.*?(,|\r)")
 MOST_PIECES, SMALLEST_PIECE = 1024, 64
 """Pieces of a body beyond which they must have so many bytes on average."""
 MOST_CONNECTIONS = min(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """At most half of the file descriptors of the process."""
 GRACE = 4.0
 """Seconds that requests in progress have after the first signal."""
+LONGEST_EXIT = 9.0
+"""Seconds after the first signal at which the process ends, even if a thread has not ended."""
 SHORTEST_TOKEN = 16
 """Characters of a token on an address that other machines can reach."""
 
@@ -44,28 +51,43 @@ async def reject(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class StrictParser(h11.Connection):
-    """h11's parser without its tolerance for two lengths of one body, and for bodies in tiny pieces.
+    """h11's parser without its tolerance for heads that other parsers read differently, and for bodies in tiny pieces.
 
-    A proxy in front of the service may use the other length, and then takes the end of one request for the beginning
-    of another (request smuggling, RFC 9112, section 6.1). Pieces of one byte cost the event loop a minute per megabyte.
+    A proxy in front of the service may see another length of a body, and then takes the end of one request for the
+    beginning of another (request smuggling, RFC 9112, sections 2.2, 5.2 and 6.1). Pieces of one byte cost the event
+    loop a minute per megabyte.
     """
 
     _pieces = _bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event of the connection."""
+        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._pieces = self._bytes = 0
-            names = {name for name, _ in event.headers}
-            if {b"content-length", b"transfer-encoding"} <= names:
-                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding in one request")
+            _check_head(before[: len(before) - len(self.trailing_data[0])], event)
         if isinstance(event, h11.Data):
             self._pieces += 1
             self._bytes += len(event.data)
             if self._pieces > MOST_PIECES and self._bytes < SMALLEST_PIECE * self._pieces:
                 raise h11.RemoteProtocolError("a body in tiny pieces")
         return event
+
+
+def _check_head(head: bytes, request: h11.Request) -> None:
+    """Raise an error for a head that is too large or ambiguous."""
+    if len(head) > LARGEST_HEAD or len(request.headers) > MOST_HEADERS:
+        raise h11.RemoteProtocolError("the head is too large")
+    if AMBIGUOUS_LINE.search(head.lstrip(b"\r\n")):
+        raise h11.RemoteProtocolError("a line of the head ends without a carriage return, or continues the one before")
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise h11.RemoteProtocolError("HTTP has the versions 1.0 and 1.1 here")
+    framing = [(name.lower(), end) for name, end in FRAMING.findall(head)]
+    if len(framing) > 1 or any(end == b"," for _, end in framing):
+        raise h11.RemoteProtocolError("several lengths of one body")
+    if request.http_version == b"1.0" and (b"transfer-encoding", b"\r") in framing:
+        raise h11.RemoteProtocolError("HTTP/1.0 has no Transfer-Encoding")
 
 
 class Connection(H11Protocol):
@@ -196,6 +218,14 @@ class Server(uvicorn.Server):
         """Shut down: requests in progress have `GRACE` seconds; a second signal ends them at once."""
         if self.should_exit:
             self.force_exit = True
+        else:
+            # Python waits for all threads at its end, but one may hang in a library.
+            signal.signal(signal.SIGALRM, self._end)
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_EXIT)
         self.should_exit = True
         self.interrupted = self.interrupted or sig == signal.SIGINT
         self.on_exit(GRACE)
+
+    def _end(self, sig: int, frame: FrameType | None) -> None:
+        os.write(2, f"rdlm: a thread did not end within {LONGEST_EXIT:g} s; ending without it\n".encode())
+        os._exit(128 + signal.SIGINT if self.interrupted else 0)

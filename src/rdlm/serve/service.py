@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import get_ident
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from starlette.requests import Request
@@ -125,8 +126,10 @@ class ServedModel:
         if not normalisation_rule(self.model.tokenizer):
             raise HttpError(400, "normalise: this model has no rule: its tokenizer has no small alphabet", "normalise")
         if isinstance(body, RestoreBody):
-            body.text, told = (None, "") if body.text is None else normalised_reading(self.model.tokenizer, body.text)
-            return told
+            body.text, changes = (
+                (None, "") if body.text is None else normalised_reading(self.model.tokenizer, body.text, body.literal)
+            )
+            return changes
         seen: list[str] = []
 
         def changed(value: Any, keep: str) -> Any:
@@ -182,6 +185,7 @@ class Service:
             self.models[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
+        self._running: WeakSet[Job] = WeakSet()
         self._idle_release = IdleRelease(lambda: self.idle, lambda: self.metrics.requests)
 
     def _engine(self, model: LanguageModel) -> Engine | None:
@@ -216,6 +220,12 @@ class Service:
         """Whether no request is running or waiting."""
         return self._jobs == 0 and not any(engine.live or engine.depth for engine in self.engines.values())
 
+    def new_job(self, wants_progress: bool = False) -> Job:
+        """Return the job of a request that has just arrived; its deadline is shortened by `drain`."""
+        job = Job(self.limits.deadline, wants_progress)
+        self._running.add(job)
+        return job
+
     def check_worker(self) -> None:
         """Raise an error if the queue of the workers is full or the service is shutting down."""
         if self.closed:
@@ -248,6 +258,8 @@ class Service:
     def drain(self, seconds: float) -> None:
         """Accept no further requests, and limit those in progress to this time in seconds."""
         self.closed = True
+        for job in list(self._running):
+            job.close_within(seconds)
         for engine in self.engines.values():
             engine.drain(seconds)
 
@@ -269,15 +281,15 @@ def order_fields(order: ChosenOrder | None) -> dict[str, object]:
 
 async def while_connected(request: Request, job: Job, answer: Awaitable[Result]) -> Result:
     """Await the answer; end the job with `Disconnected` if the client disconnects first."""
-    wanted, left = asyncio.ensure_future(answer), asyncio.ensure_future(until_left(request))
+    awaited, left = asyncio.ensure_future(answer), asyncio.ensure_future(until_left(request))
     try:
-        await asyncio.wait({wanted, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not wanted.done():
+        await asyncio.wait({awaited, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not awaited.done():
             raise Disconnected
-        return wanted.result()
+        return awaited.result()
     except BaseException:
         job.over = True
         raise
     finally:
-        wanted.cancel()
+        awaited.cancel()
         left.cancel()

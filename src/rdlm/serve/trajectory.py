@@ -62,15 +62,15 @@ class FrameRecorder:
         self._axes: list[int] = []
         self._trail: list[Tensor] = []
 
-    def __call__(self, step: int, happened: WindowStep) -> None:
+    def __call__(self, step: int, step_info: WindowStep) -> None:
         """Record a frame, where one is due: at most `frames`, evenly distributed over the steps of the sample."""
-        sampler, before = happened.info.sampler, happened.info.before
+        sampler, before = step_info.info.sampler, step_info.info.before
         if not self.steps:
             ahead = sampler.steps_of(before)
             chosen = torch.linspace(0, len(ahead) - 1, min(self.frames, len(ahead))).round().long().tolist()
             self.steps = {ahead[at] for at in chosen}
         if step in self.steps:
-            self._record(step, before.state[0], happened.info.log_probs[0], sampler.finished(before)[0])
+            self._record(step, before.state[0], step_info.info.log_probs[0], sampler.finished(before)[0])
 
     def _record(
         self,
@@ -123,17 +123,17 @@ class FrameRecorder:
         per = self._layout.symbols_per_token
         digits = frame.likeliest.view(-1, per, frame.likeliest.shape[-1])  # [length, digits, shown]
         chance = frame.probability.view(digits.shape).prod(1)
-        told = frame.evaluated.view(-1, per).any(-1).tolist()
+        is_evaluated = frame.evaluated.view(-1, per).any(-1).tolist()
         words = [
             [self._word(ids) for ids in token.T.tolist()] if some else []
-            for token, some in zip(digits, told, strict=True)
+            for token, some in zip(digits, is_evaluated, strict=True)
         ]
         entropy = frame.entropy.view(-1, per).sum(-1)
         most = math.log2(self.prepared.model.tokenizer.size)
         gained = sum(most - bits for bits, known in zip(entropy.tolist(), self.known, strict=True) if not known)
         return {
             "step": frame.step,
-            "time": frame.step / self.prepared.steps,
+            "time": frame.step / self.prepared.order.nfe,
             "tokens": [row[0] if row else None for row in words],
             "certainty": _rounded(chance[:, 0]),
             "entropy": _rounded(entropy),
@@ -192,8 +192,8 @@ async def follow(service: Service, served: ServedModel, body: TrajectoryBody, re
     """Return the stream of a trajectory; it begins with its first frame, so that errors are plain answers."""
     engine = served.rdlm_engine
     engine.check_room(1)
-    changed = served.normalise(body)
-    job = Job(service.limits.deadline)
+    job = service.new_job()
+    changed = await job.run(lambda: served.normalise(body))
 
     def begin() -> tuple[FrameRecorder, RunningSample]:
         prepared = _prepared(served, body)
@@ -235,6 +235,8 @@ async def _start(served: ServedModel, recorder: FrameRecorder) -> dict[str, obje
     path, times = await recorder.job.run(partial(mean_path, process))
     about = {"id": f"traj-{secrets.token_hex(12)}", "model": served.name, "length": prepared.prompt.length}
     about |= {"steps": prepared.options.steps, "frames": len(recorder.steps), "seed": prepared.options.seed}
-    schedule = prepared.order.schedule.discretize(prepared.steps, min(prepared.prompt.length, prepared.model.length))
+    schedule = prepared.order.schedule.discretize(
+        prepared.order.nfe, min(prepared.prompt.length, prepared.model.length)
+    )
     about |= {**order_fields(prepared.order), "steps_per_token": schedule.steps}
     return about | {"mask": process.bridge.start.token_weight == 0, "path": path, "times": times}

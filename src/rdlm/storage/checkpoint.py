@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -28,8 +28,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from rdlm.errors import DivergedError, InputError
+from rdlm.errors import DamagedFileError, DivergedError, InputError
 from rdlm.storage.files import damaged, open_plain, parse_json, read_json, sync
 from rdlm.storage.manifest import Manifest, with_checksum, without_checksum
 
@@ -247,3 +248,48 @@ def _checked(file: Path, name: str, tensor: Tensor, expected: Tensor) -> Tensor:
 
 def _mismatch(path: Path, reason: str) -> InputError:
     return InputError(f"{path} does not fit this run: {reason}")
+
+
+# -- memory of models that untrusted files describe ----------------------------------------------------
+
+FACTORIES = {
+    torch.empty,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.eye,
+    torch.arange,
+    torch.linspace,
+    torch.rand,
+    torch.randn,
+}
+"""Functions that allocate a tensor whose size depends on their arguments alone."""
+
+
+class AllocationLimit(TorchFunctionMode):
+    """Context manager: raise DamagedFileError before more than `bytes` bytes or `tensors` tensors are allocated.
+
+    A checkpoint of a few kilobytes can claim a network of terabytes. The size of each tensor is computed on the meta
+    device, which allocates nothing, before the tensor itself is created.
+    """
+
+    def __init__(self, bytes: int, tensors: int) -> None:
+        super().__init__()
+        self.bytes_left, self.tensors_left = bytes, tensors
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `func`; if it allocates a tensor, subtract its size from the limit first."""
+        given = dict(kwargs or {})
+        if func in FACTORIES:
+            sized = {key: value for key, value in given.items() if key != "generator"}
+            self.bytes_left -= int(func(*args, **{**sized, "device": "meta"}).nbytes)
+            self.tensors_left -= 1
+            if self.bytes_left < 0 or self.tensors_left < 0:
+                raise DamagedFileError("it describes a model that is larger than its files")
+        return func(*args, **given)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import fcntl
+import glob
 import grp
 import hashlib
 import json
@@ -16,8 +18,9 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -168,11 +171,13 @@ def _is_own(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
 
 
@@ -186,8 +191,11 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file next to `path` that replaces it on success and is removed on any failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
-    # The umask decides who may read it, as for any file; `tempfile` would make it readable by its owner only.
-    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    # Permissions follow the umask, as for any file; `tempfile` would make it readable by its owner only.
+    try:
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileNotFoundError:  # as in /proc
+        raise PermissionError(errno.EACCES, "no file can be created there", str(path.parent)) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -200,8 +208,46 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     sync(path.parent)
 
 
+ABANDONED = 60.0
+"""Seconds after which a folder that no process holds was left by one that was killed."""
+
+
+@contextmanager
+def new_folder(beside: Path) -> Iterator[Path]:
+    """Context manager: a new folder beside a path, to be renamed to it; if it is not, it is removed at the end.
+
+    It is locked, so that the next call for the same path recognises and removes what a killed process has left.
+    """
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    for left in beside.parent.glob(f".{glob.escape(beside.name)}.*.part"):
+        with suppress(OSError):
+            if _is_own(left) and time.time() - left.lstat().st_mtime > ABANDONED and not _is_locked(left):
+                shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=f".{beside.name}.", suffix=".part", dir=beside.parent))
+    holder = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        os.close(holder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def exchange(new: Path, old: Path) -> None:
+    """Exchange the names of two folders; in one step where the system can, so that no moment is without either."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(old), both) == 0:
+        return
+    aside = new.with_name(f"{new.name}.old.part")
+    os.rename(old, aside)
+    os.rename(new, old)
+    os.rename(aside, new)
+
+
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the whole new one."""
+    """Write `content` to `path` so that a reader gets the old file or the complete new one."""
     with atomic_open(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -241,7 +287,7 @@ def sync(path: Path) -> None:
 def sha256_of(path: Path, on_bytes: Callable[[int], object] = lambda count: None) -> str:
     """Return the SHA-256 of a file in hexadecimal; `on_bytes` receives the size of each block read."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_plain(path, follow=True) as file:  # a pipe in its place would not end
         while block := file.read(1 << 20):
             digest.update(block)
             on_bytes(len(block))

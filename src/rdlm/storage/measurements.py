@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from rdlm.storage.files import damaged, read_json
 
 NAME = "evaluation.json"
+CURVE = "curve.json"
+"""The measured information beside a checkpoint: `{"noise": [S, ..., 0], "nats": [0, ..., total]}`, the nats gained down
+to each level of remaining noise."""
 MAIN = ("bits_per_character", "bits_per_dimension", "bits_per_base")
 """The metrics by which models are compared, one for each kind of data."""
 

@@ -29,7 +29,7 @@ class UntrustedClassError(InputError):
 def import_name(own: type) -> str:
     """Return the name `module:Class` by which a class is saved; a class inside of a function has none."""
     if not isinstance(own, type):
-        raise InputError(f"an own network, schedule or bridge is a class, not {own!r}: give the class itself")
+        raise InputError(f"a user-defined network, schedule or bridge must be a class, got {own!r}")
     if "<locals>" in own.__qualname__:
         raise InputError(f"{own.__qualname__} is defined inside of a function, where no import finds it")
     return f"{own.__module__}:{own.__qualname__}"

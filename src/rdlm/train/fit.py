@@ -2,13 +2,14 @@
 
 `fit_vocabulary` chooses total noise and codes by the number of tokens. `largest_affordable`, `in_bfloat16` and
 `fit_training` choose network, batch, precision, steps, warm-up and validation by the time of the run and the measured
-seconds of a step.
+seconds of a step. `best_lr` and `next_lr` are the rules of the search for a learning rate.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rdlm.config import (
@@ -145,7 +146,7 @@ class Pace:
 def sizes(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:
     """Yield the configuration in all sizes, the smallest first; keys given by the user are not changed."""
     training, last = config.training, None
-    keep_network = any(key.startswith("model.") for key in given)
+    keep_network = keeps_network(given)
     keep_batch = any(key in given for key in ("training.batch", "training.accumulate"))
     for share, batch_share in SIZES:
         model = config.model if keep_network else scaled(config.model, share)
@@ -154,6 +155,11 @@ def sizes(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:
         if found != last:
             yield found
         last = found
+
+
+def keeps_network(given: Collection[str]) -> bool:
+    """Return whether the user has chosen the network, by one of its keys or by an initial model ("model")."""
+    return any(key.partition(".")[0] == "model" for key in given)
 
 
 def _batch(training: TrainingConfig, share: float) -> int:
@@ -260,3 +266,26 @@ def with_given(training: TrainingConfig, own: TrainingConfig, given: Collection[
     """Return the settings `training` with the keys that the user has given, whose values are those of `own`."""
     names = [key.removeprefix("training.") for key in given if key.startswith("training.")]
     return replace(training, **{name: getattr(own, name) for name in names})
+
+
+# -- learning rates ---------------------------------------------------------------------------------
+
+
+def best_lr(bounds: Mapping[float, float]) -> float:
+    """Return the learning rate with the lowest bound, the smallest of several."""
+    return min(sorted(bounds), key=lambda lr: bounds[lr])
+
+
+def next_lr(bounds: Mapping[float, float]) -> float | None:
+    """Return the learning rate beyond the best one if that is the largest or the smallest; None if it is inside.
+
+    The factor is that between the two nearest rates, or 2.
+    """
+    lrs, best = sorted(bounds), best_lr(bounds)
+    if best == lrs[-1] and math.isfinite(bounds[best]):
+        beyond = best * (best / lrs[-2] if len(lrs) > 1 else 2.0)
+    elif best == lrs[0]:
+        beyond = best / (lrs[1] / best if len(lrs) > 1 else 2.0)
+    else:
+        return None
+    return float(f"{beyond:g}")

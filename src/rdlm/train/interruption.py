@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first one saves a checkpoint and stops the run, the second one stops it at once.
+"""SIGTERM, SIGINT and SIGHUP: the first one saves a checkpoint and stops the run, the second one stops it at once.
 
 The current step or validation is finished if it ends within `GRACE` seconds. If not, it is abandoned.
 """
@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP: the terminal was closed; ignored if it was at the start of the process, as by nohup."""
 
 GRACE = 1.0
 """Seconds for which work that can be abandoned continues after a signal."""
 
 
 class InterruptedRunError(Exception):
-    """A run stopped after a signal and has saved a checkpoint; `code` is the exit code, 130 or 143."""
+    """A run stopped after a signal and has saved a checkpoint; `code` is the exit code, 129, 130 or 143."""
 
     def __init__(self, number: int, step: int) -> None:
         saved = f"interrupted after step {step}, which is saved; the same command continues from there"
@@ -33,7 +34,7 @@ class AbandonedError(BaseException):
 
 
 class Interruption:
-    """Context manager that stores the first SIGTERM or SIGINT in `received`; a second one raises KeyboardInterrupt."""
+    """Context manager that stores the first of the signals in `received`; a second one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -44,7 +45,8 @@ class Interruption:
     def __enter__(self) -> Interruption:
         # Python allows signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._handle) for number in wanted}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -36,6 +36,7 @@ from rdlm.train.fit import (
     described_fit,
     fit_training,
     in_bfloat16,
+    keeps_network,
     largest_affordable,
     sizes,
     with_given,
@@ -53,8 +54,9 @@ SAMPLES = 4
 MEASURING_SHARE = 0.02
 """Share of the time for measuring how long a validation takes."""
 
-LATEST = 5
-"""Steps whose time is compared with the one measured at the beginning; the median counts."""
+LATEST, FEWEST_MEASURED = 5, 3
+"""Steps whose time is compared with the one measured at the beginning, at most and at least; the median counts. The
+first step alone can take many times as long."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Result:
         """Return the result as plain values; the bound and its interval are in `unit`."""
         bound = None
         if self.bound is not None:
-            low, high = self.bound.bits - self.bound.margin, self.bound.bits + self.bound.margin
+            # A wide interval may extend below 0, where no bound can be.
+            low, high = max(0.0, self.bound.bits - self.bound.margin), self.bound.bits + self.bound.margin
             bound = {"value": self.bound.bits, "low": low, "high": high, "stderr": self.bound.margin / 1.96}
         return {
             "run": str(self.folder),
@@ -430,7 +433,7 @@ class Budget:
     def slowness(self) -> float:
         """The ratio, at least 1, of the seconds of the latest steps to those measured: the load of the machine may
         change."""
-        return max(1.0, statistics.median(self._ratios)) if self._ratios else 1.0
+        return max(1.0, statistics.median(self._ratios)) if len(self._ratios) >= FEWEST_MEASURED else 1.0
 
     def left(self) -> float:
         """Return the seconds that are left."""
@@ -454,7 +457,7 @@ class Budget:
             if half and step_of(half[0]) < HALF * step_of(config):
                 config = largest_affordable(half, step_of, self.left)
         else:
-            model = config.model if any(key.startswith("model.") for key in self.given) else old.model
+            model = config.model if keeps_network(self.given) else old.model
             wanted = config.training.steps
             config = replace(config, model=model, training=with_given(old.training, config.training, self.given))
             config = replace(config, training=replace(config.training, steps=wanted))

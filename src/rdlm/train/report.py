@@ -68,14 +68,15 @@ def write_report(
 
 
 def html_page(title: str, body: Sequence[str], style: str = "") -> str:
-    """Return a page without external files; `style` is added to `STYLE`."""
-    return (
+    """Return a page without external files; `style` is added to `STYLE`. What is not text is escaped."""
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+    return page.encode(errors="backslashreplace").decode()
 
 
 def html_table(rows: Iterable[Sequence[str]]) -> str:

@@ -7,21 +7,20 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rdlm import data
-from rdlm.config import RunConfig
+from rdlm.config import DataConfig, RunConfig
 from rdlm.data.batch import Batches
 from rdlm.data.store import Corpus
-from rdlm.data.tokenizer import from_json, to_standard
+from rdlm.data.tokenizer import Unknown, from_json, to_standard
 from rdlm.display.progress import say
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.base import Method
-from rdlm.model.belief import WEIGHTS, BeliefNetwork
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
@@ -154,39 +153,6 @@ class Run:
             run_folder.update_pointers(self.folder, step, self.counters.best)
 
 
-@torch.no_grad()
-def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
-    """Copy the parameters of equal name and shape, and return the names of the others of the target.
-
-    A network with an inference layer can start from one without it, and the other way round: its head has `WEIGHTS`
-    more outputs, behind those of the tokens, which start as they were initialised.
-    """
-    given, own = _parameters(source), _parameters(target)
-    more = WEIGHTS * (isinstance(target, BeliefNetwork) - isinstance(source, BeliefNetwork))
-    pairs = {name: _common_rows(given[name], own[name], more) for name in own if name in given}
-    fitting = {name: pair for name, pair in pairs.items() if pair is not None}
-    if 2 * sum(own[name].numel() for name in fitting) < sum(parameter.numel() for parameter in own.values()):
-        raise InputError("most weights of the given model do not fit this network: use the model.* options of its run")
-    for old, new in fitting.values():
-        new.copy_(old)
-    return [name for name in own if name not in fitting]
-
-
-def _parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names in the network without its inference layer."""
-    return {name.removeprefix("network."): parameter for name, parameter in network.named_parameters()}
-
-
-def _common_rows(source: Tensor, target: Tensor, more: int) -> tuple[Tensor, Tensor] | None:
-    """Return what to copy and where to: everything, or the rows of the tokens if the target has so many `more`."""
-    if source.shape == target.shape:
-        return source, target
-    if not source.ndim or source.shape[1:] != target.shape[1:] or len(target) - len(source) != more:
-        return None
-    rows = min(len(source), len(target))
-    return source[:rows], target[:rows]
-
-
 def load_corpus_of_model(config: RunConfig, file: Path | None = None) -> Corpus:
     """Return the corpus of a model, read from `file` if one is given.
 
@@ -212,11 +178,19 @@ def load_corpus(config: RunConfig, *, prepare: bool = True) -> Corpus:
         tokenizer=options.tokenizer,
         alphabet=options.alphabet,
         normalise=options.normalise,
-        unknown="error" if options.alphabet is None else "replace" if " " in options.alphabet else "skip",
+        unknown=_unknown(options),
         vocabulary=options.vocabulary,
         accept_licence=options.accept_licence,
         prepare=prepare,
     )
+
+
+def _unknown(options: DataConfig) -> Unknown | Literal["extend"]:
+    """Return what is done with characters outside of the alphabet; normalised text has no new ones."""
+    chosen = None if options.normalise and options.unknown == "extend" else options.unknown
+    if options.alphabet is None:
+        return chosen or "error"
+    return chosen or ("replace" if " " in options.alphabet else "skip")
 
 
 def training_batches(config: RunConfig, corpus: Corpus, world: int) -> Batches:

@@ -86,10 +86,10 @@ export class Restore {
     this.requested = JSON.stringify(changed(this.form));
     await this.request.run(this.form, async (signal) => {
       const model = await this.app.model();
-      const { text, channel, error, samples, passes, steps, seed, normalise } = values(this.form);
+      const { text, channel, error, samples, passes, steps, seed, literal, normalise } = values(this.form);
       const body = {
         model: model.id, text, samples: number(samples), passes: number(passes), steps: number(steps),
-        seed: number(seed), normalise: canNormalise(model, normalise), ...(channel ? { channel, error: number(error) } : {}),
+        seed: number(seed), literal: literal !== "", normalise: canNormalise(model, normalise), ...(channel ? { channel, error: number(error) } : {}),
       };
       this.answer = await fetchJson("v1/restore", { body, signal });
       byId("restore-result").hidden = false;

@@ -84,7 +84,7 @@ export class Trajectory {
   // Steps in the active window of one position.
   get stepsPerToken() { return this.start.steps_per_token; }
 
-  // Warnings about an order that was asked for.
+  // Warnings about a requested order.
   get warnings() { return this.body.order ? this.start.notices.join(". ") : ""; }
 
   // The position shown in the view "Sphere".
