@@ -7,6 +7,7 @@ prints. Without torchrun there is one process and no communication. Processes ex
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ from rdlm.process.tokens import Codes
 
 TIMEOUT = timedelta(minutes=30)
 """Time for which a process waits for the others: the leader may be downloading a corpus."""
+
+RELEASE = 0.2
+"""Seconds for which a process waits before it ends: gloo's threads release the tensors of finished collectives, for
+which they need the interpreter, and one that asks for it during finalization aborts the process (7 of 20 runs)."""
 
 CPU = torch.device("cpu")
 Value = TypeVar("Value")
@@ -225,10 +230,14 @@ def team(device: str = "auto", environment: Mapping[str, str] = os.environ) -> I
     existing = distributed.is_initialized()
     if not existing:
         _initialize(chosen, environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    yield Team(rank, world, chosen)
-    # Not after an error: this would wait for processes that may have died.
-    if not existing:
-        distributed.destroy_process_group()
+    try:
+        yield Team(rank, world, chosen)
+        # Not after an error: this would wait for processes that may have died.
+        if not existing:
+            distributed.destroy_process_group()
+    finally:
+        if not existing:
+            time.sleep(RELEASE)
 
 
 def _initialize(device: torch.device, attempt: str) -> None:
