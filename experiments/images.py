@@ -7,7 +7,7 @@
     python -m experiments.images cifar10 --run RUN --pictures docs/figures
 
 All methods have the network of the preset `cifar10-small` or `mnist-small` (the autoregressive one is causal, of half
-the width) and the same minutes of training on one core; the learning rate decays within them. Numbers are upper bounds,
+the width) and the same minutes of processor time of one core; the learning rate decays within them. Numbers are upper bounds,
 exact for the autoregressive method and sizes of files for codecs.
 """
 
@@ -80,7 +80,7 @@ def configuration(data: str, row: str, seed: int) -> RunConfig:
 
 
 def train_for(config: RunConfig, folder: Path, minutes: float) -> None:
-    """Train for so many minutes on this machine, with the number of steps by the speed of the first ones; resume."""
+    """Train for so many minutes of processor time, with the number of steps by that of the first ones; resume."""
     note = folder.with_suffix(".json")
     if not note.exists():
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -100,15 +100,15 @@ def train_for(config: RunConfig, folder: Path, minutes: float) -> None:
 
 
 def seconds_per_step(config: RunConfig, folder: Path) -> float:
-    """Return the mean time of a few steps of a temporary run."""
+    """Return the mean processor time of a few steps of a temporary run."""
     with team("cpu") as members, open_run(config, folder, members, methods.build) as run:
         run.network.train()
         times = []
         for _ in range(60):  # the first ones make tables and measure the information
-            began = time.monotonic()
+            began = time.process_time()
             update(run, *accumulate(run))
             run.counters.step += 1
-            times.append(time.monotonic() - began)
+            times.append(time.process_time() - began)
     return sum(times[30:]) / len(times[30:])
 
 
