@@ -7,8 +7,8 @@
     python -m experiments.images cifar10 --run RUN --pictures docs/figures
 
 All methods have the network of the preset `cifar10-small` or `mnist-small` (the autoregressive one is causal, of half
-the width) and the same minutes of processor time of one core; the learning rate decays within them. Numbers are upper bounds,
-exact for the autoregressive method and sizes of files for codecs.
+the width) and the same minutes of processor time of one core; the learning rate decays within them. Numbers are upper
+bounds, exact for the autoregressive method and sizes of files for codecs.
 """
 
 from __future__ import annotations
