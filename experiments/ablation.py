@@ -11,7 +11,6 @@ batches of 16. Bounds are in bits per character on validation sequences, in each
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import statistics
@@ -23,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from experiments.changes import changed, chosen
-from experiments.trial import commit
+from experiments.trial import commit, write_csv
 from rdlm import methods
 from rdlm.api import language_model
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
@@ -69,6 +68,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "autoregressive": {"method": "autoregressive"},
     "codes 16": {"process": {"codes": "learned", "dimension": 16}},
     "mixed levels": {"objective": {"mixed": 0.5}},
+    "mixed levels alone": {"objective": {"mixed": 1.0}},
+    "codes 16, mixed levels": {"process": {"codes": "learned", "dimension": 16}, "objective": {"mixed": 0.5}},
     "more noise": {"process": {"total": 0.075}},
     "deeper": {"model": {"width": 96, "layers": 9}},
     "belief 3-gram": belief(3),
@@ -112,6 +113,9 @@ MASKED_ORDERS: tuple[tuple[Literal["random", "strided"], int], ...] = (("random"
 """Orders and network calls of masked diffusion."""
 
 SEQUENCES, EVALUATIONS = 1024, 4096
+
+KEY = ("row", "steps", "order, calls")
+"""Columns that identify a row of the table; rows that have been measured elsewhere stay in the CSV."""
 
 
 def configuration(name: str, seed: int, steps: int) -> RunConfig:
@@ -196,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=BASE.training.steps)
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--table", action="store_true", help="print the table only")
-    parser.add_argument("--csv", type=Path, default=None, help="also write the table to this file")
+    parser.add_argument("--csv", type=Path, default=None, help="also write the rows into this table")
     options = parser.parse_args(arguments)
     if not options.table:
         names = options.exactly or chosen(ROWS, options.only)
@@ -206,10 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = collected(options.out)
     print(table(rows, list(rows[0]) if rows else []))
     if options.csv is not None and rows:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(options.csv, rows, KEY)
 
 
 if __name__ == "__main__":

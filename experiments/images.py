@@ -14,11 +14,9 @@ bounds, exact for the autoregressive method and sizes of files for codecs.
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import json
 import math
-import subprocess
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.changes import Change, changed
+from experiments.trial import commit, write_csv
 from rdlm import methods
 from rdlm.api import language_model
 from rdlm.api.generate import generate
@@ -110,12 +109,6 @@ def seconds_per_step(config: RunConfig, folder: Path) -> float:
             run.counters.step += 1
             times.append(time.process_time() - began)
     return sum(times[30:]) / len(times[30:])
-
-
-def commit() -> str:
-    """Return the commit of the checkout, "unknown" without one."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 # -- measurement ----------------------------------------------------------------------------------
@@ -269,10 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = collected(out)
     print(table(rows, list(rows[0]) if rows else []))
     if options.csv is not None and rows:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(options.csv, rows, ("name", "order", "calls", "seed", "minutes"))
 
 
 def work(options: argparse.Namespace, out: Path, corpus: Corpus) -> None:

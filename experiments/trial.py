@@ -75,13 +75,21 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as a table; columns are in the order in which the rows have them, most complete row first."""
-    columns = dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row)
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]], key: Sequence[str] = ()) -> None:
+    """Write rows as a table; columns are in the order in which the rows have them, most complete row first.
+
+    With a key, the columns that identify a row, rows of an existing file that are not among the new ones stay.
+    """
+    table: list[Mapping[str, object]] = [{name: _rounded(value) for name, value in row.items()} for row in rows]
+    if key and path.is_file():
+        with path.open(newline="", encoding="utf-8") as file:
+            found: list[Mapping[str, object]] = [*csv.DictReader(file), *table]
+        table = list({tuple(str(row.get(name, "")) for name in key): row for row in found}.values())
+    columns = dict.fromkeys(name for row in sorted(table, key=len, reverse=True) for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
+    writer.writerows(table)
     write_atomic(path, text.getvalue())
 
 

@@ -16,7 +16,6 @@ frequencies (`unigram`) are what every model must beat.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import statistics
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 
 from experiments.changes import changed
-from experiments.trial import commit
+from experiments.trial import commit, write_csv
 from rdlm import methods
 from rdlm.api import language_model
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
@@ -279,10 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = collected(options.out)
     print(table(rows, list(rows[0]) if rows else []))
     if options.csv is not None and rows:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(options.csv, rows, ("row", "tokenizer", "seed", "seconds", "order, calls"))
 
 
 if __name__ == "__main__":

@@ -168,3 +168,12 @@ def _train(config: Any, out: Path, build: Any, corpus: Corpus) -> Any:
 def test_csv_has_all_columns(tmp_path: Path) -> None:
     write_csv(tmp_path / "x.csv", [{"a": 1}, {"a": 0.1234567, "b": None}])
     assert (tmp_path / "x.csv").read_text() == "a,b\n1,\n0.12346,\n"
+
+
+def test_rows_measured_elsewhere_stay_in_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    write_csv(path, [{"row": "a", "steps": 1, "bits": 3.0}, {"row": "b", "steps": 1, "bits": 2.0}])
+    write_csv(path, [{"row": "b", "steps": 1, "bits": 1.5}, {"row": "c", "steps": 1, "bits": 1.0}], ("row", "steps"))
+    assert path.read_text() == "row,steps,bits\na,1,3\nb,1,1.5\nc,1,1\n"
+    write_csv(path, [{"row": "d"}])
+    assert path.read_text() == "row\nd\n"
