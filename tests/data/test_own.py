@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rdlm.data import corpus, own, recipe
+from rdlm.data import corpus, formats, own, recipe
 from rdlm.data.image import encode_png
 from rdlm.data.tokenizer import train_bpe
 from rdlm.errors import DamagedFileError, InputError
@@ -66,9 +66,9 @@ def written(tmp_path: Path, content: str | bytes, name: str = "data.txt") -> Pat
     ],
 )
 def test_a_format_is_recognised_by_its_content(content: str, found: str, tmp_path: Path) -> None:
-    assert own.recognised(written(tmp_path, content)) == found
+    assert formats.recognised(written(tmp_path, content)) == found
     packed = written(tmp_path, gzip.compress(content.encode()), "data.txt.gz")
-    assert own.recognised(packed) == found
+    assert formats.recognised(packed) == found
     if found != "text":
         with pytest.raises(InputError, match=f"not plain text but {found}: rdlm train --data"):
             corpus.load("textfile", file=written(tmp_path, content))
@@ -86,7 +86,7 @@ def test_a_format_is_recognised_by_its_content(content: str, found: str, tmp_pat
     ],
 )
 def test_prose_is_text(text: str, tmp_path: Path) -> None:
-    assert own.recognised(written(tmp_path, text)) == "text"
+    assert formats.recognised(written(tmp_path, text)) == "text"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_fields_of_any_length(tmp_path: Path) -> None:
 
 def test_parquet_has_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, b"PAR1" + b"\0" * 100, "data.bin")
-    assert own.recognised(path) == "Parquet"
+    assert formats.recognised(path) == "Parquet"
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name))
     with pytest.raises(InputError, match=r'Parquet, which needs the package pyarrow: pip install "rdlm\[hf\]"'):

@@ -123,6 +123,16 @@ def test_edge_cases_agree_with_python(pattern: str) -> None:
         assert bool(automaton.accepting[automaton.run(ids)]) == bool(re.fullmatch(pattern, text)), text
 
 
+@pytest.mark.parametrize("pattern", [r"\w+", r"\d\d", r"\w\s\w", r"[\w\s]*", r"[^\w]+", r"[^\d\s]+"])
+def test_classes_have_the_characters_of_all_scripts(pattern: str) -> None:
+    alphabet = "я中ع٣_\u2003."
+    automaton, oracle = compile_regex(pattern, alphabet), re.compile(pattern)
+    for text in map("".join, itertools.product(alphabet, repeat=3)):
+        for part in (text[:1], text[:2], text):
+            ids = torch.tensor([[alphabet.index(c) for c in part]], dtype=torch.long)
+            assert bool(automaton.accepting[automaton.run(ids)]) == bool(oracle.fullmatch(part)), part
+
+
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from rdlm.data import dna, image, own, store, text
+from rdlm.data import dna, formats, image, own, store, text
 from rdlm.data.recipe import CorpusRequest, Recipe, combined, log, open_regular
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown
@@ -53,7 +53,7 @@ def load(
     recipe = recipe_of(name)
     _check(recipe, request, protocol)
     if name == "textfile" and path is not None and prepare:
-        own.check_plain(path)
+        formats.check_plain(path)
     if path is not None and not prepare and _has_many_files(path):
         raise _not_prepared(path)
     wanted = [

@@ -20,18 +20,30 @@ import io
 import json
 import math
 import re
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rdlm.data.image import SIGNATURE, decode_png, is_plain_png
-from rdlm.data.recipe import LARGEST_RATIO, CorpusRequest, Recipe, files_of, open_regular, read_bytes, unpacked_limit
+from rdlm.data.formats import (
+    DELIMITERS,
+    RESIDUES,
+    TABLES,
+    Format,
+    check_file_name,
+    data_files,
+    is_table,
+    json_object,
+    lines_of,
+    quotes_close,
+    recognised,
+    rows_of,
+)
+from rdlm.data.image import decode_png, is_plain_png
+from rdlm.data.recipe import LARGEST_RATIO, CorpusRequest, Recipe, open_regular, read_bytes, unpacked_limit
 from rdlm.data.store import SPLITS, Draft
 from rdlm.data.text import draft_of_text
 from rdlm.data.tokenizer import Levels, bases
@@ -39,26 +51,12 @@ from rdlm.display.progress import bar
 from rdlm.errors import DamagedFileError, InputError, require
 from rdlm.storage.files import too_large
 
-Format = Literal["text", "CSV", "TSV", "JSONL", "JSON", "Parquet", "FASTA", "FASTQ", "images", "array"]
-
-TABLES = ("CSV", "TSV", "JSONL", "JSON", "Parquet")
-"""Formats with columns."""
-
-DELIMITERS: tuple[tuple[Format, str], ...] = (("TSV", "\t"), ("CSV", ","), ("CSV", ";"))
-"""Delimiters of tables; spreadsheets of many countries write CSV with semicolons."""
-
-csv.field_size_limit(1 << 30)  # of a column of articles; the size of files is limited
-
-HEAD = 1 << 20
-"""Number of bytes from which a format is detected."""
-
 LARGEST_IMAGE = 3 * 64 * 64
 """Levels of the largest image: each is a token."""
 
 FEWEST = 20
 """Tokens, images or rows of the smallest data set, of which two each are for validation and test."""
 
-_IMAGES = (SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
 _OTHERS = {
     b"PK\x03\x04": "a zip archive, as .epub and .docx are: unpack it, and give the folder of its texts",
     b"%PDF": "a PDF: convert it, for example with pdftotext",
@@ -72,87 +70,6 @@ _OTHERS = {
 }
 """First bytes of files that are not read -> what they are, and what to do."""
 _BASES = re.compile(r"[ACGT]+")
-_READ = re.compile(r"[ACGTUNacgtun]{4,}")
-_RECORDS = re.compile(rb'\s*\[\s*\{\s*"')
-
-
-def recognised(path: Path) -> Format:
-    """Return the format of a file, or of the files of a folder, which must have one format; by content, not by name."""
-    files = _files(path)
-    with open_regular(files[0]) as file:
-        if file.read(6) == b"\x93NUMPY":
-            return "array"
-    found = {_recognised(_head(file)) for file in files[:64]}
-    if len(found) > 1:
-        raise InputError(f"{path} has files of several formats: {', '.join(sorted(found))}; give a folder of one")
-    return found.pop()
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the regular files of a folder without hidden ones, or the file itself."""
-    if not path.is_dir():
-        return [path]
-    return files_of(path, hidden=False)
-
-
-def _head(path: Path) -> bytes:
-    if path.suffix in (".gz", ".zip"):
-        return read_bytes(path)[:HEAD]
-    with open_regular(path) as file:
-        return file.read(HEAD)
-
-
-def _recognised(head: bytes) -> Format:
-    head = head.removeprefix(BOM_UTF8)
-    if head.startswith(_IMAGES):
-        return "images"
-    if head.startswith(b"PAR1"):
-        return "Parquet"
-    if _RECORDS.match(head):
-        return "JSON"
-    whole = head if len(head) < HEAD else head[: head.rfind(b"\n") + 1]
-    text = whole.decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if line.strip()][:32]
-    if len(lines) < 2:
-        return "text"
-    if lines[0][0] in ">;" and re.fullmatch(r"[A-Za-z*-]+", lines[1].strip()):
-        return "FASTA"
-    if lines[0][0] == "@" and _READ.fullmatch(lines[1].strip()):
-        return "FASTQ"
-    if lines[0][0] == "{" and _object(lines[0]) is not None:
-        return "JSONL"
-    return next((name for name, delimiter in DELIMITERS if _is_table(text, delimiter)), "text")
-
-
-def _object(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None for anything else, and for text that is not Unicode."""
-    try:
-        found = json.loads(line)
-        json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _is_table(text: str, delimiter: str) -> bool:
-    """Return whether at least three records have equally many columns, two or more, and the first one has names."""
-    try:
-        rows = list(islice((row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row), 32))
-    except csv.Error:
-        return False
-    names = rows[0] if rows else []
-    named = len(set(names)) == len(names) and all(0 < len(name) <= 64 and name.strip() == name for name in names)
-    return len(rows) > 2 and len(names) > 1 and named and len({len(row) for row in rows}) == 1
-
-
-def check_plain(path: Path) -> None:
-    """Raise InputError for a file of records that is given as plain text."""
-    if not path.is_dir() and (found := recognised(path)) != "text":
-        column = " --column NAME" if found in TABLES else ""
-        raise InputError(
-            f"{path} is not plain text but {found}: rdlm train --data {path}{column} reads it as such; "
-            "a folder that contains it is read as plain text"
-        )
 
 
 def own(request: CorpusRequest) -> Draft:
@@ -162,7 +79,8 @@ def own(request: CorpusRequest) -> Draft:
         return draft_of_text(request, "\n".join(texts), source)
     if request.file is None:
         raise InputError("own data need a file, a folder or a dataset: rdlm train --data PATH or hf://NAME")
-    found = recognised(request.file)
+    if (found := recognised(request.file)) == "text":
+        check_file_name(request.file)
     if request.limit is not None and found not in ("text", *TABLES):
         raise InputError(f"{request.file} is {found}, and data.limit counts characters of text: leave it out")
     if request.column is not None and found not in TABLES:
@@ -175,7 +93,7 @@ def own(request: CorpusRequest) -> Draft:
         case "FASTA" | "FASTQ":
             return _sequences(request, request.file, found)
         case "text":
-            texts = [_decoded(file) for file in _files(request.file)]
+            texts = [_decoded(file) for file in data_files(request.file)]
             source = f"text, {len(texts):,} file{'s' * (len(texts) > 1)}"
         case _:
             texts, source = _column(request.file, found, request.column)
@@ -184,6 +102,8 @@ def own(request: CorpusRequest) -> Draft:
 
 def _decoded(path: Path) -> str:
     content = read_bytes(path)
+    if content.startswith(b"PK\x03\x04") and b".npy" in content[30:4096]:
+        raise InputError(f"{path} is an archive of arrays: save one of them with numpy.save, as .npy")
     if (other := next((how for first, how in _OTHERS.items() if content.startswith(first)), None)) is not None:
         raise InputError(f"{path} is {other}")
     if content[257:262] == b"ustar":
@@ -202,8 +122,8 @@ def _decoded(path: Path) -> str:
 
 def _column(path: Path, kind: Format, column: str | None) -> tuple[list[str], str]:
     """Return the texts of a column and a description of them; records without a text are left out and counted."""
-    tables = [_table(file, kind) for file in _files(path)]
-    names = list(dict.fromkeys(name for table in tables for name in table.names))
+    tables = [_table(file, kind) for file in data_files(path)]
+    names = list(dict.fromkeys(name for table in tables for name in table.names if name))
     if column is None:
         column = "text" if "text" in names else names[0] if len(names) == 1 else None
     if column is None or column not in names:
@@ -214,7 +134,8 @@ def _column(path: Path, kind: Format, column: str | None) -> tuple[list[str], st
     if (other := next((value for value in values if isinstance(value, list | dict | bytes)), None)) is not None:
         raise InputError(f"the column {column!r} of {path} has values such as {other!r:.60}, which are not text")
     empty = len(found) - len(values)
-    source = f"{kind}, column {column!r} of {len(values):,} records" + (f" ({empty:,} have none)" if empty else "")
+    why = "have none, or more or fewer fields than columns" if kind in ("CSV", "TSV") else "have none"
+    source = f"{kind}, column {column!r} of {len(values):,} records" + (f" ({empty:,} {why})" if empty else "")
     return list(map(str, values)), source
 
 
@@ -232,9 +153,20 @@ def _table(path: Path, kind: Format) -> Table:
             return _parquet(path)
         case "CSV" | "TSV":
             return _delimited(path, kind)
-    records = list(_records(path, kind))
+    records = [_flat(record) for record in _records(path, kind)]
     names = list(dict.fromkeys(name for record in records for name in record))
     return Table(names, lambda column: (record.get(column) for record in records))
+
+
+def _flat(record: dict[str, Any], levels: int = 8) -> dict[str, Any]:
+    """Return the members of a record and of the objects in it, whose names are joined by dots: `body.text`."""
+    if levels == 0 or not any(isinstance(value, dict) and value for value in record.values()):
+        return record
+    flat = {name: value for name, value in record.items() if not (isinstance(value, dict) and value)}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": found for inner, found in _flat(value, levels - 1).items()}
+    return flat
 
 
 def _parquet(path: Path) -> Table:
@@ -268,20 +200,21 @@ def _delimited(path: Path, kind: Format) -> Table:
     """Return the columns of a file of delimited fields, whose first record has their names."""
     text = _decoded(path)
     marks = [mark for name, mark in DELIMITERS if name == kind]
-    delimiter = next((mark for mark in marks if _is_table(text, mark)), marks[0])
+    delimiter = next((mark for mark in marks if is_table(text, mark)), marks[0])
+    quoting = delimiter != "\t" or quotes_close(text, delimiter)
 
     def records() -> Iterator[list[str]]:
         try:
-            yield from (row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row)
+            yield from rows_of(text, delimiter, quoting)
         except csv.Error as error:
             raise InputError(f"{path} is not {kind}: {error}") from None
 
     names = next(records(), [])
 
     def values(column: str) -> Iterator[str | None]:
-        rows, at = records(), names.index(column) if column in names else len(names)
+        rows, at = records(), names.index(column) if column in names else None
         next(rows, None)
-        return (row[at] if at < min(len(row), len(names)) else None for row in rows)
+        return (None if at is None or len(row) != len(names) else row[at] for row in rows)
 
     return Table(names, values)
 
@@ -291,9 +224,9 @@ def _records(path: Path, kind: Format) -> Iterator[dict[str, Any]]:
     if kind == "JSON":
         yield from _array_of_objects(text, path)
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         if line.strip():
-            if (found := _object(line)) is None:
+            if (found := json_object(line)) is None:
                 raise InputError(f"{path} is JSONL, but line {number} is not a JSON object")
             yield found
 
@@ -392,9 +325,9 @@ def _text_of(record: dict[str, Any], column: str, name: str) -> str:
 
 
 def _sequences(request: CorpusRequest, path: Path, kind: Format) -> Draft:
-    found = [record for file in _files(path) for record in _biological(file, kind)]
+    found = [record for file in data_files(path) for record in _biological(file, kind)]
     letters = set("".join(found))
-    if letters - set("ACGTUNRYSWKMBDHV-"):
+    if letters - set("ACGTUNRYSWKMBDHVX-."):
         source = f"{kind} of proteins, {len(found):,} records, {sum(map(len, found)):,} residues"
         return draft_of_text(request, "\n".join(found), source)
     runs = [run for record in found for run in _BASES.findall(record.replace("U", "T"))]
@@ -406,15 +339,17 @@ def _sequences(request: CorpusRequest, path: Path, kind: Format) -> Draft:
 
 def _biological(path: Path, kind: Format) -> list[str]:
     """Return the sequences of a file in upper case."""
-    lines = [line.strip() for line in _decoded(path).splitlines() if line.strip()]
+    lines = [line.strip() for line in lines_of(_decoded(path)) if line.strip()]
     if kind == "FASTQ":
         return [_read(lines[at : at + 4], f"{path}, read {at // 4 + 1:,}") for at in range(0, len(lines), 4)]
     records: list[list[str]] = [[]] if lines and lines[0][0] not in ">;" else []
     for line in lines:
         if line[0] in ">;":
             records.append([])
+        elif not RESIDUES.fullmatch(line):
+            raise InputError(f"{path} is FASTA, but the line {line!r:.60} is neither a name after '>' nor a sequence")
         else:
-            records[-1].append(line.upper())
+            records[-1].append("".join(line.split()).upper())
     return ["".join(record) for record in records]
 
 
@@ -439,11 +374,14 @@ def _stream(ids: NDArray[Any], path: Path) -> dict[str, list[NDArray[Any]]]:
 
 
 def _images(request: CorpusRequest, path: Path) -> Draft:
-    files = _files(path)
+    files = data_files(path)
     arrays = [_pixels(file) for file in files]
-    if len(shapes := {array.shape for array in arrays}) > 1:
-        first, second = sorted(shapes)[:2]
-        raise InputError(f"{path} has images of several sizes, such as {first} and {second}: resize them to one")
+    sizes = {array.shape[:2]: file for array, file in zip(arrays, files, strict=True)}
+    if len(sizes) > 1:
+        two = " and ".join(f"{width} x {height} ({file})" for (height, width), file in sorted(sizes.items())[:2])
+        raise InputError(f"{path} has images of several sizes, such as {two}: resize them to one")
+    channels = max(array.shape[2] for array in arrays)  # 3 if at least one has colours
+    arrays = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]
     names = [file.parent.relative_to(path).as_posix() if path.is_dir() else "." for file in files]
     classes = tuple(sorted(set(names))) if len(set(names)) > 1 else ()
     labels = np.array([classes.index(name) for name in names], np.uint16) if classes else None
@@ -518,9 +456,12 @@ def _array(request: CorpusRequest, path: Path) -> Draft:
             array = decode_npy(file.read())
     except DamagedFileError as error:
         raise DamagedFileError(f"{path} is {error}") from None
+    if array.dtype.kind == "b":
+        array = array.astype("<u2")  # two levels; images of uint8 have 256
     if array.dtype.kind not in "ui" or array.ndim not in (1, 2, 3, 4) or array.size == 0:
+        advice = "; quantise them, then .astype(numpy.uint8)" if array.dtype.kind == "f" else ""
         raise InputError(
-            f"{path} has type {array.dtype} and shape {array.shape}: whole numbers [N], [N, length] or images"
+            f"{path} has type {array.dtype} and shape {array.shape}: whole numbers [N], [N, length] or images{advice}"
         )
     if array.min() < 0 or array.max() >= 1 << 16:
         raise InputError(f"{path} has numbers from {array.min()} to {array.max()}, not within 0 .. {(1 << 16) - 1}")

@@ -11,7 +11,7 @@ A regular expression over characters is parsed into a syntax tree, translated to
 | `a`, `\.` | a character; a backslash escapes a special character |
 | `.` | any character of the model |
 | `[abc]`, `[a-z]`, `[^a-z]` | one of these characters; any other character |
-| `\d`, `\w`, `\s` | a digit; a letter, digit or underscore; a space, tab or line end |
+| `\d`, `\w`, `\s` | a digit; a letter, digit or underscore; a space, tab or line end, of any script |
 | `xy`, `x|y`, `(x)` | concatenation; alternatives; a group |
 | `x*`, `x+`, `x?`, `x{3}`, `x{2,}`, `x{2,5}` | repetition |
 
@@ -20,7 +20,6 @@ An expression must match the entire sequence, as if between `^` and `$`.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -133,8 +132,12 @@ MOST_STACKED = 4
 SHOWN = 80
 """Characters of an expression in messages."""
 
-DIGITS = frozenset(string.digits)
-CLASSES = {"d": DIGITS, "w": frozenset(string.ascii_letters) | DIGITS | {"_"}, "s": frozenset(" \t\n\r")}
+CLASSES: dict[str, Callable[[str], bool]] = {
+    "d": str.isdecimal,
+    "w": lambda character: character.isalnum() or character == "_",
+    "s": str.isspace,
+}
+"""Letters of the escapes of classes -> whether a character of the model belongs to them, as in Python's `re`."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ class Parser:
     def _escaped(self) -> frozenset[str]:
         symbol = self._next("the character after a backslash")
         if symbol in CLASSES:
-            return CLASSES[symbol]
+            return frozenset(filter(CLASSES[symbol], self.alphabet))
         if symbol.isalnum():
             self._fail(f"unknown escape '\\{symbol}'; supported are \\d, \\w and \\s")
         return self._known(symbol)
