@@ -432,8 +432,8 @@ class SamplingOptions:
     stride: int | None = None
     """Tokens that each further window adds beyond the model's length; by default half of that length."""
     clean: bool = True
-    """Clamp known tokens to their vertices from step 0; --no-clean: if all positions are synchronous, known tokens
-    follow their bridges, as in training."""
+    """Clamp known tokens to their vertices from step 0. --no-clean: known tokens follow their bridges, as in training,
+    if all positions are synchronous."""
     batch: int = 16
     """Samples per batch; does not affect the samples."""
     rows: int | None = None

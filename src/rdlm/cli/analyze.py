@@ -50,35 +50,35 @@ class Analyze:
 
     name: Annotated[Name, tyro.conf.Positional]
     """Name of the analysis."""
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """Folder of a run or a checkpoint, for frontier and steps."""
     paper_scale: bool = False
     """Use the paper's sizes: networks and training budgets that need accelerators, and more samples elsewhere."""
     steps: int | None = None
     """Training steps of each run, for objectives, splitting and changes."""
     only: str | None = None
-    """Prefixes of the names of changes, separated by semicolons, such as 'noise; windows: all'; None: all."""
+    """Prefixes of the names of changes, separated by semicolons, such as 'noise; windows: all'; by default all."""
     scorer: str | None = None
     """Scorer of samples, for frontier and steps: an autoregressive run, or a causal model of transformers."""
     temperatures: str | None = None
-    """Temperatures of each curve of frontier (None: 0.5,0.7,0.85,1,1.15) or row of steps (None: 0.8,1,1.2)."""
+    """Temperatures of each curve of frontier (default 0.5,0.7,0.85,1,1.15) or row of steps (default 0.8,1,1.2)."""
     sampler_steps: str | None = None
-    """Numbers of sampler steps for frontier (None: 16,64; at the paper's scale 64,256,1024), or of network calls for
-    steps (None: 4,8,16,32,64,128,256)."""
+    """Numbers of sampler steps for frontier (default 16,64; at the paper's scale 64,256,1024), or of network calls for
+    steps (default 4,8,16,32,64,128,256)."""
     solvers: str | None = None
-    """Solvers, such as mixture,drift, for frontier (None: mixture) and steps (None: all)."""
+    """Solvers, such as mixture,drift, for frontier (default mixture) and steps (default all)."""
     grids: str | None = None
-    """Grids, such as time,information, for steps; None: all that the model supports."""
+    """Grids, such as time,information, for steps; by default all that the model supports."""
     window: float | None = None
-    """Share of the sampling time during which one token moves, for frontier; None: the model's."""
+    """Share of the sampling time during which one token moves, for frontier; by default the model's."""
     widths: str | None = None
-    """Windows for steps, as shares of the sampling time, 0 being a single step; None: 0.5,0.25,0."""
+    """Windows for steps, as shares of the sampling time, 0 being a single step; by default 0.5,0.25,0."""
     samples: int = 32
     """Samples per point, for frontier and steps."""
     seed: int = 0
     """Random seed."""
     out: Path | None = None
-    """Folder of the table (JSON, CSV and text), the figure, and the runs; None: runs/analysis-NAME."""
+    """Folder of the table (JSON, CSV and text), the figure, and the runs; by default runs/analysis-NAME."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

@@ -29,9 +29,9 @@ class Bench:
     quick: bool = False
     """Measure small sizes, which takes about two minutes; the targets, which are for full sizes, are not applied."""
     only: str | None = None
-    """Figures to measure, separated by commas; None: all. An unknown name prints the list."""
+    """Figures to measure, separated by commas; by default all. An unknown name prints the list."""
     out: Path | None = None
-    """Folder for bench.json and growth.png; None: nothing is written."""
+    """Folder for bench.json and growth.png; by default nothing is written."""
 
     def run(self) -> int:
         """Measure, report, and return 0."""

@@ -67,7 +67,7 @@ class Certify:
     seed: int = 0
     """Random seed."""
     out: Path | None = None
-    """Folder for certify.json, and for the report (report.html) or the plot (information.png); None: no files."""
+    """Folder for certify.json, and for the report (report.html) or the plot (information.png); by default no files."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

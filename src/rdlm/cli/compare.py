@@ -60,7 +60,7 @@ class Compare:
     """Methods, separated by commas, or all; `rdlm methods` lists them. With an inference layer (model.belief), all
     means the methods that accept evidence."""
     steps: int | None = None
-    """Optimiser steps of each method; None: the preset's, unless --budget is given."""
+    """Optimiser steps of each method; by default the preset's, unless --budget is given."""
     budget: str | None = None
     """Time limit of the whole command, including evaluation, such as 90s, 30m or 2h, in place of --steps. Where they
     would take more than two fifths of it, there are fewer sequences, estimates and samples."""
@@ -79,7 +79,7 @@ class Compare:
     trial: int = 300
     """Steps of each trial of a learning rate."""
     out: Path | None = None
-    """Folder of the runs and results; None: runs/compare-NAME."""
+    """Folder of the runs and results; by default runs/compare-NAME."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

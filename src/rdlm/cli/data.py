@@ -18,9 +18,9 @@ class Data:
     """List the corpora, get one (download, check, prepare), or verify the checksums of the prepared ones."""
 
     action: Annotated[Literal["list", "get", "verify"], tyro.conf.Positional]
-    """list, get or verify."""
+    """List the corpora, get (download and prepare) one, or verify the checksums of prepared ones."""
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None
     """Name of the corpus; `verify` without a name checks all prepared corpora."""
 
     file: Path | None = None
@@ -36,7 +36,7 @@ class Data:
     """Characters of the tokenizer `characters`, in the order of their ids."""
 
     unknown: Literal["error", "skip", "replace"] = "error"
-    """A character outside of the alphabet is an error, is skipped, or is replaced by a space."""
+    """Characters outside of the alphabet: an error, left out (skip), or replaced by a space."""
 
     vocabulary: int = 8192
     """Vocabulary size of a BPE tokenizer that is trained on your text."""

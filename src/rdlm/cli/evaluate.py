@@ -34,30 +34,30 @@ class Evaluate(ModelOptions):
     option --orders measures the bounds of all orders of generation.
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A packaged model (text8, the default), the folder of a run, a checkpoint or a published model, or user/name on
+    the hub."""
     file: Path | None = None
-    """Your file or folder, for corpora that need one. None: that of the run; a published model has none."""
+    """Your file or folder, for corpora that need one; by default that of the run (a published model has none)."""
     split: Literal["validation", "test"] = "validation"
     """Held-out split; use the test split for final numbers only."""
     nfe: Annotated[int | Literal["inf"] | None, tyro.conf.arg(aliases=["--steps"])] = None
-    """Network calls M of the sampler; inf is the limit of continuous time. None: the model's, which is 64, or one
-    per block."""
+    """Network calls of the sampler; inf: the limit of continuous time. By default the model's: 64, or one per block."""
     curve_nfe: str | None = None
     """Also measure the bound at these numbers of network calls, such as 4,8,16,inf."""
     kernel: Literal["mixture", "drift"] = "mixture"
     """Step of the sampler: along the bridge to a sampled token, or along the mean of all bridges, as in the paper."""
     order: OrderChoice | None = None
-    """Order of generation, as in rdlm generate. None: the run's."""
+    """Order of generation, as in rdlm generate; by default the run's."""
     block: int | None = None
-    """Tokens per block; blocks are generated left to right. 0: the whole sequence is one block. None: the order's,
-    or the run's, or 0 with --window."""
+    """Tokens per block; blocks are generated left to right. 0: the whole sequence is one block. By default that of the
+    order or of the run, or 0 with --window."""
     window: float | None = None
-    """For experts: share of the time during which a token moves; 1: all tokens move together. None: the order's, or the
-    run's."""
+    """For experts: share of the time during which a token moves; 1: all tokens move together. By
+    default that of the order or of the run."""
     orders: bool = False
-    """Measure every order instead, at 8, 16, 32, 64 and 128 network calls and at one per token, or at those of
-    --curve-nfe; print the table and write it, orders.json, into the checkpoint for --order auto."""
+    """Measure the bound of every order instead, at 8, 16, 32, 64 and 128 network calls and at one per token, or at
+    those of --curve-nfe. The table is printed and stored in the checkpoint (orders.json), for --order auto."""
     estimator: Literal["steps", "path"] = "steps"
     """Single steps of many sequences, or whole paths of few sequences."""
     states: Literal["exact", "simulated"] = "exact"
@@ -65,7 +65,7 @@ class Evaluate(ModelOptions):
     sequences: int = 512
     """Number of sequences of the split; all if it has fewer."""
     evaluations: int = 1024
-    """Network evaluations of sequences per bound; four times as many halve the interval."""
+    """Evaluations of single sequences per bound; four times as many halve the interval."""
     samples: int = 16
     """Number of sequences to generate for measuring sample quality; 0: none."""
     scorer: str | None = None
@@ -75,7 +75,7 @@ class Evaluate(ModelOptions):
     seed: int = 0
     """Random seed, of the choice of sequences and of all noise."""
     out: Path | None = None
-    """Folder of evaluation.json and report.html; None: RUN/evaluation-SPLIT, or for a published model, whose files
+    """Folder of evaluation.json and report.html; by default RUN/evaluation-SPLIT, or for a published model, whose files
     are not changed, runs/published-NAME/evaluation-SPLIT."""
     json: bool = False
     """Print one JSON object instead of a table."""

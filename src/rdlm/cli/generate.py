@@ -27,8 +27,9 @@ HELP = attribute_docstrings(SamplingOptions)
 class Generate(ModelOptions, SamplingOptions):
     """Sample from a trained model: text, images or DNA."""
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A packaged model (text8, the default), the folder of a run, a checkpoint or a published model, or user/name on
+    the hub."""
     num: Annotated[int, tyro.conf.arg(aliases=["-n", "--samples"], help=HELP["num"])] = 1
     steps: Annotated[int | None, tyro.conf.arg(aliases=["--nfe"], help=HELP["steps"])] = None
     normalise: bool = False

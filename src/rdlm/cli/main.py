@@ -19,8 +19,21 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
-from dataclasses import is_dataclass
-from typing import Annotated, NamedTuple, Protocol, TextIO, cast, get_args, get_type_hints
+from dataclasses import MISSING, Field, is_dataclass
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TextIO,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
@@ -181,7 +194,7 @@ def parse(command: str, options: list[str]) -> Command | int:
         return answered.code if isinstance(answered.code, int) else 1
 
 
-def join_docstrings(options_class: type) -> None:
+def join_docstrings(options_class: type, is_command: bool = True) -> None:
     """Annotate the fields of a dataclass, and of those in it, with their docstrings in one line.
 
     tyro keeps the line breaks of docstrings whose second line is indented.
@@ -196,9 +209,31 @@ def join_docstrings(options_class: type) -> None:
         for name in own:
             parts = [part for part in (hints[name], *get_args(hints[name])) if isinstance(part, type)]
             for nested in filter(is_dataclass, parts):
-                join_docstrings(nested)
-            if name in help_of and not any(map(is_dataclass, parts)):
-                own[name] = Annotated[hints[name], tyro.conf.arg(help=help_of[name])]
+                join_docstrings(nested, is_command=False)
+            if not any(map(is_dataclass, parts)):
+                shown = _shown(hints[name], home.__dataclass_fields__[name]) if is_command else {}
+                own[name] = Annotated[hints[name], tyro.conf.arg(help=help_of.get(name), **shown)]
+
+
+def _shown(hint: Any, option: Field[Any]) -> dict[str, Any]:
+    """Return how the help shows an option of a command: without None, and without a default that its text describes.
+
+    In a configuration None is shown, because it is a value that can replace that of a preset.
+    """
+    default = option.default if option.default_factory is MISSING else option.default_factory()
+    shown = {"help_behavior_hint": ""} if isinstance(default, bool) or default in (None, "", (), {}) else {}
+    kind, *given = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if get_origin(kind) in (Union, UnionType) and not any(getattr(one, "metavar", None) for one in given):
+        shown["metavar"] = "|".join(_metavar(part) for part in get_args(kind) if part is not type(None))
+    return shown
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
+    if get_origin(kind) is tuple:
+        return f"{_metavar(get_args(kind)[0])} ..."
+    return str(kind.__name__).upper()
 
 
 def overview() -> str:

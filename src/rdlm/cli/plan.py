@@ -44,7 +44,7 @@ class PlanRun:
     device: str = "h100"
     """Devices: h100, a100, l4 or rtx4090, with their number, such as h100:8."""
     price: float | None = None
-    """Dollars per device and hour; None: an assumed price, which is printed."""
+    """Dollars per device and hour; by default an assumed price, which is printed."""
     vocabulary: int | None = None
     """Vocabulary size of your own data; by default 100."""
     json: bool = False

@@ -52,15 +52,17 @@ class Restore(ModelOptions):
     network call per window of the model's length.
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
-    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
-    """Input; - or none: standard input. A file as the only argument is restored by the pretrained model."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A packaged model (text8, the default), the folder of a run, a checkpoint or a published model, or user/name on
+    the hub."""
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE|-]")] = None
+    """Input file, or - (the default): standard input. A file as the only argument is restored by the packaged text
+    model."""
     format: Format = "auto"
     """Format of the input; auto: by the suffix of the file, else text."""
     channel: str | None = None
     """Error model: symmetric (any other character), keyboard (a neighbouring key), or a confusion matrix as CSV or JSON
-    {true: {read: probability}}; None: readable characters are correct."""
+    {true: {read: probability}}. By default, readable characters are correct."""
     error: str | None = None
     """Share of misread characters, for symmetric and keyboard, by default 0.1; auto: estimated from the text."""
     literal: bool = False

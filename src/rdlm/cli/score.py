@@ -36,10 +36,12 @@ class ScoreText(ModelOptions):
     demo's model of a million parameters.
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a run, a checkpoint or a published model, or user/name on the hub; None: the pretrained model."""
-    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|-")] = None
-    """UTF-8 text file; - or none: standard input. A file as the only argument is scored by the pretrained model."""
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A packaged model (text8, the default), the folder of a run, a checkpoint or a published model, or user/name on
+    the hub."""
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE|-]")] = None
+    """UTF-8 text file, or - (the default): standard input. A file as the only argument is scored by the packaged text
+    model."""
     named: Annotated[str | None, tyro.conf.arg(name="model", metavar="RUN")] = None
     """The model, as an option in place of the first argument: rdlm score FILE --model words."""
     prompt: str | None = None
@@ -48,17 +50,18 @@ class ScoreText(ModelOptions):
     document: bool = False
     """Score the whole file as one text instead of line by line."""
     nfe: Annotated[int | None, tyro.conf.arg(aliases=["--steps"])] = None
-    """Network calls M of the sampler; None: the model's, which is 64, or one per block."""
+    """Network calls of the sampler; by default the model's, which is 64, or one per block."""
     order: OrderChoice = "auto"
     """Order in which the sampler generates a text, as in rdlm generate."""
     block: int | None = None
     """Tokens per block; blocks are generated left to right."""
     estimator: Literal["auto", "path", "steps"] = "auto"
-    """Whole paths, which are more precise at M times the cost, or random steps; auto: paths for up to 128 windows."""
+    """Simulated paths, or random steps, which are cheaper by the number of network calls and less precise; auto: paths
+    for up to 128 windows."""
     draws: int | None = None
-    """Paths or random steps per window; None: 4 paths, or as many steps as 32,768 windows allow, but at least 3."""
+    """Paths or random steps per window; by default 4 paths, or as many steps as 32,768 windows allow, at least 3."""
     unknown: Literal["error", "skip", "replace"] = "error"
-    """A character outside of the vocabulary is an error, is skipped, or is replaced by a space."""
+    """Characters outside of the alphabet: an error, left out (skip), or replaced by a space."""
     normalise: bool = False
     """Convert texts to the model's alphabet first, and report the changes; for text8: lower case, digits spelled, other
     characters to spaces."""

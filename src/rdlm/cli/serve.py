@@ -28,13 +28,13 @@ class Serve(ModelOptions):
     """
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN [RUN ...]]")] = ()
-    """Folders of runs, checkpoints or published models, or user/name on the hub; None: the pretrained model."""
+    """Folders of runs, checkpoints or published models, or user/name on the hub; by default the packaged text model."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
     """Port to listen on; 0: any free port."""
     steps: int | None = None
-    """Sampler steps of requests that do not set them; None: the model's."""
+    """Sampler steps of requests that do not set them; by default the model's."""
     queue: int = 64
     """Number of samples that may be queued; further requests are rejected with status 429."""
     batch: int = 16
@@ -42,7 +42,7 @@ class Serve(ModelOptions):
     deadline: float = 60.0
     """Seconds after which a request times out."""
     threads: int | None = None
-    """Worker threads; None: the number of processors."""
+    """Worker threads; by default the number of processors."""
     json: bool = False
     """Print one JSON object with the address and the models when the service is ready."""
 

@@ -56,7 +56,7 @@ class Train:
     """Reduce your text to 27 characters as in text8: lower case, digits spelled, other characters to spaces; with
     --alphabet or --init, to that alphabet in the same way."""
     out: Path | None = None
-    """Folder of the run; None: runs/NAME."""
+    """Folder of the run; by default runs/NAME."""
     init: str | None = None
     """Start from this run, checkpoint or model, such as text8: with its weights, network, method, process and tokens.
     Options take precedence, and new characters become new tokens; weights that do not fit are new and reported. An
