@@ -64,7 +64,7 @@ def test_auto_takes_the_best_bound_within_the_calls(
     assert made.order is not None and made.order.choice is not None
     assert (made.order.name, made.order.block, made.order.nfe) == (order, block, calls)
     assert made.samples == generate(model, steps=calls, num=2, order=order).samples
-    assert f"order auto: {order}, {calls} calls (best of up to {steps} calls), bound 2." in made.order.choice
+    assert f"order auto: {order}, {calls} calls (best bound of up to {steps} calls), bound 2." in made.order.choice
     assert "] bits per character" in made.order.choice and made.options.steps == calls
 
 
@@ -76,7 +76,8 @@ def test_fewer_calls_than_measured_take_the_best_order_at_the_fewest(tmp_path: P
     rows = [("strided", 0, 8, 3.0), ("left-to-right", 4, 8, 2.9), ("synchronous", 0, 16, 2.0)]
     found = prepare(measured(tmp_path, content(rows)), SamplingOptions(steps=2)).order
     assert (found.name, found.nfe, found.block) == ("left-to-right", 2, 8)
-    assert found.choice is not None and "best at the fewest calls measured, 8), its bound at 8 calls is" in found.choice
+    wanted = "best bound at the fewest calls measured, 8), its bound at 8 calls is"
+    assert found.choice is not None and wanted in found.choice
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,10 @@ def test_fewer_calls_than_measured_take_the_best_order_at_the_fewest(tmp_path: P
     [
         ({}, ""),
         ({"label": None, "num": 3, "seed": 5}, ""),
-        ({"temperature": 0.5, "top_p": 0.9}, ", which is not that of samples with temperature, top-p"),
-        ({"prompt": "a", "solver": "heun"}, ", which is not that of samples with prompt, solver heun"),
-        ({"grid": "log", "length": 12}, ", which is not that of samples with grid log, length 12"),
-        ({"greedy": True, "regex": "a.*"}, ", which is not that of samples with regex, greedy"),
+        ({"temperature": 0.5, "top_p": 0.9}, "; it does not apply to samples with temperature, top-p"),
+        ({"prompt": "a", "solver": "heun"}, "; it does not apply to samples with prompt, solver heun"),
+        ({"grid": "log", "length": 12}, "; it does not apply to samples with grid log, length 12"),
+        ({"greedy": True, "regex": "a.*"}, "; it does not apply to samples with regex, greedy"),
     ],
 )
 def test_a_measured_bound_is_not_that_of_other_samplers(tmp_path: Path, options: dict[str, Any], said: str) -> None:
@@ -352,6 +353,6 @@ def test_of_bounds_that_cannot_be_told_apart_the_fewest_calls_are_taken() -> Non
     rows = [bound("synchronous", 64, 2.00, 0.05), bound("strided", 8, 2.04, 0.05), bound("random", 4, 2.06, 0.05)]
     found = _measured(rows, 64, 32)
     assert (found.order, found.nfe) == ("strided", 8)
-    assert "best of up to 64 calls, or as good" in found.choice
+    assert "fewest calls within one standard error of the best bound of up to 64 calls" in found.choice
     certain = [bound(row.order, row.calls, row.value, 0.001) for row in rows]
     assert _measured(certain, 64, 32).order == "synchronous"

@@ -214,7 +214,7 @@ def test_a_published_folder_is_replaced_and_others_are_not(model: LanguageModel,
         model.save(place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
     (tmp_path / "link").symlink_to(place)
-    with pytest.raises(InputError, match=r"'\\udcff' is not text"):
+    with pytest.raises(InputError, match=r"'\\udcff' is not valid Unicode"):
         model.save(tmp_path / os.fsdecode(b"\xff"))
     with pytest.raises(InputError, match="symbolic link"):
         model.save(tmp_path / "link")

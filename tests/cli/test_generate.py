@@ -180,7 +180,7 @@ def test_a_hostile_token_stays_text(text: str) -> None:
         (["--prompt", "UPPER"], "outside the model's alphabet"),
         (["--infill", "a__ b_C"], "infill: the character 'C' at position 6 is outside the model's alphabet"),
         (["--infill", "no gap"], "has no gap"),
-        (["--regex", "abc"], "nothing of length 12 matches"),
+        (["--regex", "abc"], "no sequence of 12 tokens matches"),
         (["--label", "cat"], "trained without classes"),
         (["--trace", "film.mp4"], "written as .html or .gif"),
         (["--grid", "information"], "run rdlm evaluate"),

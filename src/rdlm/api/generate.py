@@ -146,7 +146,9 @@ def generate(
 def generate_steps(model: LanguageModel, options: SamplingOptions) -> Generator[WindowStep, None, Generation]:
     """Yield every step of samples that fit into one batch; the generator returns them as `generate` does."""
     if model.method.token_schedule is None or options.num > options.batch:
-        raise InputError("steps are those of one batch of a model of the method 'rdlm'; otherwise use generate")
+        raise InputError(
+            "generate_steps needs a model of the method 'rdlm' and at most one batch of samples: use generate"
+        )
     prepared, seen = prepare(model, options), list[WindowStep]()
     seeds = range(options.seed, options.seed + options.num)
     sampling = prepared.sample(seeds, lambda rows, step: seen.append(step))
@@ -170,8 +172,8 @@ def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: 
     length = model.sample_length(options.length)
     if others or length > model.length:
         raise InputError(
-            f"a model of the method {model.config.method!r} samples sequences of up to {model.length} tokens, and with "
-            f"{', '.join(BASELINE_OPTIONS)} alone; leave out {', '.join(others) or f'length {length}'}"
+            f"a model of the method {model.config.method!r} samples at most {model.length} tokens, and its options are "
+            f"only {', '.join(BASELINE_OPTIONS)}: leave out {', '.join(others) or f'length {length}'}"
         )
     rows, steps = [], options.steps or model.nfe
     for number in range(options.num):
@@ -375,7 +377,7 @@ def prepare(
     ahead = bool((known & ~known.cumprod(0).bool()).any())  # whether known tokens follow open ones
     order = choose_order(model, options.order or "auto", options.steps, length, options.block, options.window, ahead)
     if order.measured and (others := _other_than_measured(model, options, prompt.length, classifier)):
-        order = replace(order, choice=f"{order.choice}, which is not that of samples with {', '.join(others)}")
+        order = replace(order, choice=f"{order.choice}; it does not apply to samples with {', '.join(others)}")
     options = replace(options, order=order.order, block=order.block, window=order.window, steps=order.nfe)
     parts = windows(prompt.length, model.length, options.stride)
     kept = tuple(part for part in parts if bool((prompt.known[part.begin : part.end] == OPEN).any()))
@@ -383,7 +385,7 @@ def prepare(
         raise InputError(f"a trace shows one window: at most {model.length} tokens, not {prompt.length}")
     automaton = _automaton(model, options, prompt)
     if layout.symbols_per_token > 1 and (prompt.allowed is not None or automaton is not None or classifier is not None):
-        raise InputError("conditions on tokens need a model whose head is over tokens; this one's is over digits")
+        raise InputError("conditions on tokens need a model with denoiser.head token; this one has denoiser.head digit")
     return PreparedSampling(
         model,
         options,
@@ -433,14 +435,14 @@ def _automaton(model: LanguageModel, options: SamplingOptions, prompt: Prompt) -
     if options.regex is None:
         return None
     if not isinstance(model.tokenizer, Characters):
-        raise InputError("a regex needs a model of characters")
+        raise InputError("a regex needs a model of characters; the tokens of this one have several")
     automaton = compile_regex(options.regex, model.tokenizer.alphabet)
     if not bool(automaton.alive(prompt.choices(model.tokenizer.size))[automaton.start]):
         others = options.prompt or options.suffix or options.infill or options.ban or options.forbid or options.require
         also = " and the other conditions" if others else ""
         advice = "" if others else _other_length(automaton, prompt.length, model.tokenizer.size)
         pattern = shortened(options.regex)
-        raise InputError(f"nothing of length {prompt.length} matches the regex {pattern!r}{also}{advice}")
+        raise InputError(f"no sequence of {prompt.length} tokens matches the regex {pattern!r}{also}{advice}")
     return automaton
 
 
@@ -451,7 +453,7 @@ def _other_length(automaton: Automaton, length: int, size: int) -> str:
         alive = replace(automaton, accepting=alive).alive(row)
         fits += [count] if bool(alive[automaton.start]) else []
     best = max((count for count in fits if count < length), default=min(fits, default=0))
-    return f"; something of length {best} does: use length {best}, or end the regex with .*" if best else ""
+    return f"; one of {best} tokens does: use length {best}, or end the regex with .*" if best else ""
 
 
 def _condition(model: LanguageModel, options: SamplingOptions, length: int) -> Tensor | None:

@@ -186,7 +186,7 @@ class LanguageModel:
         from rdlm.api.generate import generate
 
         if not isinstance(prompt, str):
-            raise InputError("a prompt is one text: for several use generate_each(prompts)")
+            raise InputError("prompt must be one text; for several, use generate_each(prompts)")
         options = SamplingOptions(**given | {"forbid": forbid or {}, "require": require or {}})
         made = generate(
             self, options, classifier=classifier, classifier_scale=classifier_scale, trace=trace, progress=progress
@@ -398,7 +398,7 @@ def find(run: str | Path | None = None) -> Path:
     if run is None:
         return pretrained.path()
     if not isinstance(run, str | Path):
-        raise InputError(f"a model is named by a text or a path, got {run!r}")
+        raise InputError(f"a model must be named by a string or a path, got {run!r}")
     path = Path(run).expanduser()
     if str(run) in pretrained.names() and not _is_model_folder(path):
         return pretrained.path(str(run))

@@ -179,7 +179,7 @@ def _exact(rows: list[OrderBound], length: int) -> ChosenOrder | None:
     for row in rows:
         if row.block == 1 and row.calls >= length and row.value <= first.value + first.stderr:
             schedule, nfe = named_schedule(row.order, length, length, 1)
-            choice = f"order auto: {row.order} (exact, and as good as the best order), bound {row}"
+            choice = f"order auto: {row.order} (exact, and within one standard error of the best order), bound {row}"
             return ChosenOrder(row.order, 1, None, schedule, nfe, choice, True)
     return None
 
@@ -198,8 +198,8 @@ def _measured(rows: list[OrderBound], calls: int, length: int) -> ChosenOrder:
     block = min(best.block, length) if within else None
     schedule, nfe = named_schedule(best.order, min(best.calls, calls), length, block)
     blocks = f" in blocks of {schedule.block}" if schedule.block > 1 else ""
-    equal = ", or as good" if len(close) > 1 else ""
-    limit = f"best of up to {calls} calls{equal}" if within else f"best at the fewest calls measured, {fewest}"
+    kind = "fewest calls within one standard error of the best bound" if len(close) > 1 else "best bound"
+    limit = f"{kind} of up to {calls} calls" if within else f"best bound at the fewest calls measured, {fewest}"
     bound = f"bound {best}" if nfe == best.calls else f"its bound at {best.calls} calls is {best}"
     choice = f"order auto: {best.order}{blocks}, {nfe} calls ({limit}), {bound}"
     return ChosenOrder(best.order, schedule.block, None, schedule, nfe, choice, True)

@@ -23,7 +23,7 @@ LONGEST_SIDE = 256
 def write_samples(model: LanguageModel, generation: Generation, path: Path) -> None:
     """Write all samples into one file, in the format of the model's modality."""
     if path.is_dir():
-        raise InputError(f"{path} is a folder: --out names a file")
+        raise InputError(f"--out {path} is a folder: give a file")
     match model.kind:
         case "image":
             write_atomic(path, encode_png(picture(model, generation.samples)))

@@ -80,16 +80,18 @@ def _check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{name!r} is not text: choose another name") from None
+        raise InputError(f"the name {name!r} is not valid Unicode: choose another one") from None
 
 
 def _check_replaceable(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         kind = "symbolic link" if folder.is_symlink() else "file"
-        raise InputError(f"{folder} is a {kind}: a model is published into a folder")
+        raise InputError(f"{folder} is a {kind}: give a folder to publish the model into")
     others = sorted(found.name for found in folder.iterdir() if found.name not in FILES) if folder.is_dir() else []
     if others:
-        raise InputError(f"{folder} has files of something else, such as {others[0]}: choose another folder")
+        raise InputError(
+            f"{folder} has files that are not of a published model, such as {others[0]}: choose another folder"
+        )
 
 
 def _rounded(model: LanguageModel, dtype: Dtype) -> dict[str, Tensor]:

@@ -143,7 +143,9 @@ def ask(estimator: Estimator, oracle: Oracle, source: Source) -> Answer:
         value, stderr = getattr(found, "value", found), getattr(found, "stderr", None)
     answer = Answer(_vector(value, len(oracle), source), None if stderr is None else float(_numbers(stderr)))
     if answer.stderr is not None and not (answer.stderr >= 0 and len(answer.value) == 1):
-        raise InputError(f"a standard error is a number of at least 0 beside a mean, got {answer.stderr}")
+        raise InputError(
+            f"a standard error must be a number of at least 0, returned beside a mean; got {answer.stderr}"
+        )
     return answer
 
 

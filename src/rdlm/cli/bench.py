@@ -40,7 +40,7 @@ class Bench:
 
         names = chosen(self.only)
         if not names:
-            raise InputError(f"--only has no known figure; choose from: {', '.join(REGISTRY)}")
+            raise InputError(f"--only names no known figure; choose from: {', '.join(REGISTRY)}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; give a folder")
         rows = _measure(names, self.quick)

@@ -180,7 +180,7 @@ def wikitext2(request: CorpusRequest) -> Draft:
 def textfile(request: CorpusRequest) -> Draft:
     """Return a text file, or the concatenated files of a folder, split 90/5/5 by characters."""
     if not request.file:
-        raise InputError("the corpus 'textfile' needs a file or a folder")
+        raise InputError("the corpus 'textfile' needs a file or a folder: data.file PATH")
     return draft_of_text(request, _text(request.file), f"file {request.file.name}")
 
 

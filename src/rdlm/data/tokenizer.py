@@ -526,7 +526,7 @@ def check_rule(tokenizer: Tokenizer) -> str:
     """Return `normalisation_rule`; InputError where there is none."""
     if rule := normalisation_rule(tokenizer):
         return rule
-    raise InputError("this model has no rule of normalisation: its tokenizer has no small alphabet")
+    raise InputError("normalise needs a model with a small alphabet; the tokenizer of this one has none")
 
 
 def normalised(tokenizer: Tokenizer, text: str, keep: str = "") -> tuple[str, str]:

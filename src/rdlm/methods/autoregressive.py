@@ -33,7 +33,7 @@ class Autoregressive(Baseline):
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if isinstance(config.model, ConvolutionConfig):
-            raise InputError("the autoregressive method needs a causal network: convolutions depend on later positions")
+            raise InputError("autoregressive needs a causal network: use model.kind transformer or convolution2d")
         self.config, self.start_id, self.layers = config, vocabulary, config.model.layers
         model = replace(config.model, causal=True)
         self.network: nn.Module = discrete.token_network(model, vocabulary, classes, signal)

@@ -10,7 +10,7 @@ Logits of bits give `p(k) ~ prod over bits j of p_j(bit j of k)`, normalised ove
 have probability 0, so no mass is lost if V is not a power of two. Self-conditioning is `model.self_condition`.
 
 With asymmetric time intervals (`bit_diffusion.ahead`) a step of the sampler goes further than to the time of the next
-call, which sees less noise than its time says. This is no chain of Eq. (74): the value is then an estimate.
+call, whose states have less noise than its time input states. Eq. (74) then does not apply: the value is an estimate.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class BitDiffusion(GaussianCodes):
     def advance(
         self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """Return the states after a step, `ahead` steps further than the next call is told, or the tokens."""
+        """Return the states after a step, `ahead` steps further than the time of the next call, or the tokens."""
         if step == steps - 1 or self.options.ahead == 0:
             return super().advance(state, step, steps, condition, generator)
         time = self.times(steps).to(state.device)
         reached = (time[step + 1] + self.options.ahead / steps).clamp_max(time[-1])
-        start, told, goal = self.strength(torch.stack((time[step], time[step + 1], reached)))
+        start, given, goal = self.strength(torch.stack((time[step], time[step + 1], reached)))
         log_probs = self.log_probs(state, time[step].expand(len(state)), condition).to(state.device)
         state = self.observed(state, log_probs, goal - start, generator)
         # The same `sqrt(g) c + sqrt(1 - g) z` as a sum of observations with the strength of the next call.
-        scale: Tensor = (told * (1 + told) / (goal * (1 + goal))).sqrt()
+        scale: Tensor = (given * (1 + given) / (goal * (1 + goal))).sqrt()
         return state * scale.to(state)
 
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:

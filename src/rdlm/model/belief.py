@@ -176,7 +176,7 @@ class Belief(nn.Module, ABC):
 
     @property
     def log_frequencies(self) -> Tensor | float:
-        """The log-frequencies of symbols, if the chain knows them."""
+        """The log-frequencies of symbols, if the chain has them."""
         return 0.0
 
     def fit(self, rows: Callable[[], Shaped[Tensor, "n length"]], digest: str = "") -> None:

@@ -112,7 +112,7 @@ class Layout:
         # Checked on the CPU only: on other devices the check would synchronise.
         if ids.device.type == "cpu" and ids.numel() and not (ids.min() >= 0 and ids.max() < self.vocabulary):
             raise InputError(
-                f"token ids {int(ids.min())} to {int(ids.max())} leave the range 0 to {self.vocabulary - 1}"
+                f"token ids must lie in [0, {self.vocabulary - 1}], got {int(ids.min())} to {int(ids.max())}"
             )
         digits = ids[..., None] // self._powers(ids.device) % self.base
         return digits.flatten(-2) if self.placement == "serial" else digits
@@ -128,9 +128,7 @@ class Layout:
         if digits.shape[-1] != self.digits:
             raise InputError(f"tokens have {self.digits} digits, got {digits.shape[-1]}")
         if digits.device.type == "cpu" and digits.numel() and not (digits.min() >= 0 and digits.max() < self.base):
-            raise InputError(
-                f"digits from {int(digits.min())} to {int(digits.max())} leave the range 0 to {self.base - 1}"
-            )
+            raise InputError(f"digits must lie in [0, {self.base - 1}], got {int(digits.min())} to {int(digits.max())}")
         ids = (digits * self._powers(digits.device)).sum(-1)
         return ids.masked_fill(ids >= self.vocabulary, -1)
 

@@ -113,7 +113,7 @@ class Team:
             return call
         if config.parallel == "fsdp":
             if any(isinstance(module, Codes) for module in network.modules()):
-                raise InputError("process.codes learned cannot be sharded: use training.parallel ddp")
+                raise InputError("process.codes learned cannot be sharded by training.parallel fsdp: use ddp")
             shard(network, self)
             return call
         indices = [self.device.index] if self.device.type == "cuda" else None
@@ -129,11 +129,13 @@ def check_equal_passes(config: RunConfig, rows: int) -> None:
     """
     blockwise = config.objective.blockwise * rows if config.method == "rdlm" else 0.0
     if config.model.self_condition:
-        raise InputError("model.self_condition runs a second forward pass at random: use training.parallel ddp")
+        raise InputError(
+            "fsdp does not support model.self_condition, which has two passes in some steps: use training.parallel ddp"
+        )
     if 0 < blockwise < 1 or rows - 1 < blockwise < rows:
         raise InputError(
-            f"objective.blockwise {config.objective.blockwise} of {rows} sequences per process is at times none or all "
-            "of them: increase training.batch, or use training.parallel ddp"
+            f"with objective.blockwise {config.objective.blockwise} and {rows} sequences per process, some steps have "
+            "only blockwise ones or none, which fsdp does not support: increase training.batch, or choose ddp"
         )
 
 

@@ -107,7 +107,7 @@ def plan(config: RunConfig, data: DataSize, device: str = "h100", price: float |
     hardware, name, devices = parse_device(device)
     training, rate = config.training, hardware.price if price is None else price
     if config.method != "rdlm":
-        raise InputError(f"plans are made for the method rdlm, not for {config.method}")
+        raise InputError(f"rdlm plan supports the method rdlm only, got {config.method}")
     if training.batch % (devices * training.accumulate):
         raise InputError(f"training.batch {training.batch} is not divisible by {devices} devices")
     count, flops, saved = network_cost(config, data)
