@@ -2,10 +2,11 @@
 
 A model with random weights (64 positions, 2 layers of width 64) is served to two clients. One sends small requests (the
 page, a short completion, score and restoration). In every other half minute the other one sends longer ones at the same
-time, so that latencies with and without load are of the same minutes of a machine that may have other work. Memory,
-threads and descriptors of the service are recorded every ten seconds. The exit code is 1 if a request failed, the 99th
-percentile of a small request under load is more than 3 times that without, or memory, threads or descriptors grew in
-the second half.
+time, so that latencies with and without load are of the same minutes of a machine that may have other work. A small
+request is loaded if a longer one was running both when it was sent and when it was answered, alone if none was then, and
+in no percentile otherwise. Memory, threads and descriptors of the service are recorded every ten seconds. The
+exit code is 1 if a request failed, the 99th percentile of a small request under load is more than 3 times that without,
+or memory, threads or descriptors grew in the second half.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
@@ -34,9 +37,11 @@ from rdlm.config import TransformerConfig
 from rdlm.display.figure import canvas
 
 PHASE = 30.0
-"""Seconds with load, and seconds without."""
+"""Seconds in which longer requests are sent, and seconds in which none is."""
 EVERY = 10.0
 """Seconds between two records of the service."""
+LONG_STEPS = 32
+"""Steps of the longer requests: about a second on an idle core, so that they meet their deadline on a busy machine."""
 WORST_RATIO = 3.0
 BLOCKS = 10
 """Parts of the second half whose means are regressed: means of minutes are nearly independent, records are not."""
@@ -66,10 +71,10 @@ def medium(rng: random.Random) -> tuple[str, str, dict[str, Any] | None]:
             (
                 "long generate",
                 "/v1/completions",
-                {"prompt": text[:40], "max_tokens": 24, "steps": 64, "n": 4, "seed": seed},
+                {"prompt": text[:40], "max_tokens": 24, "steps": LONG_STEPS, "n": 4, "seed": seed},
             ),
-            ("long score", "/v1/score", {"input": text[:120], "steps": 64}),
-            ("long restore", "/v1/restore", {"text": text[:120].replace("e", "?"), "samples": 4, "steps": 64}),
+            ("long score", "/v1/score", {"input": text[:120], "steps": LONG_STEPS}),
+            ("long restore", "/v1/restore", {"text": text[:120].replace("e", "?"), "samples": 4, "steps": LONG_STEPS}),
         )
     )
 
@@ -83,10 +88,14 @@ class Client:
     share: float
     """The part of the time in which it waits for an answer."""
     active: Callable[[], bool]
+    """Whether it is to send requests."""
     loaded: Callable[[], bool]
+    """Whether a longer request is running."""
+    waiting: bool = False
     latencies: dict[str, list[float]] = field(default_factory=dict)
     """Kind, with or without load -> seconds."""
     failures: list[str] = field(default_factory=list)
+    sent: int = 0
 
     def run(self, end: float) -> None:
         """Send requests until `end`."""
@@ -103,6 +112,7 @@ class Client:
         """Send one request and return the seconds that it took."""
         kind, path, body = self.draw(rng)
         before, begin = self.loaded(), time.monotonic()
+        self.sent, self.waiting = self.sent + 1, True
         try:
             answer = http.get(path) if body is None else http.post(path, json=body)
             if answer.status_code != 200:
@@ -110,7 +120,8 @@ class Client:
         except httpx2.HTTPError as error:
             self.failures.append(f"{kind}: {error!r}")
         taken = time.monotonic() - begin
-        if self.loaded() == before:  # otherwise it was half under load
+        self.waiting = False
+        if self.loaded() == before:
             self.latencies.setdefault(f"{kind}, {'loaded' if before else 'alone'}", []).append(taken)
         return taken
 
@@ -165,7 +176,16 @@ def summary(clients: Sequence[Client], records: list[dict[str, float]]) -> dict[
     for name, found in growth.items():
         if found["low"] > 0 and found["high"] > GROWTH[name]:
             defects.append(f"{name} grew by {found['per hour']:.2f} per hour")
-    return {"latencies (ms)": times, "p99 loaded / alone": ratios, "growth per hour": growth, "defects": defects}
+    load = [one["load of the machine"] for one in records]
+    return {
+        "minutes recorded": round(seconds[-1] / 60, 1),
+        "load of the machine (mean, least, most)": [round(f(load), 1) for f in (mean, min, max)],
+        "requests": sum(client.sent for client in clients),
+        "latencies (ms)": times,
+        "p99 loaded / alone": ratios,
+        "growth per hour": growth,
+        "defects": defects,
+    }
 
 
 def draw(path: Path, found: dict[str, Any]) -> None:
@@ -196,11 +216,14 @@ def soak(minutes: float, share: float, write: Callable[[dict[str, Any]], object]
         run = save(Path(home) / "run", network=network, corpus={"length": 64})
         with serving(str(run), "--threads", "1", messages=messages, cwd=Path(home), **cache) as served:
             begin = time.monotonic()
-            loaded = lambda: (time.monotonic() - begin) % (2 * PHASE) > PHASE  # noqa: E731
-            clients = [
-                Client(served.url, small, share, lambda: True, loaded),
-                Client(served.url, medium, share, loaded, loaded),
-            ]
+            longer = Client(
+                served.url,
+                medium,
+                share,
+                active=lambda: (time.monotonic() - begin) % (2 * PHASE) > PHASE,
+                loaded=lambda: True,
+            )
+            clients = [Client(served.url, small, share, lambda: True, lambda: longer.waiting), longer]
             end, records = begin + 60 * minutes, list[dict[str, float]]()
             threads = [threading.Thread(target=client.run, args=(end,)) for client in clients]
             for thread in threads:
@@ -224,9 +247,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/soak.json"))
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+    ).stdout.strip()
 
     def write(found: dict[str, Any]) -> None:
-        about = {"minutes": options.minutes, "share": options.share, "processors": os.cpu_count()}
+        about = {"commit": commit, "minutes": options.minutes, "share": options.share, "processors": os.cpu_count()}
         options.out.write_text(json.dumps(about | found, indent=1) + "\n")
 
     found = soak(options.minutes, options.share, write)
