@@ -1,12 +1,12 @@
 """Soak test of the service: `python torture/soak.py --minutes 120` writes build/soak.json and build/soak.png.
 
-A model with random weights (64 positions, 2 layers of width 64) is served to two clients. One sends small requests (the
-page, a short completion, score and restoration). In every other half minute the other one sends longer ones at the same
-time, so that latencies with and without load are of the same minutes of a machine that may have other work. A small
-request is loaded if a longer one was running both when it was sent and when it was answered, alone if none was then, and
-in no percentile otherwise. Memory, threads and descriptors of the service are recorded every ten seconds. The
-exit code is 1 if a request failed, the 99th percentile of a small request under load is more than 3 times that without,
-or memory, threads or descriptors grew in the second half.
+A model with random weights (64 positions, 2 layers of width 64) is served to two clients. One sends small requests
+(the page, a short completion, score and restoration). In every other half minute the other one sends longer ones at
+the same time, so that latencies with and without load are of the same minutes of a machine that may have other work.
+A small request is loaded if a longer one was running both when it was sent and when it was answered, alone if none
+was at those moments, and in no percentile otherwise. Memory, threads and descriptors of the service are recorded
+every ten seconds. The exit code is 1 if a request failed, the 99th percentile of a small request under load is more
+than 3 times that without, or memory, threads or descriptors grew in the second half.
 """
 
 from __future__ import annotations
