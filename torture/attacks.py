@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from content_attacks import CONTENT_ATTACKS
+from folder_attacks import FOLDER_ATTACKS
 from fuzz import OPTIONS, seed_runs
 from lying_server import HUB_LIES, INDEX_LIES, lying_server
 from mutation import CHECKPOINT, PUBLISHED, Shelf, sign
@@ -469,6 +470,7 @@ ATTACKS: dict[str, Attack] = {
     "read-only: the output": partial(read_only, what="output"),
     "read-only: a run that exists": read_only_checkpoints,
     **CONTENT_ATTACKS,
+    **FOLDER_ATTACKS,
 }
 """Name -> attack; the numbers are those of the findings in docs/reliability.md."""
 

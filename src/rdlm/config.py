@@ -38,6 +38,9 @@ from rdlm.method_config import check_within as _within
 PAPER_TOTAL_NOISE = 0.03755909399773322
 """S of the paper's geometric schedule from 1e-3 to 0.2."""
 
+MOST_NOISE = 1e9
+"""Largest total noise, far within the range of float32."""
+
 Head = Literal["token", "digit"]
 OrderName = Literal["synchronous", "random", "strided", "left-to-right"]
 """Names of the orders in which the tokens of a sequence are generated."""
@@ -147,8 +150,8 @@ class ProcessConfig:
         _check_order(self, "process.order", get_args(OrderName))
         if self.order == "synchronous" and self.window != 1:
             raise InputError(f"process.order synchronous needs process.window 1, got {self.window:g}")
-        if self.total is not None and not self.total > 0:
-            raise InputError(f"process.total must be positive, got {self.total:g}")
+        if self.total is not None and not 0 < self.total <= MOST_NOISE:
+            raise InputError(f"process.total must be positive and at most {MOST_NOISE:g}, got {self.total:g}")
         self._check_codes()
 
     def _check_codes(self) -> None:

@@ -167,6 +167,20 @@ def test_mistakes_are_named(run: Path, options: list[str], message: str, capsys:
     assert message in capsys.readouterr().err
 
 
+def test_nothing_is_written_through_a_link_in_the_folder_of_a_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "yours").mkdir()
+    place = run / "evaluation-test"
+    place.symlink_to(tmp_path / "yours")
+    try:
+        assert cli.main(["evaluate", str(run), "--split", "test", "--sequences", "2", "--samples", "0"]) == 2
+        assert "evaluation-test is a link or a device" in capsys.readouterr().err
+        assert list((tmp_path / "yours").iterdir()) == []
+    finally:
+        place.unlink()
+
+
 def test_calls_are_parsed() -> None:
     assert parse_nfe("4, 8,inf") == (4, 8, None)
     with pytest.raises(InputError, match="'0'"):

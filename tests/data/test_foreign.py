@@ -170,6 +170,14 @@ def test_files_that_would_take_all_memory_or_time_are_refused(
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.parametrize("literal", [True, False])
+def test_a_text_of_too_many_positions_is_not_read_to_its_end(literal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "MOST_NUMBERS", 500)
+    text = "a" * 101 + "["  # which is never closed
+    with pytest.raises(InputError, match="more than 100 positions: at most 100 with 5 symbols"):
+        evidence.from_text(text, "abcdS", literal=literal)
+
+
 def test_the_size_of_an_image_is_checked_before_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rdlm.data.image.MOST_LEVELS", 3)
     assert decode_png(encode_png(np.zeros((1, 3, 1), np.uint8))).size == 3

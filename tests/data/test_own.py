@@ -187,6 +187,12 @@ def test_arrays_are_streams_rows_or_images(shape: tuple[int, ...], tmp_path: Pat
     assert found.kind == ("image" if len(shape) > 2 else "text")
 
 
+def test_images_of_an_array_have_one_or_three_channels(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((40, 3, 4, 2), np.uint8))
+    with pytest.raises(InputError, match="images of 2 channels, not of 1 or 3"):
+        corpus.load("own", file=tmp_path / "a.npy")
+
+
 def test_nothing_is_unpickled_and_files_are_regular(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DamagedFileError, match="array of real numbers"):

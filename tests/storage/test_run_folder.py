@@ -46,6 +46,22 @@ def test_a_pointer_that_was_changed_is_refused(tmp_path: Path) -> None:
         run_folder.progress(tmp_path)
 
 
+@pytest.mark.parametrize("name", run_folder.WRITTEN)
+def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
+    run, letter = tmp_path / "run", tmp_path / "letter"
+    run.mkdir()
+    letter.write_text("dear")
+    for target in (letter, tmp_path / "new", Path("/dev/zero")):
+        (run / name).symlink_to(target)
+        with pytest.raises(InputError, match=f"{name} is a link or a device.*remove it"), run_folder.locked(run):
+            pytest.fail("a run beside a link")
+        (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(InputError, match="a link or a device"), run_folder.locked(run):
+        pytest.fail("a run beside a pipe")
+    assert letter.read_text() == "dear" and not (tmp_path / "new").exists()
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     code = "import sys, time; from pathlib import Path; from rdlm.storage.run_folder import locked\n"
     code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"

@@ -44,6 +44,23 @@ def test_lines_after_a_step_and_incomplete_lines_are_removed(tmp_path: Path) -> 
     assert found[2]["loss"] == 1 / 3  # a float comes back as it was
 
 
+def test_a_record_is_a_regular_file_and_ends_before_an_endless_line(tmp_path: Path) -> None:
+    with Record(tmp_path, 0) as lines:
+        lines.write("step", 1, loss=1.0)
+    path = tmp_path / record.NAME
+    size = path.stat().st_size
+    os.truncate(path, 1 << 40)  # zeros that take no place on the disk
+    assert [line["step"] for line in record.read_lines(tmp_path)] == [1]
+    record.truncate(path, 1)
+    assert path.stat().st_size == size
+    path.rename(tmp_path / "other")
+    for make in (os.mkfifo, partial(os.symlink, tmp_path / "other"), partial(os.symlink, "/dev/zero")):
+        make(path)
+        with pytest.raises(DamagedFileError, match=r"record\.jsonl is damaged: .*; remove it"):
+            record.read_lines(tmp_path)
+        path.unlink()
+
+
 def test_a_damaged_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / record.NAME
     old = b'{"kind": "step", "step": 1}\n'  # as version 0.1.0 wrote it, without a checksum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -471,10 +472,9 @@ def _about(corpus: dict[str, Any]) -> dict[str, Any]:
     wrong += ["length"] if type(length) is not int or not 0 < length <= LONGEST else []
     wrong += ["signal"] if not isinstance(corpus["signal"], bool) else []
     wrong += ["classes"] if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)) else []
-    if image is not None and not (
-        isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
-    ):
-        wrong.append("image")
+    sides = image if isinstance(image, list) and all(type(side) is int and side > 0 for side in image) else []
+    is_image = len(sides) == 3 and sides[2] in (1, 3) and math.prod(sides) == length
+    wrong += ["image"] if (image is not None or corpus["kind"] == "image") and not is_image else []
     if wrong:
         raise ValueError(f"its corpus has a wrong {' and '.join(wrong)}")
     return corpus

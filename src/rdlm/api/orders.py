@@ -18,6 +18,7 @@ from rdlm.config import OrderChoice, OrderName, RunConfig
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.process.order import TokenSchedule, named_schedule
 from rdlm.storage.files import damaged, read_json
+from rdlm.storage.measurements import is_label
 
 if TYPE_CHECKING:
     from rdlm.api.language_model import LanguageModel
@@ -265,7 +266,7 @@ def read_orders(path: Path) -> dict[str, Any]:
     """Return the bounds by order in a file after checking keys, types and ranges."""
     content = read_json(path)
     try:
-        texts = all(isinstance(content[key], str) for key in ("weights", "protocol", "split", "unit"))
+        texts = all(is_label(content[key]) for key in ("weights", "protocol", "split", "unit"))
         counts = all(type(content[key]) is int and content[key] > 0 for key in ("sequences", "evaluations"))
         valid = texts and counts and isinstance(content["rows"], list) and all(map(_is_row, content["rows"]))
     except (KeyError, OverflowError, TypeError):

@@ -97,6 +97,7 @@ class Evaluate(ModelOptions):
         from rdlm.train.run import load_corpus_of_model
 
         model = self.load(self.model)
+        self._home(model)  # refused before the work
         plan = self._plan(*self._order(model))
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus_of_model(model.config, self.file)
@@ -197,10 +198,14 @@ class Evaluate(ModelOptions):
     def _home(self, model: LanguageModel) -> tuple[Path, bool]:
         """Return the folder of a model's evaluations, and whether the model is published: its files do not change."""
         from rdlm.api import publish
+        from rdlm.storage.files import check_no_link
 
         assert model.folder is not None  # always set by `rdlm.load`
         published = publish.is_published(model.folder)
-        return Path("runs") / f"published-{Path(model.name).name}" if published else model.folder.parent, published
+        home = Path("runs") / f"published-{Path(model.name).name}" if published else model.folder.parent
+        if self.out is None:
+            check_no_link(home / f"evaluation-{self.split}")
+        return home, published
 
     def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
         from rdlm.evaluate.evaluate import curve_to_json

@@ -22,7 +22,7 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -229,8 +229,8 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
 
     Other characters were read through the channel; without one they are certain. With `literal` all are ordinary.
     """
-    places = text_places(text, literal)
-    check_size(max(len(places), len(alphabet)), alphabet, "the text")
+    check_size(len(alphabet), alphabet, "a channel")
+    places = text_places(text, alphabet, literal)
     read = tuple(char for char, _ in places)
     seen = tuple(to_symbols(read, alphabet))
     log_channel = (torch.eye(len(alphabet)) if channel is None else channel).double().log()
@@ -244,12 +244,19 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
     return make_reading(evidence, read, seen)
 
 
-def text_places(text: str, literal: bool = False) -> list[tuple[Read, str]]:
+def text_places(text: str, alphabet: str, literal: bool = False) -> list[tuple[Read, str]]:
     """Return the characters of a text in our notation, None for unreadable ones, each with its alternatives.
 
-    With `literal` all characters are ordinary.
+    With `literal` all characters are ordinary. InputError for more than the evidence of this alphabet may have, without
+    reading on.
     """
-    places: list[tuple[Read, str]] = [(char, "") for char in text] if literal else list(_places(text))
+    most = MOST_NUMBERS // len(alphabet)
+    found: Iterable[tuple[Read, str]] = ((char, "") for char in text) if literal else _places(text)
+    places = list(islice(found, most + 1))
+    if len(places) > most:
+        raise InputError(
+            f"the text has more than {most:,} positions: at most {most:,} with {len(alphabet):,} symbols; give the parts one by one"
+        )
     if not places:
         raise InputError("there is nothing to restore: the text is empty")
     return places

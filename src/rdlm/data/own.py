@@ -463,6 +463,8 @@ def _array(request: CorpusRequest, path: Path) -> Draft:
         raise InputError(
             f"{path} has type {array.dtype} and shape {array.shape}: whole numbers [N], [N, length] or images{advice}"
         )
+    if array.ndim == 4 and array.shape[3] not in (1, 3):
+        raise InputError(f"{path} has images of {array.shape[3]} channels, not of 1 or 3: [N, height, width, channels]")
     if array.min() < 0 or array.max() >= 1 << 16:
         raise InputError(f"{path} has numbers from {array.min()} to {array.max()}, not within 0 .. {(1 << 16) - 1}")
     if array.ndim == 1:

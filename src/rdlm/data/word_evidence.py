@@ -71,7 +71,7 @@ def from_words(
     Without a channel, letters that can be read are certain.
     """
     assert isinstance(tokenizer, Subwords)
-    places, spellings = text_places(text, literal), _spellings(tokenizer)
+    places, spellings = text_places(text, LETTERS, literal), _spellings(tokenizer)
     letters: list[Seen] = [None if char is None else nearest_symbol(char, LETTERS) for char, _ in places]
     log_channel = (torch.eye(len(LETTERS)) if channel is None else channel).double().log()
     seen: list[Seen] = [""] * len(places)

@@ -264,6 +264,12 @@ def check_output(flag: str, path: Path, overwrite: bool) -> None:
         raise InputError(f"{flag} {path} exists: give another name, or --overwrite to replace it")
 
 
+def check_no_link(path: Path) -> None:
+    """Raise InputError for a link or a device in a folder that others may have made: it leads to another file."""
+    if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+        raise InputError(f"{path} is a link or a device, and nothing is written through it: remove it")
+
+
 @contextmanager
 def explained_write_errors(folder: Path, advice: str, numbers: Collection[int] = FULL) -> Iterator[None]:
     """Turn an OSError with one of these numbers into an InputError that names the folder and gives advice."""

@@ -32,6 +32,15 @@ def fingerprint(network: nn.Module | Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+LONGEST_LABEL = 1024
+"""Characters of the longest unit, protocol or convention."""
+
+
+def is_label(found: object) -> bool:
+    """Return whether a value is a text that a table or a message can show in one line."""
+    return isinstance(found, str) and len(found) <= LONGEST_LABEL and found.isprintable()
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return the evaluation in a file that `rdlm evaluate` wrote."""
     return checked(read_json(path), path)
@@ -48,7 +57,8 @@ def checked(evaluation: Any, path: Path) -> dict[str, Any]:
 def _is_evaluation(found: Any) -> bool:
     try:
         return (
-            all(isinstance(found[key], str) for key in ("split", "protocol"))
+            all(is_label(found[key]) for key in ("split", "protocol"))
+            and all(map(is_label, found["metrics"]))
             and isinstance(found["metrics"], dict)
             and type(found["claims_bound"]) is bool
             and all(map(_is_metric, found["metrics"].values()))
@@ -60,7 +70,7 @@ def _is_evaluation(found: Any) -> bool:
 def _is_metric(metric: dict[str, Any]) -> bool:
     numbers = [metric["value"], *(metric[end] for end in ("low", "high") if metric[end] is not None)]
     return all(type(number) in (int, float) and abs(number) <= sys.float_info.max for number in numbers) and all(
-        isinstance(metric[key], str) for key in ("unit", "convention")
+        is_label(metric[key]) for key in ("unit", "convention")
     )
 
 

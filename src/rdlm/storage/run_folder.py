@@ -24,7 +24,7 @@ from typing import Any
 from rdlm.config import RunConfig
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage import checkpoint, config_file
-from rdlm.storage.files import damaged, read_json, write_atomic
+from rdlm.storage.files import check_no_link, damaged, read_json, write_atomic
 from rdlm.storage.manifest import with_checksum, without_checksum
 
 KEPT = 2
@@ -45,12 +45,17 @@ FITTED = {
 }
 """Settings that are chosen by the time of a run: `--minutes` may change them when a run continues."""
 
+WRITTEN = ("lock", "record.jsonl", "tensorboard", "wandb_id", "wandb")
+"""What a run writes to in place: links at these names would lead to other files. All else is replaced by a rename."""
+
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process; InputError if another running process holds the lock."""
+    """Lock the folder for this process; InputError if another running process holds the lock, or for links in it."""
+    for name in WRITTEN:
+        check_no_link(folder / name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("a+", encoding="utf-8")

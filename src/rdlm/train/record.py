@@ -15,17 +15,19 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
 from rdlm.errors import InputError, require, unknown
-from rdlm.storage.files import damaged
+from rdlm.storage.files import damaged, open_plain
 from rdlm.train.interruption import InterruptedRunError
 
 NAME = "record.jsonl"
+LONGEST_LINE = 1 << 20
+"""Bytes of the longest line of a record that is read."""
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +77,22 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / NAME
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        lines = [_parsed(line) for line in file if line.endswith("\n")]
+    lines = [_parsed(raw.decode(errors="replace")) for raw in _raw_lines(path)]
     if None in lines:
         log.warning("%s is damaged: %d of its lines are left out", path, lines.count(None))
     return [_renamed(line) for line in lines if line is not None]
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a record up to the first that is incomplete or too long; DamagedFileError for no file."""
+    try:
+        file = open_plain(path)
+    except OSError as error:
+        advice = "remove it: the run goes on without its earlier lines"
+        raise damaged(path, error.strerror or str(error), advice) from None
+    with file:
+        while (raw := file.readline(LONGEST_LINE)).endswith(b"\n"):
+            yield raw
 
 
 def _renamed(line: dict[str, Any]) -> dict[str, Any]:
@@ -95,12 +108,11 @@ def truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
     keep = 0
-    with path.open("rb") as file:
-        for raw in file:
-            line = _parsed(raw.decode(errors="replace"))
-            if not raw.endswith(b"\n") or (line is not None and line["step"] > step):
-                break
-            keep += len(raw)
+    for raw in _raw_lines(path):
+        line = _parsed(raw.decode(errors="replace"))
+        if line is not None and line["step"] > step:
+            break
+        keep += len(raw)
     os.truncate(path, keep)
 
 
