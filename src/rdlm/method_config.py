@@ -271,6 +271,10 @@ class TransformerConfig(BeliefConfig):
             )
 
 
+MOST_DILATION = 1 << 20
+"""Largest dilation of a convolution: that of the longest sequence."""
+
+
 @dataclass(frozen=True)
 class ConvolutionConfig(BeliefConfig):
     """The one-dimensional dilated convolution network of the promoter task; the defaults are the paper's."""
@@ -296,8 +300,8 @@ class ConvolutionConfig(BeliefConfig):
         _check_belief(self)
         if self.kernel % 2 == 0:
             raise InputError(f"kernel {self.kernel} must be odd, so that input and output have equal length")
-        if not self.dilations or min(self.dilations) < 1:
-            raise InputError(f"dilations {self.dilations} must be one or more integers of at least 1")
+        if not self.dilations or not all(1 <= dilation <= MOST_DILATION for dilation in self.dilations):
+            raise InputError(f"dilations {self.dilations} must be one or more integers from 1 to {MOST_DILATION}")
 
 
 @dataclass(frozen=True)

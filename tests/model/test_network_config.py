@@ -63,6 +63,7 @@ def test_every_field_is_documented() -> None:
         (lambda: TransformerConfig(time_scale=0.0), "time_scale 0.0 must be positive"),
         (lambda: ConvolutionConfig(kernel=8), "kernel 8 must be odd"),
         (lambda: ConvolutionConfig(dilations=()), "dilations"),
+        (lambda: ConvolutionConfig(dilations=(1, 1 << 63)), "dilations .* integers from 1 to 1048576"),
         (lambda: Interface(0, 3), "features 0 must be at least 1"),
         (lambda: Interface(3, 3, classes=2, signal=1), "not on both"),
         (lambda: build(TransformerConfig(tie=True), Interface(3, 4)), "4 outputs, 3 features"),

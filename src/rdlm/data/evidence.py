@@ -254,9 +254,8 @@ def text_places(text: str, alphabet: str, literal: bool = False) -> list[tuple[R
     found: Iterable[tuple[Read, str]] = ((char, "") for char in text) if literal else _places(text)
     places = list(islice(found, most + 1))
     if len(places) > most:
-        raise InputError(
-            f"the text has more than {most:,} positions: at most {most:,} with {len(alphabet):,} symbols; give the parts one by one"
-        )
+        advice = f"at most {most:,} with {len(alphabet):,} symbols; give the parts one by one"
+        raise InputError(f"the text has more than {most:,} positions: {advice}")
     if not places:
         raise InputError("there is nothing to restore: the text is empty")
     return places
