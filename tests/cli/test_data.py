@@ -31,6 +31,16 @@ def test_get_list_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["rows"][0]["verified"] == row["bytes"]
 
 
+def test_a_protocol_that_was_prepared_twice_is_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "letter.txt").write_text("another text " * 20)
+    for name in ("book.txt", "letter.txt"):
+        Data("get", "textfile", file=tmp_path / name).run()
+    capsys.readouterr()
+    Data("list", "textfile", json=True).run()
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["here"] == "textfile-characters" and len(row["prepared"]) == 2
+
+
 def test_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert Data("list").run() == 0
     assert "State of the Union" in capsys.readouterr().out

@@ -73,7 +73,7 @@ class Data:
                     "protocols": recipe.protocols,
                     "licence": recipe.licence,
                     "origins": [archive.origin for archive in recipe.archives] or ["your file"],
-                    "here": ", ".join(row["protocol"] for row in here) or "no",
+                    "here": ", ".join(dict.fromkeys(row["protocol"] for row in here)) or "no",
                     "prepared": here,
                 }
             )
