@@ -68,23 +68,31 @@ def collected(out: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["width"], row["method"], row["seed"], row["steps"]))
 
 
+def lowest(rows: Sequence[Mapping[str, Any]], method: str, orders: str = "") -> dict[tuple[int, int, int], float]:
+    """Return (width, steps, seed) -> the lowest bound of a method, in the orders whose names begin with `orders`."""
+    found: dict[tuple[int, int, int], float] = {}
+    for row in rows:
+        if row["method"] == method and row["order, calls"].startswith(orders):
+            key = (row["width"], row["steps"], row["seed"])
+            found[key] = min(found.get(key, math.inf), row["bits"])
+    return found
+
+
+def mean_by_width(values: Mapping[tuple[int, int, int], float]) -> dict[int, dict[int, float]]:
+    """Return width -> steps -> the mean over seeds."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for (width, steps, _), value in sorted(values.items()):
+        found.setdefault(width, {}).setdefault(steps, []).append(value)
+    return {width: {steps: sum(v) / len(v) for steps, v in by.items()} for width, by in found.items()}
+
+
 def ratios(rows: Sequence[Mapping[str, Any]], orders: str = "") -> dict[int, dict[int, float]]:
     """Return width -> steps -> the ratio of the bounds, continuous over masked, as the mean over common seeds.
 
     Each method has the lowest bound of its orders; with `orders`, the continuous process only of orders that begin so.
     """
-    best: dict[tuple[int, int, int, str], float] = {}
-    for row in rows:
-        if row["method"] == METHODS[0] and not row["order, calls"].startswith(orders):
-            continue
-        key = (row["width"], row["steps"], row["seed"], row["method"])
-        best[key] = min(best.get(key, math.inf), row["bits"])
-    found: dict[int, dict[int, list[float]]] = {}
-    for (width, steps, seed, method), bits in best.items():
-        masked = best.get((width, steps, seed, METHODS[1]))
-        if method == METHODS[0] and masked is not None:
-            found.setdefault(width, {}).setdefault(steps, []).append(bits / masked)
-    return {width: {s: sum(v) / len(v) for s, v in sorted(by.items())} for width, by in found.items()}
+    continuous, masked = lowest(rows, METHODS[0], orders), lowest(rows, METHODS[1])
+    return mean_by_width({key: bits / masked[key] for key, bits in continuous.items() if key in masked})
 
 
 def trend(ratio: Mapping[int, float]) -> float:
@@ -97,27 +105,24 @@ def trend(ratio: Mapping[int, float]) -> float:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot the bounds of both methods, and their ratio with its trend, over the steps."""
+    """Plot the lowest bounds of both methods, and their ratio with its trend, over the steps."""
+    kinds = (("synchronous", METHODS[0], "synchronous", "-"), ("best order", METHODS[0], "", ":"))
     with canvas(path, columns=2) as (bounds, ratio):
-        series: dict[tuple[str, int, str], dict[int, list[float]]] = {}
-        for row in rows:
-            key = (row["method"], row["width"], row["order, calls"])
-            series.setdefault(key, {}).setdefault(row["steps"], []).append(row["bits"])
-        for (method, width, order), points in sorted(series.items()):
-            steps = sorted(points)
-            mean = [sum(points[one]) / len(points[one]) for one in steps]
-            bounds.plot(
-                steps, mean, "-" if method == METHODS[0] else "--", marker="o", ms=3, label=f"{method} {width}, {order}"
-            )
-        bounds.set(xscale="log", xlabel="training steps", ylabel="bits per character (upper bound)")
-        bounds.legend(fontsize=5)
-        for label, orders in (("synchronous", "synchronous"), ("best order", "")):
+        for label, method, orders, line in (*kinds, ("best order", METHODS[1], "", "--")):
+            for width, found in mean_by_width(lowest(rows, method, orders)).items():
+                name, color = f"{method}, {label}, width {width}", f"C{WIDTHS.index(width)}"
+                bounds.plot(list(found), list(found.values()), line, color=color, marker="o", ms=3, label=name)
+        for label, _, orders, line in kinds:
             for width, found in ratios(rows, orders).items():
-                name = f"{label}, width {width}: {trend(found):+.3f} per doubling"
-                ratio.plot(list(found), list(found.values()), marker="o", ms=3, label=name)
+                name, color = f"{label}, width {width}: {trend(found):+.3f} per doubling", f"C{WIDTHS.index(width)}"
+                ratio.plot(list(found), list(found.values()), line, color=color, marker="o", ms=3, label=name)
         ratio.axhline(1.0, color="black", lw=0.8)
-        ratio.set(xscale="log", xlabel="training steps", ylabel="continuous / masked")
-        ratio.legend(fontsize=6)
+        steps = sorted({row["steps"] for row in rows})
+        for axis, label in ((bounds, "bits per character (upper bound)"), (ratio, f"{METHODS[0]} / {METHODS[1]}")):
+            axis.set(xscale="log", xlabel="training steps", ylabel=label)
+            axis.set_xticks(steps, [f"{one:,}" for one in steps])
+            axis.minorticks_off()
+            axis.legend(fontsize=6, handlelength=4)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
