@@ -118,7 +118,7 @@ class Comparison:
             if name not in METHODS:
                 raise unknown("method", name, METHODS)
         if not self.methods or len(set(self.methods)) < len(self.methods):
-            raise InputError(f"--methods must name methods, each once, got {', '.join(self.methods) or 'none'}")
+            raise InputError(f"--methods needs methods, each named once, got {', '.join(self.methods) or 'none'}")
         if not all(lr > 0 for lr in self.lrs):
             raise InputError(f"--lrs must be positive, got {', '.join(f'{lr:g}' for lr in self.lrs)}")
         for key in ("nfe", "sequences", "samples", "trial", "seeds"):

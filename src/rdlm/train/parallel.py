@@ -135,7 +135,7 @@ def check_equal_passes(config: RunConfig, rows: int) -> None:
     if 0 < blockwise < 1 or rows - 1 < blockwise < rows:
         raise InputError(
             f"with objective.blockwise {config.objective.blockwise} and {rows} sequences per process, some steps have "
-            "only blockwise ones or none, which fsdp does not support: increase training.batch, or choose ddp"
+            "only blockwise ones or none: increase training.batch, or use training.parallel ddp"
         )
 
 
