@@ -309,7 +309,7 @@ def test_without_pretrained_models_the_error_names_the_demo(tmp_path: Path, monk
 
 
 def test_an_unknown_name_is_explained(pretrained_folder: Path) -> None:
-    with pytest.raises(InputError, match=r"not a folder.*pretrained model \(digits, text8\).*user/name"):
+    with pytest.raises(InputError, match=r"not a folder.*packaged model \(digits, text8\).*user/name"):
         rdlm.load("nonsense")
     with pytest.raises(InputError, match="did you mean 'digits'"):
         pretrained.path("digit")

@@ -218,7 +218,7 @@ def test_without_a_run_the_packaged_model_is_served(
     """It is an error if there is no packaged model."""
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "box")
     assert cli.main(["serve", "--port", "0"]) == 2
-    assert "no pretrained model" in capsys.readouterr().err
+    assert "no packaged model" in capsys.readouterr().err
     rdlm.load(save(tmp_path / "run")).save(tmp_path / "box" / pretrained.DEFAULT)
     (model,) = Serve()._models()
     assert model.name == pretrained.DEFAULT

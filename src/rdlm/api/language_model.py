@@ -393,8 +393,8 @@ def find(run: str | Path | None = None) -> Path:
     """Return the folder of the checkpoint or published model that `run` refers to.
 
     The folder of a run refers to its best checkpoint, that of a checkpoint or a published model to itself; a name such
-    as "text8" refers to a pretrained model, unless the folder of that name contains another model; user/name refers to
-    a model on the hub, unless there is a folder `user`; None refers to the pretrained text model.
+    as "text8" refers to a packaged model, unless the folder of that name contains another model; user/name refers to
+    a model on the hub, unless there is a folder `user`; None refers to the packaged text model.
     """
     if run is None:
         return pretrained.path()
@@ -409,7 +409,7 @@ def find(run: str | Path | None = None) -> Path:
         )
     if hub.is_name(str(run)):
         return hub.download(str(run))
-    names = f" of a pretrained model ({', '.join(pretrained.names())}) or" if pretrained.names() else ""
+    names = f" of a packaged model ({', '.join(pretrained.names())}) or" if pretrained.names() else ""
     near = get_close_matches(str(run), pretrained.names(), n=1)
     hint = f"; did you mean {near[0]}?" if near else "; a text is given with --prompt" if " " in str(run) else ""
     raise InputError(

@@ -209,7 +209,7 @@ def model_and_input(model: str | None, file: str | None, named: str | None = Non
 
 
 def _is_model(name: str) -> bool:
-    """Return whether a name can be that of a model: a folder, a pretrained model, or user/name of the hub."""
+    """Return whether a name can be that of a model: a folder, a packaged model, or user/name of the hub."""
     from rdlm import pretrained
 
     owner, slash, rest = name.partition("/")

@@ -53,7 +53,7 @@ TOKENS = 64
 class HarnessModel(LM):
     """A trained model with the interface of the harness.
 
-    Model arguments: `run` (a run, a published folder or a hub name; the pretrained model if not given), `order`,
+    Model arguments: `run` (a run, a published folder or a hub name; the packaged model if not given), `order`,
     `steps` (network calls), `unknown` (error, skip or replace characters outside the vocabulary), `lowercase`,
     `normalise` (the rule of a small alphabet, as in `rdlm score --normalise`; metrics per byte or word count those of
     the given text), `seed`.

@@ -12,17 +12,17 @@ DEFAULT = "text8"
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the pretrained models; none if the package was installed without them."""
+    """Return the names of the packaged models; none if the package was installed without them."""
     return tuple(sorted(found.parent.name for found in FOLDER.glob("*/config.json")))
 
 
 def path(name: str = DEFAULT) -> Path:
-    """Return the folder of a pretrained model."""
+    """Return the folder of a packaged model."""
     if not names():
         raise InputError(
-            "this installation has no pretrained model: give the folder of a run (rdlm demo creates runs/demo in "
+            "this installation has no packaged model: give the folder of a run (rdlm demo creates runs/demo in "
             "minutes), of a published model, or a model on the hub (user/name)"
         )
     if name not in names():
-        raise unknown("pretrained model", name, names())
+        raise unknown("packaged model", name, names())
     return FOLDER / name
