@@ -67,7 +67,9 @@ def flags_of() -> Callable[[str], dict[str, list[str] | None]]:
         config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
         found: dict[str, list[str] | None] = {}
         for preset in ("demo", "promoter-paper") if entry.two_stages else ("",):
-            default = module.defaults([preset]) if entry.two_stages else tyro.MISSING_NONPROP
+            default = (
+                getattr(module, entry.name).defaults(command, [preset]) if entry.two_stages else tyro.MISSING_NONPROP
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of `get_parser`, which is only read
                 parser = tyro.extras.get_parser(getattr(module, entry.name), default=default, config=config)

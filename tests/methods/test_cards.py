@@ -9,7 +9,7 @@ import pytest
 import torch
 from exact_network import known
 
-from rdlm.cli.methods import rows_of_methods
+from rdlm.cli.compare import rows_of_methods
 from rdlm.config import MethodName
 from rdlm.data import sources
 from rdlm.data.batch import Batch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rdlm.cli.model_options import ModelOptions
+from rdlm.cli import ModelOptions
 from rdlm.config import SamplingOptions, attribute_docstrings
 from rdlm.display.progress import say
 from rdlm.errors import InputError

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from dataclasses import MISSING, Field, is_dataclass
+from pathlib import Path
 from types import UnionType
 from typing import (
     Annotated,
@@ -35,6 +36,7 @@ from typing import (
     get_type_hints,
 )
 
+import rdlm
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
 from rdlm.display.text_table import PrintableStream, printable
@@ -59,14 +61,14 @@ class Entry(NamedTuple):
     name: str
     summary: str
     two_stages: bool = False
-    """Whether the first argument selects the defaults, which the module's `defaults(options)` returns."""
+    """Whether the first argument selects the defaults: a `FromPreset` of `rdlm.cli.train`."""
 
 
 COMMANDS = {
     "demo": Entry("rdlm.cli.demo", "Demo", "train, evaluate and sample from a small model, in minutes"),
     "train": Entry("rdlm.cli.train", "Train", "train a preset or your own configuration", two_stages=True),
-    "plan": Entry("rdlm.cli.plan", "PlanRun", "estimate the cost of a run on other devices", two_stages=True),
-    "methods": Entry("rdlm.cli.methods", "Methods", "list the methods and the kind of likelihood of each"),
+    "plan": Entry("rdlm.cli.train", "PlanRun", "estimate the cost of a run on other devices", two_stages=True),
+    "methods": Entry("rdlm.cli.compare", "Methods", "list the methods and the kind of likelihood of each"),
     "presets": Entry("rdlm.cli.train", "Presets", "list the presets with a summary of each"),
     "compare": Entry("rdlm.cli.compare", "Compare", "train and compare several methods", two_stages=True),
     "generate": Entry("rdlm.cli.generate", "Generate", "sample from a model, with or without conditions"),
@@ -75,9 +77,9 @@ COMMANDS = {
     "restore": Entry("rdlm.cli.restore", "Restore", "restore a text from an uncertain reading of it"),
     "score": Entry("rdlm.cli.score", "ScoreText", "bound the likelihood of texts"),
     "publish": Entry("rdlm.cli.publish", "Publish", "export a model with its card to a folder or the hub"),
-    "analyze": Entry("rdlm.cli.analyze", "Analyze", "repeat an analysis of the paper (in a checkout)"),
+    "analyze": Entry("experiments.analyze", "Analyze", "repeat an analysis of the paper (in a checkout)"),
     "certify": Entry("rdlm.cli.certify", "Certify", "check likelihood bounds against known entropies"),
-    "bench": Entry("rdlm.cli.bench", "Bench", "measure the speed (in a checkout)"),
+    "bench": Entry("benchmarks.command", "Bench", "measure the speed (in a checkout)"),
     "data": Entry("rdlm.cli.data", "Data", "list, get and verify corpora"),
     "doctor": Entry("rdlm.cli.doctor", "Doctor", "check this machine and this installation"),
 }
@@ -176,9 +178,11 @@ def parse(command: str, options: list[str]) -> Command | int:
     import tyro
 
     entry = COMMANDS[command]
+    if not entry.module.startswith("rdlm."):
+        require_checkout(command, entry.module.partition(".")[0])
     module = importlib.import_module(entry.module)
-    options_class = cast(type[Command], getattr(module, entry.name))
-    default = module.defaults(options) if entry.two_stages else tyro.MISSING_NONPROP
+    options_class: Any = getattr(module, entry.name)
+    default = options_class.defaults(command, options) if entry.two_stages else tyro.MISSING_NONPROP
     if {"-h", "--help"} & {*options}:
         join_docstrings(options_class)
     try:
@@ -192,6 +196,19 @@ def parse(command: str, options: list[str]) -> Command | int:
         return parsed
     except SystemExit as answered:
         return answered.code if isinstance(answered.code, int) else 1
+
+
+def require_checkout(command: str, package: str) -> None:
+    """Make a root package of the source checkout importable; outside of a checkout this is an InputError."""
+    root = Path(rdlm.__file__).parents[2]
+    if not (root / package / "__init__.py").is_file():
+        raise InputError(
+            f"rdlm {command} needs a checkout of the repository: its folder {package}/ is not part of the installed "
+            "package. Clone the repository, or unpack the source distribution of rdlm "
+            f"{__version__}; run `make setup` there, then `.venv/bin/rdlm {command}`"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
 
 
 def join_docstrings(options_class: type, is_command: bool = True) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rdlm.cli.model_options import ModelOptions
+from rdlm.cli import ModelOptions
 from rdlm.cli.score import LARGEST_TEXT, model_and_input, read_text
 from rdlm.config import OrderName
 from rdlm.display.progress import say

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rdlm.cli.model_options import ModelOptions
+from rdlm.cli import ModelOptions
 from rdlm.config import OrderChoice
 from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table

@@ -1,4 +1,4 @@
-"""`rdlm train`: train a preset or your own configuration, or continue an interrupted run."""
+"""`rdlm train` trains a preset or your own configuration, `rdlm plan` estimates its cost, `rdlm presets` lists all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import tyro
 
@@ -29,7 +29,21 @@ SOURCE = f"Name of a preset ({', '.join(PRESETS)}; -paper: the paper's settings)
 
 
 @dataclass(frozen=True)
-class Train:
+class FromPreset:
+    """Options of a command whose first argument selects the defaults of all others."""
+
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    """Configuration of the run."""
+
+    @classmethod
+    def defaults(cls, command: str, options: Sequence[str]) -> Self:
+        """Return the command with the configuration of the preset or file that `options` begin with."""
+        return cls(*chosen_configuration(command, options))
+
+
+@dataclass(frozen=True)
+class Train(FromPreset):
     """Train a preset or the configuration of a YAML file; the same command continues an interrupted run.
 
     rdlm train --data PATH trains on your own data. rdlm presets lists the presets. Every key of the configuration is an
@@ -38,9 +52,6 @@ class Train:
     SIGTERM, both after saving a checkpoint, and 1 if the run diverged.
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET|FILE.yaml", help=SOURCE)]
-    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
-    """Configuration of the run."""
     path: Annotated[str | None, tyro.conf.arg(name="data", metavar="PATH|hf://NAME")] = None
     """Your data in place of a preset: text, CSV, TSV, JSONL, JSON, Parquet, FASTA, FASTQ, a folder of them or of
     images, or an .npy array; the format is detected from the content. Or a dataset of the Hugging Face hub,
@@ -78,6 +89,18 @@ class Train:
     """Configuration of the preset or file, with that of the initial model."""
     began: Annotated[float, tyro.conf.Fixed, tyro.conf.Suppress] = 0.0
     """Time at which the command began."""
+
+    @classmethod
+    def defaults(cls, command: str, options: Sequence[str]) -> Self:
+        """Return the command with the configuration of a preset or file, or with that of the model of `--init`."""
+        began = time.monotonic()
+        name, config = chosen_configuration(command, options)
+        init = value_of(options, "--init")
+        if init is not None and not str(name).endswith((".yaml", ".yml")):  # a file has a value for every key
+            from rdlm.api.training import initial_configuration
+
+            config = initial_configuration(config, init)
+        return cls(name, config, default=config, began=began)
 
     def run(self) -> int:
         """Train, print the result, and return the exit code."""
@@ -172,18 +195,6 @@ def own_tokens(data: DataConfig, default: DataConfig, alphabet: str | None, unkn
     return {}
 
 
-def defaults(options: Sequence[str]) -> Train:
-    """Return the command with the configuration of the preset or file that `options` begin with, and of `--init`."""
-    began = time.monotonic()
-    name, config = chosen_configuration("train", options)
-    init = value_of(options, "--init")
-    if init is not None and not str(name).endswith((".yaml", ".yml")):  # a file has a value for every key
-        from rdlm.api.training import initial_configuration
-
-        config = initial_configuration(config, init)
-    return Train(name, config, default=config, began=began)
-
-
 def value_of(options: Sequence[str], flag: str) -> str | None:
     """Return the value of a flag; None without it."""
     for option, following in zip(options, [*options[1:], None], strict=True):
@@ -207,6 +218,73 @@ def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, Run
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return first, preset(first)
     return first, config_file.read(Path(first))
+
+
+CORPORA: dict[str, tuple[int, int, int]] = {
+    "demo": (27, 0, 0),
+    "text8": (27, 0, 0),
+    "enwik8": (256, 0, 0),
+    "lm1b": (30522, 0, 0),
+    "wikitext-2": (2048, 0, 0),
+    "digits": (17, 10, 0),
+    "mnist": (256, 10, 0),
+    "cifar10": (256, 10, 0),
+    "promoter": (4, 0, 1),
+    "promoter-chr22": (4, 0, 0),
+    "chr22": (4, 2, 0),
+    "regulatory": (4, 4, 0),
+}
+"""Vocabulary, classes and width of the signal of corpora."""
+
+
+@dataclass(frozen=True)
+class PlanRun(FromPreset):
+    """Estimate the cost of a run: parameters, FLOPs, memory, speed by the roofline model, hours and dollars.
+
+    Nothing is trained and no data are read: the network is built on the meta device, and its matrix products are
+    counted. The estimate has not been compared with a measured run; all its assumptions are printed.
+    """
+
+    device: str = "h100"
+    """Devices: h100, a100, l4 or rtx4090, with their number, such as h100:8."""
+    price: float | None = None
+    """Dollars per device and hour; by default an assumed price, which is printed."""
+    vocabulary: int | None = None
+    """Vocabulary size of your own data; by default 100."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+    def run(self) -> int:
+        """Print the plan and return 0."""
+        from rdlm.data.corpus import recipe_of
+        from rdlm.train.roofline import DataSize, plan
+
+        name = self.config.data.name
+        known, classes, signal = CORPORA.get(name, (100, 0, 0))
+        if self.price is not None and not self.price >= 0:
+            raise InputError(f"--price must not be negative, got {self.price:g}")
+        length = self.config.data.length or recipe_of(name).length
+        data = DataSize(self.vocabulary or known, length, classes, signal)
+        found = plan(self.config, data, self.device, self.price)
+        if self.json:
+            print_json({"device": self.device, **found.to_json()})
+            return 0
+        for label, value in (
+            ("parameters", f"{found.parameters / 1e6:.1f} million"),
+            ("tokens of the run", f"{found.tokens:.3g}"),
+            ("FLOPs per token", f"{found.flops_per_token:.3g}, forward and backward"),
+            ("memory per device", f"{found.memory_per_device / 1e9:.1f} GB" + ("" if found.fits else ": DOES NOT FIT")),
+            ("tokens per second", f"{found.tokens_per_second:,.0f} on {self.device}, limited by {found.limit}"),
+            ("time of the run", f"{found.hours:,.1f} hours"),
+            ("cost of the run", f"{found.dollars:,.0f} dollars"),
+        ):
+            print(f"{label:<18} {value}")
+        print("\nassumptions:")
+        for line in found.assumptions:
+            print(f"- {line}")
+        if not found.fits:
+            print("\nIt does not fit: more --training.accumulate, or --training.parallel fsdp.")
+        return 0
 
 
 @dataclass(frozen=True)

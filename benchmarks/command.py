@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import rdlm
-from rdlm.display.progress import say
+from benchmarks.registry import REGISTRY, chosen, measured
+from rdlm.display.progress import bar, say
+from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
 
 COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")
@@ -35,9 +35,6 @@ class Bench:
 
     def run(self) -> int:
         """Measure, report, and return 0."""
-        require_checkout("bench", "benchmarks")
-        from benchmarks.registry import REGISTRY, chosen
-
         names = chosen(self.only)
         if not names:
             raise InputError(f"--only names no known figure; choose from: {', '.join(REGISTRY)}")
@@ -48,8 +45,6 @@ class Bench:
         if self.out is not None:
             _write(self.out, result, rows)
         if self.json:
-            from rdlm.display.text_table import print_json
-
             print_json(result)
         else:
             _show(rows, self.quick)
@@ -59,9 +54,6 @@ class Bench:
 def _measure(names: Sequence[str], quick: bool) -> list[dict[str, object]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that some figures start
     import torch
-
-    from benchmarks.registry import REGISTRY, measured
-    from rdlm.display.progress import bar
 
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
@@ -88,8 +80,6 @@ def _machine() -> dict[str, object]:
 
 
 def _show(rows: Sequence[Mapping[str, object]], quick: bool) -> None:
-    from rdlm.display.text_table import table
-
     columns = [name for name in COLUMNS if not quick or name not in ("target", "ok")]
     print(table([row | {"quartiles": _quartiles(row)} for row in map(dict, rows)], columns))
     if quick:
@@ -116,16 +106,3 @@ def _write(out: Path, result: Mapping[str, object], rows: Sequence[Mapping[str, 
         plot(rows, out / "growth.png")
         written.append(out / "growth.png")
     say(f"wrote {' and '.join(map(str, written))}")
-
-
-def require_checkout(command: str, package: str) -> None:
-    """Make a root package of the source checkout importable; outside of a checkout this is an InputError."""
-    root = Path(rdlm.__file__).parents[2]
-    if not (root / package / "__init__.py").is_file():
-        raise InputError(
-            f"rdlm {command} needs a checkout of the repository: its folder {package}/ is not part of the installed "
-            "package. Clone the repository, or unpack the source distribution of rdlm "
-            f"{rdlm.__version__}; run `make setup` there, then `.venv/bin/rdlm {command}`"
-        )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))

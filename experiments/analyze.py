@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from rdlm.cli.bench import require_checkout
 from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import InputError
@@ -85,7 +84,6 @@ class Analyze:
     def run(self) -> int:
         """Run the analysis, write its table and figure, print the table, and return 0."""
         self._check()
-        require_checkout("analyze", "experiments")
         out = self.out or Path("runs") / f"analysis-{self.name}"
         of_run = {"frontier": self._frontier, "steps": self._steps}
         rows, conventions = of_run.get(self.name, self._analysis)(out)
