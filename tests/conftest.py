@@ -63,16 +63,14 @@ def flags_of() -> Callable[[str], dict[str, list[str] | None]]:
     @functools.cache
     def flags(command: str) -> dict[str, list[str] | None]:
         entry = COMMANDS[command]
-        module = importlib.import_module(entry.module)
+        kind = getattr(importlib.import_module(entry.module), entry.name)
         config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
         found: dict[str, list[str] | None] = {}
         for preset in ("demo", "promoter-paper") if entry.two_stages else ("",):
-            default = (
-                getattr(module, entry.name).defaults(command, [preset]) if entry.two_stages else tyro.MISSING_NONPROP
-            )
+            default = kind.defaults(command, [preset]) if entry.two_stages else tyro.MISSING_NONPROP
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of `get_parser`, which is only read
-                parser = tyro.extras.get_parser(getattr(module, entry.name), default=default, config=config)
+                parser = tyro.extras.get_parser(kind, default=default, config=config)
             for action in parser._actions:
                 found |= dict.fromkeys(action.option_strings, list(action.choices) if action.choices else None)
         return found

@@ -42,7 +42,6 @@ SHARED_FILES = {
 SHARED_NAMES = {
     **dict.fromkeys(["build", "load", "read", "write", "verify", "describe"], "used with their module: store.read"),
     **dict.fromkeys([function.__name__ for function in PRESETS.values()], "a preset and its corpus have one name"),
-    "defaults": "part of the interface of commands with two stages",
     "uniform": "the distribution, on tokens, on the sphere and as a start",
     "score": "the function, its route in the service, and its display in notebooks",
 }

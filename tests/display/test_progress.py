@@ -66,9 +66,10 @@ def test_only_the_leader_prints(
 
 
 @pytest.mark.parametrize(
-    "name", ["cli/certify.py", "cli/evaluate.py", "evaluate/compare.py", "../../benchmarks/command.py"]
+    "name",
+    ["src/rdlm/cli/certify.py", "src/rdlm/cli/evaluate.py", "src/rdlm/evaluate/compare.py", "benchmarks/command.py"],
 )
 def test_long_commands_have_progress(name: str, root: Path) -> None:
-    tree = ast.parse((root / "src/rdlm" / name).read_text())
+    tree = ast.parse((root / name).read_text())
     calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert {"bar", "steps"} & set(calls)

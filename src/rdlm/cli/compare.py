@@ -15,7 +15,7 @@ from rdlm.display.progress import say
 from rdlm.display.text_table import print_json, table
 from rdlm.errors import DivergedError, InputError
 
-COLUMNS = ["method", "order", "best", "bound", "low", "high", "verdict", "unigram", "bigram"] + ["± bigram"]
+COLUMNS = ["method", "order", "best", "bound", "low", "high", "verdict", "unigram", "bigram", "± bigram"]
 COLUMNS += ["sampling_calls", "relative_step_cost", "steps", "rate", "seeds", "parameters"]
 METHOD_COLUMNS = ("method", "process", "number", "certificate", "paper")
 
