@@ -24,8 +24,7 @@ import torch
 import rdlm
 from rdlm.api.publish import CONFIG
 from rdlm.display.text_table import print_json, table
-from rdlm.train.run import load_corpus
-from rdlm.train.validation import held_out
+from rdlm.train.run import held_out, load_corpus
 
 INFILL = "the ____ of the ________ was born in ____"
 DIGITS = "(one|two|three|four|five|six|seven|eight|nine|zero| )+"

@@ -143,9 +143,8 @@ class Analyze:
         import rdlm
         from experiments import frontier
         from rdlm.display.progress import bar
-        from rdlm.evaluate.samples import scorer_of
-        from rdlm.train.run import load_corpus_of_model
-        from rdlm.train.validation import held_out
+        from rdlm.evaluate.metrics import scorer_of
+        from rdlm.train.run import held_out, load_corpus_of_model
 
         steps = self.sampler_steps or ",".join(map(str, frontier.PAPER_STEPS if self.paper_scale else frontier.STEPS))
         wanted = frontier.Frontier(
@@ -170,9 +169,8 @@ class Analyze:
         from experiments import steps
         from experiments.row_cache import RowCache
         from rdlm.display.progress import bar
-        from rdlm.evaluate.samples import scorer_of
-        from rdlm.train.run import load_corpus_of_model
-        from rdlm.train.validation import held_out
+        from rdlm.evaluate.metrics import scorer_of
+        from rdlm.train.run import held_out, load_corpus_of_model
 
         assert self.model is not None  # checked by `_check`
         model, scorer = rdlm.load(self.model), scorer_of(self.scorer) if self.scorer else None

@@ -24,8 +24,7 @@ from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.display.figure import canvas
 from rdlm.errors import InputError
-from rdlm.evaluate.metrics import Metric
-from rdlm.evaluate.samples import Scorer, generative_perplexity, sample_entropy
+from rdlm.evaluate.metrics import Metric, Scorer, generative_perplexity, sample_entropy
 from rdlm.likelihood.estimators import Advance
 from rdlm.sampling.solvers import solver_of
 

@@ -29,7 +29,7 @@ from rdlm.data import fetch
 from rdlm.data.batch import Batches
 from rdlm.data.fetch import Archive
 from rdlm.data.store import Corpus
-from rdlm.evaluate.samples import jensen_shannon
+from rdlm.evaluate.metrics import jensen_shannon
 
 Sequences = Int[Tensor, "n length"]
 Labels = Int[Tensor, " n"]

@@ -28,7 +28,7 @@ from rdlm.config import GridName
 from rdlm.data.batch import Batch
 from rdlm.display.figure import canvas
 from rdlm.errors import InputError, unknown
-from rdlm.evaluate.samples import Scorer, divergences, generative_perplexity, sample_entropy
+from rdlm.evaluate.metrics import Scorer, divergences, generative_perplexity, sample_entropy
 from rdlm.likelihood import stratified_bound
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.bound import check_weights

@@ -47,8 +47,8 @@ from rdlm.config import MethodName, NetworkConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.display.text_table import table
 from rdlm.evaluate.compare import REFERENCE, Comparison, OpenRun, Session, trained_runs
-from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
-from rdlm.evaluate.samples import sample_entropy
+from rdlm.evaluate.evaluate import OrderedMethod, orders_of
+from rdlm.evaluate.metrics import sample_entropy
 from rdlm.likelihood.estimate import student
 from rdlm.methods import METHODS, build
 from rdlm.methods.autoregressive import Autoregressive
@@ -60,8 +60,7 @@ from rdlm.train.fit import best_lr
 from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate, train, update
 from rdlm.train.parallel import team
-from rdlm.train.run import load_corpus
-from rdlm.train.validation import held_out, unit_of
+from rdlm.train.run import held_out, load_corpus, unit_of
 
 CALLS = (8, 64)
 MANY = 1000

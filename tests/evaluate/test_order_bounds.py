@@ -9,10 +9,10 @@ import torch
 
 from rdlm import methods
 from rdlm.config import DiscreteConfig, ObjectiveConfig, ProcessConfig
-from rdlm.evaluate.order_bounds import orders_of
+from rdlm.evaluate.evaluate import orders_of
 from rdlm.process.order import TokenSchedule, named_schedule
 from rdlm.random import generator_of
-from rdlm.train.validation import held_out
+from rdlm.train.run import held_out
 
 LENGTH = 16
 NAMED = ["synchronous", "random", "strided"]

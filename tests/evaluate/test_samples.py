@@ -15,7 +15,7 @@ from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
 from rdlm.evaluate import samples
-from rdlm.evaluate.samples import RunScorer, TransformersScorer, scorer_of
+from rdlm.evaluate.metrics import RunScorer, TransformersScorer, scorer_of
 from rdlm.methods.autoregressive import Autoregressive
 
 IDS = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])

@@ -15,7 +15,7 @@ from rdlm.cli import main as cli
 from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
-from rdlm.evaluate.samples import RunScorer
+from rdlm.evaluate.metrics import RunScorer
 from rdlm.methods import build
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.rdlm import Rdlm

@@ -144,7 +144,7 @@ def test_perplexity_is_read_at_the_entropy_of_data() -> None:
 
 def test_a_wrong_law_is_farther_from_the_data(model: LanguageModel) -> None:
     """The untrained network takes all letters for equally likely, which only one of two corpora is."""
-    from rdlm.evaluate.samples import divergences
+    from rdlm.evaluate.metrics import divergences
 
     ids = even(400).ids
     skewed = torch.where(torch.rand(400, 8, generator=torch.Generator().manual_seed(1)) < 0.8, 0, ids)

@@ -97,8 +97,7 @@ class Demo:
         import rdlm
         from rdlm.data.channels import symmetric
         from rdlm.random import generator_of
-        from rdlm.train.run import load_corpus
-        from rdlm.train.validation import held_out
+        from rdlm.train.run import held_out, load_corpus
 
         model = rdlm.load(self.out)
         ids = held_out(load_corpus(model.config), model.length, 1, 0).ids[0]

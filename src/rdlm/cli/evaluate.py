@@ -92,7 +92,7 @@ class Evaluate(ModelOptions):
         import torch
 
         from rdlm.evaluate.evaluate import evaluate, to_json
-        from rdlm.evaluate.samples import scorer_of
+        from rdlm.evaluate.metrics import scorer_of
         from rdlm.storage.measurements import fingerprint
         from rdlm.train.run import load_corpus_of_model
 
@@ -159,7 +159,7 @@ class Evaluate(ModelOptions):
         """Measure the bound of every order, write orders.json, and return its content."""
         import torch
 
-        from rdlm.evaluate.order_bounds import CALLS, measure_orders
+        from rdlm.evaluate.evaluate import CALLS, measure_orders
         from rdlm.train.run import load_corpus_of_model
 
         if self.order is not None or self.block is not None or self.window is not None or self.nfe is not None:

@@ -36,9 +36,8 @@ from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
 from rdlm.display.progress import bar, say
 from rdlm.errors import DivergedError, InputError, unknown
-from rdlm.evaluate.metrics import over_seeds
-from rdlm.evaluate.order_bounds import OrderedMethod, orders_of
-from rdlm.evaluate.samples import divergences
+from rdlm.evaluate.evaluate import OrderedMethod, orders_of
+from rdlm.evaluate.metrics import divergences, over_seeds
 from rdlm.methods import METHODS, build
 from rdlm.methods.base import Method
 from rdlm.methods.bound import REPEATS, Bound, repeated_bound, uniform_note
@@ -49,8 +48,7 @@ from rdlm.train.interruption import Interruption
 from rdlm.train.loop import accumulate_or_restore, let_signals_in, seconds_of, update, write_line
 from rdlm.train.parallel import Team, team
 from rdlm.train.record import Record, open_trackers
-from rdlm.train.run import Build, Run, load_corpus, open_run
-from rdlm.train.validation import held_out, unit_of
+from rdlm.train.run import Build, Run, held_out, load_corpus, open_run, unit_of
 
 REFERENCE: MethodName = "autoregressive"
 """The method whose training step is the unit of cost. It samples with one network call per token."""

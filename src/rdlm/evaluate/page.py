@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from rdlm.api.language_model import LanguageModel
 from rdlm.display.figure import canvas
 from rdlm.evaluate.evaluate import Evaluation
-from rdlm.evaluate.metrics import Metric
-from rdlm.evaluate.samples import unigrams
+from rdlm.evaluate.metrics import Metric, unigrams
 from rdlm.likelihood import Profile
 from rdlm.train.report import environment, html_page, html_table, text_of
 

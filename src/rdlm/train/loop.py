@@ -45,8 +45,16 @@ from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interru
 from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record, Tracker, TrackerName, check_trackers, open_trackers
 from rdlm.train.report import write_report
-from rdlm.train.run import Build, Run, load_corpus, open_run, training_batches
-from rdlm.train.validation import BATCH, unit_of, validation_bound
+from rdlm.train.run import (
+    VALIDATION_BATCH,
+    Build,
+    Run,
+    load_corpus,
+    open_run,
+    training_batches,
+    unit_of,
+    validation_bound,
+)
 
 SAMPLES = 4
 """Samples in the report."""
@@ -392,7 +400,7 @@ def measured_pace(run: Run, step: float, left: float) -> Pace:
             run.method.generate(SAMPLES, run.length, calls, generator)
 
     first = seconds_of(partial(validate_some, 1))  # makes the table of the chain
-    rows = max(1, min(BATCH, len(run.held_out.ids), int(MEASURING_SHARE * left / first)))
+    rows = max(1, min(VALIDATION_BATCH, len(run.held_out.ids), int(MEASURING_SHARE * left / first)))
     return Pace(step, seconds_of(partial(validate_some, rows)) / rows, seconds_of(partial(sample, 2)) / 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,21 +16,27 @@ from torch.distributed.tensor import DTensor
 
 from rdlm import data
 from rdlm.config import DataConfig, RunConfig
-from rdlm.data.batch import Batches
+from rdlm.data.batch import Batch, Batches
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown, from_json, to_standard
 from rdlm.display.progress import say
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.base import Method
+from rdlm.methods.bound import Bound
 from rdlm.model.ema import MovingAverage
 from rdlm.model.network import parameter_count
+from rdlm.random import generator_of
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.files import read_json
 from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
 from rdlm.train.optimizer import Optimizer
 from rdlm.train.parallel import Team, assign, check_equal_passes, local_rows, local_shard, unsharded
 from rdlm.train.record import Counters, read_counters
-from rdlm.train.validation import held_out
+
+VALIDATION_BATCH = 16
+"""Sequences evaluated at once; fixed, so that the result does not depend on the number of processes."""
+
+UNITS = {"image": "bits per dimension", "dna": "bits per base", "text": "bits per character"}
 
 Build = Callable[[RunConfig, Corpus], Method]
 """Builds the method of a configuration; the weights are initialized from torch's global seed."""
@@ -279,3 +286,43 @@ def open_run(
         finally:
             # DDP must be released before the process group: its destructor may communicate.
             method.network = run.network
+
+
+# -- validation ------------------------------------------------------------------------------------------------------
+
+
+def unit_of(corpus: Corpus) -> str:
+    """Return the unit of a bound per token, such as `bits per character`."""
+    kind = corpus.tokenizer.to_json()["kind"]
+    if corpus.kind == "text" and kind != "characters":
+        return f"bits per {'byte' if kind == 'bytes' else 'token'}"
+    return UNITS[corpus.kind]
+
+
+def held_out(corpus: Corpus, length: int | None, count: int, seed: int) -> Batch:
+    """Return `count` validation sequences chosen by the seed, or all if there are fewer."""
+    rows = len(Batches(corpus, "validation", batch_size=1, length=length, seed=seed).rows)
+    return Batches(corpus, "validation", batch_size=min(count, rows), length=length, seed=seed).batch(0)
+
+
+def validation_bound(method: Method, batch: Batch, nfe: int, seed: int, team: Team) -> Bound:
+    """Return the mean bound of a method on the sequences of `batch`, which are divided among the processes.
+
+    Sharded networks need the same number of forward passes in every process: a process without sequences left
+    evaluates the last ones again and discards the result.
+    """
+    count = len(batch.ids)
+    parts = math.ceil(count / VALIDATION_BATCH)
+    values = torch.zeros(count, dtype=torch.float64)
+    for turn in range(math.ceil(parts / team.world)):
+        own = turn * team.world + team.rank
+        part = min(own, parts - 1)
+        rows = slice(part * VALIDATION_BATCH, (part + 1) * VALIDATION_BATCH)
+        with torch.no_grad():
+            found = method.bound(batch[rows].to(team.device), nfe, generator_of("validation", seed, part))
+        if own == part:
+            values[rows] = found.double().cpu()
+    total = torch.tensor(team.add(values.tolist()), dtype=torch.float64)
+    # One sequence gives no error; JSON has no infinity, so it is as large as the bound.
+    stderr = float(total.std()) / math.sqrt(count) if count > 1 else abs(float(total.mean()))
+    return Bound(float(total.mean()), stderr, batch.ids.shape[1])
