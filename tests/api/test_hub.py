@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 import rdlm
-from rdlm.api import hub, publish
+from rdlm.api import publish
 from rdlm.api.language_model import LanguageModel
 from rdlm.cli import main as cli
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
@@ -146,11 +146,11 @@ def test_an_answer_that_is_not_json_is_named(online: Hub, monkeypatch: pytest.Mo
 
 def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert hub.is_name("user/name") and hub.is_name("a-b/c.d_e1")
+    assert publish.is_hub_name("user/name") and publish.is_hub_name("a-b/c.d_e1")
     for text in ("name", "a/b/c", "./a/b", "../b", "~/b", "/a/b", "a/", "-a/b", "a/b--c", "a/..", "a/" + 96 * "b"):
-        assert not hub.is_name(text), text
+        assert not publish.is_hub_name(text), text
     (tmp_path / "user").mkdir()
-    assert not hub.is_name("user/name")
+    assert not publish.is_hub_name("user/name")
     with pytest.raises(InputError, match="user/name is not a folder"):
         rdlm.load("user/name")
     with pytest.raises(InputError, match=r"text9 is not a folder.*did you mean text8\?"):

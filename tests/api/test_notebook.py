@@ -12,8 +12,8 @@ import torch
 from rdlm.api import notebook
 from rdlm.api.generate import Generation, generate
 from rdlm.api.language_model import LanguageModel
+from rdlm.api.output import Frame
 from rdlm.api.score import Effort, Score
-from rdlm.api.trace import Frame
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters, Levels, Tokenizer
 from rdlm.likelihood import Estimate

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot
 
-from rdlm.api.trace import Frame, draw, spaced
+from rdlm.api.output import Frame, draw, spaced
 
 
 def frame(*certainty: float, text: str = "ab") -> Frame:

@@ -13,8 +13,8 @@ import torch
 
 import rdlm
 from rdlm import pretrained as box
-from rdlm.api import trace as animation
-from rdlm.api.trace import Frame, Trace
+from rdlm.api import output as animation
+from rdlm.api.output import Frame, Trace
 from rdlm.cli import main as cli
 from rdlm.config import PAPER_TOTAL_NOISE, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.image import decode_png, encode_png

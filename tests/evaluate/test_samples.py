@@ -14,7 +14,7 @@ from torch import Tensor
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
-from rdlm.evaluate import samples
+from rdlm.evaluate import metrics
 from rdlm.evaluate.metrics import RunScorer, TransformersScorer, scorer_of
 from rdlm.methods.autoregressive import Autoregressive
 
@@ -22,7 +22,7 @@ IDS = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
 
 
 def test_entropy_per_sample_and_pooled() -> None:
-    found = samples.sample_entropy(IDS, 3)
+    found = metrics.sample_entropy(IDS, 3)
     assert found["entropy_per_sample_nats"].value == pytest.approx(math.log(2) / 2)
     assert found["entropy_per_sample_bits"].value == pytest.approx(0.5)
     pooled = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
@@ -32,37 +32,37 @@ def test_entropy_per_sample_and_pooled() -> None:
 
 def test_places_without_a_token_are_counted_and_left_out() -> None:
     ids = torch.tensor([[0, -1, 1, 1], [-1, 0, 0, 0]])
-    assert samples.invalid_codes(ids).value == 2
-    assert samples.unigrams(ids, 2).tolist() == [[1, 2], [3, 0]]
-    assert samples.bigram_codes(ids, 2).tolist() == [[-1, -1, 3], [-1, 0, 0]]
+    assert metrics.invalid_codes(ids).value == 2
+    assert metrics.unigrams(ids, 2).tolist() == [[1, 2], [3, 0]]
+    assert metrics.bigram_codes(ids, 2).tolist() == [[-1, -1, 3], [-1, 0, 0]]
     with pytest.raises(InputError, match="valid token"):
-        samples.sample_entropy(torch.tensor([[-1, -1], [0, 0]]), 2)
+        metrics.sample_entropy(torch.tensor([[-1, -1], [0, 0]]), 2)
 
 
 def test_divergence_by_hand() -> None:
-    assert samples.jensen_shannon(torch.tensor([0, 1]), torch.tensor([1, 0, 0, 1])) == 0
-    assert samples.jensen_shannon(torch.tensor([0, 0]), torch.tensor([1, 2])) == pytest.approx(1)
+    assert metrics.jensen_shannon(torch.tensor([0, 1]), torch.tensor([1, 0, 0, 1])) == 0
+    assert metrics.jensen_shannon(torch.tensor([0, 0]), torch.tensor([1, 2])) == pytest.approx(1)
     # (1, 0) against (1/2, 1/2): H(3/4, 1/4) - 1/2
     wanted = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)) - 0.5
-    assert samples.jensen_shannon(torch.tensor([0, 0, -1]), torch.tensor([0, 1])) == pytest.approx(wanted)
+    assert metrics.jensen_shannon(torch.tensor([0, 0, -1]), torch.tensor([0, 1])) == pytest.approx(wanted)
     with pytest.raises(InputError, match="both sides"):
-        samples.jensen_shannon(torch.tensor([-1]), torch.tensor([0]))
+        metrics.jensen_shannon(torch.tensor([-1]), torch.tensor([0]))
 
 
 def test_divergences_tell_order_from_frequency() -> None:
     data = torch.tensor([[0, 1] * 8] * 8)
     shuffled = torch.tensor([[0, 0, 1, 1] * 4] * 4)
-    found = samples.divergences(shuffled, data, 2)
+    found = metrics.divergences(shuffled, data, 2)
     assert found["unigram_divergence"].value == 0
     assert found["bigram_divergence"].value > 0.2
     assert found["bigram_divergence_of_data"].value == 0
 
 
 def test_known_words_leave_out_cut_ones() -> None:
-    found = samples.known_words(["xx the cat yy", "zz dog the qq"], {"the", "cat"})
+    found = metrics.known_words(["xx the cat yy", "zz dog the qq"], {"the", "cat"})
     assert found.value == pytest.approx(3 / 4)
     with pytest.raises(InputError, match="no whole word"):
-        samples.known_words(["one two"], set())
+        metrics.known_words(["one two"], set())
 
 
 class Table:
@@ -76,7 +76,7 @@ class Table:
 
 
 def test_generative_perplexity_in_both_conventions() -> None:
-    found = samples.generative_perplexity(["a", "b"], Table([2.0, 12.0], [2, 4]))
+    found = metrics.generative_perplexity(["a", "b"], Table([2.0, 12.0], [2, 4]))
     assert found["generative_perplexity_corpus"].value == pytest.approx(math.exp(14 / 6))
     mean = found["generative_perplexity_mean_of_samples"]
     assert mean.value == pytest.approx((math.e + math.e**3) / 2)
@@ -87,11 +87,11 @@ def test_generative_perplexity_in_both_conventions() -> None:
 @pytest.mark.parametrize(("nats", "tokens"), [([math.inf, 1.0], [1, 1]), ([1.0, 1.0], [1, 0])])
 def test_a_failed_score_is_no_perplexity(nats: list[float], tokens: list[int]) -> None:
     with pytest.raises(InputError, match="table"):
-        samples.generative_perplexity(["a", "b"], Table(nats, tokens))
+        metrics.generative_perplexity(["a", "b"], Table(nats, tokens))
 
 
 def test_ratio_by_hand() -> None:
-    found = samples.ratio(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0]))
+    found = metrics.ratio(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0]))
     assert (found.value, found.stderr) == pytest.approx((1.0, 0.5))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rdlm.api import notebook
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder, choose_order
-from rdlm.api.trace import Trace
+from rdlm.api.output import Trace
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import DamagedFileError, InputError, unknown

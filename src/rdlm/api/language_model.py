@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rdlm import pretrained
-from rdlm.api import hub, publish
+from rdlm.api import publish
 from rdlm.api.publish import Dtype
 from rdlm.config import LONGEST, DataConfig, GridName, OrderChoice, OrderName, RunConfig, SamplingOptions, SolverName
 from rdlm.data import tokenizer as tokenizers
@@ -311,7 +311,7 @@ class LanguageModel:
         self, name: str, *, private: bool = False, dtype: Dtype = "float32", message: str | None = None
     ) -> str:
         """Publish the model on the Hugging Face hub as user/name and return its address."""
-        return hub.push(self, name, private=private, dtype=dtype, message=message)
+        return publish.push(self, name, private=private, dtype=dtype, message=message)
 
 
 def _report_after(progress: Progress, earlier: int, prompts: int, done: int, total: int) -> object:
@@ -407,8 +407,8 @@ def find(run: str | Path | None = None) -> Path:
         return (
             path if publish.is_published(path) or (path / "state.json").is_file() else run_folder.find_checkpoint(path)
         )
-    if hub.is_name(str(run)):
-        return hub.download(str(run))
+    if publish.is_hub_name(str(run)):
+        return publish.download(str(run))
     names = f" of a packaged model ({', '.join(pretrained.names())}) or" if pretrained.names() else ""
     near = get_close_matches(str(run), pretrained.names(), n=1)
     hint = f"; did you mean {near[0]}?" if near else "; a text is given with --prompt" if " " in str(run) else ""

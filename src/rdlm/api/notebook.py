@@ -19,8 +19,8 @@ from rdlm.storage import measurements
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation, Sample
     from rdlm.api.language_model import LanguageModel
+    from rdlm.api.output import Frame
     from rdlm.api.score import Score
-    from rdlm.api.trace import Frame
 
 
 BLUE, ORANGE = "58,134,214", "224,104,24"

@@ -10,7 +10,9 @@ NAME/
     orders.json         the bounds by order of generation of these weights, if they were measured
     README.md           the model card
 
-A model on the Hugging Face hub has the same files. None of them can run code.
+None of them can run code. A model on the Hugging Face hub has the same files: only these are downloaded, config.json
+first, so that a model of another library is rejected before its weights are transferred. Downloaded models can be used
+offline (HF_HUB_OFFLINE=1 forbids any request).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +34,21 @@ from torch import Tensor
 from rdlm import __version__
 from rdlm.api import orders
 from rdlm.config import RunConfig
+from rdlm.data.fetch import hub_errors, limited_downloads
 from rdlm.data.tokenizer import normalisation_rule, to_standard
 from rdlm.errors import InputError, unknown
 from rdlm.storage import checkpoint, config_file, measurements
-from rdlm.storage.files import damaged, exchange, explained_write_errors, new_folder, read_json, sync
+from rdlm.storage.files import (
+    LARGEST_JSON,
+    cache_dir,
+    damaged,
+    exchange,
+    explained_write_errors,
+    make_cache_dir,
+    new_folder,
+    read_json,
+    sync,
+)
 from rdlm.storage.manifest import Manifest, with_checksum, without_checksum
 
 if TYPE_CHECKING:
@@ -365,3 +380,65 @@ def _plain(text: object) -> str:
     """Return a text with the markup of Markdown and HTML escaped."""
     escaped = html.escape(" ".join(str(text).split()), quote=False)
     return "".join(f"\\{letter}" if letter in "\\`*_[]|" else letter for letter in escaped)
+
+
+# -- the hub ---------------------------------------------------------------------------------------------------------
+
+_NAME_PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
+_HUB_NAME = re.compile(f"{_NAME_PART}/{_NAME_PART}", re.ASCII)
+
+
+def is_hub_name(text: str) -> bool:
+    """Return whether a text has the form user/name and is not a path into an existing folder."""
+    return _is_valid_hub_name(text) and not Path(text.partition("/")[0]).is_dir()
+
+
+def _is_valid_hub_name(text: str) -> bool:
+    return _HUB_NAME.fullmatch(text) is not None and len(text) <= 96 and not any(pair in text for pair in ("--", ".."))
+
+
+def check_hub_name(text: str) -> None:
+    """Raise InputError for a text that is not a valid name on the hub."""
+    if not _is_valid_hub_name(text):
+        raise InputError(f"{text!r} is not a name on the hub: use user/name, with letters, digits, '-', '_' and '.'")
+
+
+def download(name: str) -> Path:
+    """Return the cache folder with the newest files of a hub model, or with those downloaded before if offline."""
+    check_hub_name(name)
+    from huggingface_hub import snapshot_download
+
+    folder = cache_dir("hub", *name.split("/"))
+    with hub_errors(f"{name} is not a folder, and was not downloaded from the hub"):
+        make_cache_dir("hub")
+        most = LARGEST_JSON
+        for files in ([CONFIG], list(FILES)):
+            with limited_downloads(name, most):
+                snapshot_download(
+                    name, local_dir=folder, allow_patterns=files, library_name="rdlm", library_version=__version__
+                )
+            if not is_published(folder):
+                raise InputError(f"{name} on the hub is not a model of rdlm: it has no {CONFIG}")
+            stated = describe(folder)["files"].values()
+            most = max(LARGEST_JSON, *(entry["bytes"] for entry in stated))
+    return folder
+
+
+def push(
+    model: LanguageModel, name: str, *, private: bool = False, dtype: Dtype = "float32", message: str | None = None
+) -> str:
+    """Publish a model as user/name and return its address; the repository is created if it does not exist."""
+    check_hub_name(name)
+    from huggingface_hub import create_repo, upload_folder
+
+    with tempfile.TemporaryDirectory(prefix="rdlm-") as temporary:
+        folder = write(model, Path(temporary) / "model", name=name, dtype=dtype)
+        with hub_errors(f"{name} was not pushed to the hub"):
+            address = create_repo(name, private=private, exist_ok=True)
+            upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                commit_message=message or f"Publish {name} with rdlm {__version__}",
+                delete_patterns=list(OPTIONAL),
+            )
+    return str(address)

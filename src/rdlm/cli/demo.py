@@ -19,7 +19,7 @@ from rdlm.presets import preset
 
 if TYPE_CHECKING:
     from rdlm.api.generate import Generation
-    from rdlm.api.trace import Frame
+    from rdlm.api.output import Frame
     from rdlm.train.loop import Result
 
 FEW_CALLS = (8, 16)
@@ -74,7 +74,7 @@ class Demo:
     def _sample(self, rows: list[dict[str, Any]]) -> list[Generation]:
         """Return samples of the synchronous order and of the best other one, and draw the first synchronous sample."""
         import rdlm
-        from rdlm.api.trace import draw, write_animation
+        from rdlm.api.output import draw, write_animation
 
         model = rdlm.load(self.out)
         first = model.generate(num=SAMPLES, steps=self.nfe, order="synchronous", trace=True)
@@ -174,7 +174,7 @@ def orders_table(rows: list[dict[str, Any]]) -> str:
 
 def text_frames(frames: list[Frame]) -> str:
     """Return the most likely characters at some steps, with dots for those that have less than 50%, as lines."""
-    from rdlm.api.trace import spaced
+    from rdlm.api.output import spaced
 
     lines = []
     for name, frame in spaced(frames, TEXT_ROWS):

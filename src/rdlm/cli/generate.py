@@ -85,8 +85,7 @@ class Generate(ModelOptions, SamplingOptions):
         return replace(options, prompt=prompt, suffix=suffix, infill=None if options.infill is None else infill)
 
     def _write(self, model: LanguageModel, generation: Generation) -> None:
-        from rdlm.api.output import write_samples
-        from rdlm.api.trace import write_animation
+        from rdlm.api.output import write_animation, write_samples
 
         if self.out is not None:
             write_samples(model, generation, self.out)

@@ -35,9 +35,9 @@ class Publish:
     def run(self) -> int:
         """Publish, print the folder or address, and return 0."""
         import rdlm
-        from rdlm.api import hub, publish
+        from rdlm.api import publish
 
-        remote = hub.is_name(self.target)
+        remote = publish.is_hub_name(self.target)
         if self.private and not remote:
             raise InputError(f"--private is for the hub (user/name), but {self.target} is a folder")
         model = rdlm.load(self.model)
