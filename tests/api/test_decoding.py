@@ -16,7 +16,7 @@ from rdlm.config import ObjectiveConfig
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork, Ngram
 from rdlm.serve.engine import Engine, Job
-from rdlm.serve.score import BatchedRdlm
+from rdlm.serve.texts import BatchedRdlm
 from tests.api.test_restore import LENGTH, SIZE, log_posterior, markov_model
 
 BLOCKWISE = ObjectiveConfig(blockwise=0.5)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rdlm.serve import curves
+from rdlm.serve import trajectory
 from rdlm.serve.http_errors import HttpError
 
 
@@ -20,13 +20,13 @@ def test_a_flood_of_curves_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch)
         assert go.wait(30)
         return {"given": given}
 
-    monkeypatch.setattr(curves, "curves", slow)
+    monkeypatch.setattr(trajectory, "curves", slow)
 
     async def flood() -> list[object]:
-        queue = curves.CurveQueue()
+        queue = trajectory.CurveQueue()
         asked = [asyncio.create_task(queue.compute("masked", noise, "linear", 28)) for noise in range(1, 41)]
         await asyncio.sleep(0.2)
-        assert len(begun) == 1 and sum(task.done() for task in asked) == 40 - curves.MOST_WAITING
+        assert len(begun) == 1 and sum(task.done() for task in asked) == 40 - trajectory.MOST_WAITING
         go.set()
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert await queue.compute("masked", 99, "linear", 28)  # there is room again
@@ -34,5 +34,5 @@ def test_a_flood_of_curves_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch)
 
     found = asyncio.run(flood())
     refused = [one for one in found if isinstance(one, HttpError)]
-    assert len(refused) == 40 - curves.MOST_WAITING and {one.status for one in refused} == {429}
+    assert len(refused) == 40 - trajectory.MOST_WAITING and {one.status for one in refused} == {429}
     assert all("Retry-After" in one.headers for one in refused)

@@ -389,7 +389,7 @@ def failing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, act: Callable
         return act()
 
     monkeypatch.setattr(type(model.tokenizer), "encode", encode)
-    monkeypatch.setattr("rdlm.serve.restore.read_text_through", lambda *_: act())
+    monkeypatch.setattr("rdlm.serve.texts.read_text_through", lambda *_: act())
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)

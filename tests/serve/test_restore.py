@@ -19,8 +19,8 @@ from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import read_text_through
 from rdlm.data.evidence import from_json_lines
 from rdlm.data.tokenizer import TEXT8_ALPHABET
-from rdlm.serve.restore import positions
 from rdlm.serve.schema import LONGEST_TEXT, MOST_TOKENS
+from rdlm.serve.texts import positions
 
 TEXT = "th? k[ai]ng of"
 LONG = "the ?uick brown f[ao]x jumps over the lazy dog"

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp
 
 from rdlm.config import PAPER_TOTAL_NOISE
 from rdlm.errors import InputError
-from rdlm.serve import restore, score, trajectory
-from rdlm.serve.curves import CurveQueue
+from rdlm.serve import texts, trajectory
 from rdlm.serve.http_errors import Disconnected, HttpError, answer, closing, http_error_of, queue_full
 from rdlm.serve.middleware import AccessMiddleware
 from rdlm.serve.openai import Completion
@@ -113,13 +112,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def score_texts(request: Request) -> Response:
         """Bound the likelihood of texts, with 95% intervals, in total and per position."""
         body = await body_of(request, ScoreBody)
-        return await score.score(service, service.model(body.model), body, request)
+        return await texts.score(service, service.model(body.model), body, request)
 
     @app.post("/v1/restore", response_class=Response, openapi_extra=_described(RestoreBody))
     async def restore_text(request: Request) -> Response:
         """Return the posterior of every position of an uncertain text, and texts drawn from the joint posterior."""
         body = await body_of(request, RestoreBody)
-        return await restore.restoration(service, service.model(body.model), body, request)
+        return await texts.restoration(service, service.model(body.model), body, request)
 
     @app.post("/v1/trajectory", response_class=Response, openapi_extra=_described(TrajectoryBody, stream=True))
     async def stream_trajectory(request: Request) -> Response:
@@ -127,7 +126,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         body = await body_of(request, TrajectoryBody)
         return await trajectory.follow(service, service.model(body.model), body, request)
 
-    queue = CurveQueue()
+    queue = trajectory.CurveQueue()
 
     @app.get("/v1/process", response_class=Response)
     async def describe_process(

@@ -32,8 +32,8 @@ from rdlm.serve import http_errors
 from rdlm.serve.engine import Finished, Job, Progress, RunningSample
 from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.schema import MOST_TOKENS, Body, CompletionBody, sampling_of
-from rdlm.serve.score import token_log_probs
 from rdlm.serve.service import ServedModel, Service, order_fields, while_connected
+from rdlm.serve.texts import token_log_probs
 
 HEADERS: Final = {"X-Accel-Buffering": "no"}
 """Tells proxies not to buffer events."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import torch
@@ -251,6 +251,11 @@ class Service:
                 job.fail(reason)
 
         self._pool.submit(run).add_done_callback(self._job_done)
+
+    async def result(self, job: Job, function: Callable[[], Result], request: Request) -> Result:
+        """Return the result of a function on a worker; the job ends if the client disconnects first."""
+        self.work(job, function)
+        return cast("Result", await while_connected(request, job, anext(job.events())))
 
     def _job_done(self, _: object) -> None:
         self._jobs -= 1
