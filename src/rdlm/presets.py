@@ -20,8 +20,6 @@ from rdlm.config import (
     ConvolutionConfig,
     DataConfig,
     DenoiserConfig,
-    Interface,
-    NetworkConfig,
     ObjectiveConfig,
     ProcessConfig,
     RunConfig,
@@ -68,32 +66,26 @@ other in random order, and 30% with a noise level of its own for each token."""
 NO_BLOCKS = ObjectiveConfig(mixed=0.3, asynchronous=0.4, narrow=1.0, order="random")
 """For images and DNA: 40% with one token after the other, 30% with mixed levels, and 30% synchronous."""
 
+BASE = RunConfig(process=SYNCHRONOUS, objective=TEXT, training=SMALL)
+SMALL_TEXT = replace(
+    BASE,
+    model=TransformerConfig(width=224, layers=5, heads=4, belief="ngram"),
+    training=replace(SMALL, validation_nfe=128),
+)
+"""3.2M parameters, sequences of 128 tokens."""
+LARGE = replace(BASE, training=PAPER)
+NO_BLOCKS_BASE = replace(BASE, objective=NO_BLOCKS)
+PAPER_BASE = RunConfig(process=PAPER_PROCESS, denoiser=PAPER_DENOISER, objective=PAPER_OBJECTIVE, training=PAPER)
 
-Preset = tuple[NetworkConfig, Interface]
-
-
-def paper_text8() -> Preset:
-    """Return the text8 network, 92.5M parameters (the paper: 92.4M): 27 characters and the mask."""
-    return TransformerConfig(width=768, layers=12, heads=12, time_width=128), Interface(features=28, outputs=27)
-
-
-def paper_lm1b() -> Preset:
-    """Return the LM1B network, 107.8M parameters (the paper: 110M): ten base-3 digits in serial layout.
-
-    The paper's text has 12 layers, which amount to 92.5M; its parameter count needs 14 layers.
-    """
-    config = TransformerConfig(width=768, layers=14, heads=12, time_width=128)
-    return config, Interface(features=4, outputs=3, digits=10)
-
-
-def paper_cifar10() -> Preset:
-    """Return the pixel network, 28.0M parameters (the paper: 28M in its table, 35M in its text)."""
-    return TransformerConfig(width=448, layers=10, heads=7, time_width=128), Interface(features=257, outputs=256)
-
-
-def paper_promoter() -> Preset:
-    """Return the promoter network, 13.3M parameters (the paper: 13.3M): 4 bases, mask, one signal per position."""
-    return ConvolutionConfig(), Interface(features=5, outputs=4, signal=1)
+PAPER_TEXT8 = TransformerConfig(width=768, layers=12, heads=12, time_width=128)
+"""92.5M parameters with 27 characters and the mask (the paper: 92.4M)."""
+PAPER_LM1B = replace(PAPER_TEXT8, layers=14)
+"""107.8M parameters with ten base-3 digits in serial layout (the paper: 110M). The paper's text has 12 layers, which
+amount to 92.5M; its parameter count needs 14 layers."""
+PAPER_CIFAR10 = TransformerConfig(width=448, layers=10, heads=7, time_width=128)
+"""28.0M parameters with 256 levels (the paper: 28M in its table, 35M in its text)."""
+PAPER_PROMOTER = ConvolutionConfig()
+"""13.3M parameters with 4 bases, the mask, and one signal per position (the paper: 13.3M)."""
 
 
 def demo() -> RunConfig:
@@ -102,11 +94,10 @@ def demo() -> RunConfig:
     `rdlm demo`, or `rdlm train demo --minutes 4`. Measured: 1.73 ± 0.03 bits per character left to right in 64 calls
     and 1.71 ± 0.05 strided after 4 minutes (850 steps), which is what the chain has without the network.
     """
-    return RunConfig(
+    return replace(
+        BASE,
         data=DataConfig("demo", length=64),
-        process=SYNCHRONOUS,
         model=TransformerConfig(width=128, layers=4, heads=4, belief="ngram", states=8192),
-        objective=TEXT,
         training=replace(
             SMALL, steps=4000, warmup=100, decay="constant", ema=0.995, save_every=500, validate_every=500
         ),
@@ -118,13 +109,7 @@ def text8() -> RunConfig:
 
     `torchrun --nproc-per-node 8 -m rdlm train text8`. Not measured here.
     """
-    return RunConfig(
-        data=DataConfig("text8"),
-        process=SYNCHRONOUS,
-        model=replace(paper_text8()[0], belief="ngram"),
-        objective=TEXT,
-        training=PAPER,
-    )
+    return replace(LARGE, data=DataConfig("text8"), model=replace(PAPER_TEXT8, belief="ngram"))
 
 
 def text8_paper() -> RunConfig:
@@ -133,14 +118,7 @@ def text8_paper() -> RunConfig:
     `torchrun --nproc-per-node 8 -m rdlm train text8-paper`. Not measured here; the paper reports 1.32 bits per
     character, with an estimator that is not a bound.
     """
-    return RunConfig(
-        data=DataConfig("text8"),
-        process=PAPER_PROCESS,
-        denoiser=PAPER_DENOISER,
-        model=paper_text8()[0],
-        objective=PAPER_OBJECTIVE,
-        training=PAPER,
-    )
+    return replace(PAPER_BASE, data=DataConfig("text8"), model=PAPER_TEXT8)
 
 
 def text8_small() -> RunConfig:
@@ -148,13 +126,7 @@ def text8_small() -> RunConfig:
 
     `rdlm train text8-small`. Not measured here.
     """
-    return RunConfig(
-        data=DataConfig("text8", length=128),
-        process=SYNCHRONOUS,
-        model=TransformerConfig(width=224, layers=5, heads=4, belief="ngram"),
-        objective=TEXT,
-        training=replace(SMALL, validation_nfe=128),
-    )
+    return replace(SMALL_TEXT, data=DataConfig("text8", length=128))
 
 
 def text8_small_paper() -> RunConfig:
@@ -162,14 +134,8 @@ def text8_small_paper() -> RunConfig:
 
     `rdlm train text8-small-paper`. Not measured here.
     """
-    return RunConfig(
-        data=DataConfig("text8", length=128),
-        process=PAPER_PROCESS,
-        denoiser=PAPER_DENOISER,
-        model=TransformerConfig(width=224, layers=5, heads=4),
-        objective=PAPER_OBJECTIVE,
-        training=replace(SMALL, validation_nfe=128),
-    )
+    small = text8_small()
+    return replace(PAPER_BASE, data=small.data, model=replace(small.model, belief="none"), training=small.training)
 
 
 def enwik8() -> RunConfig:
@@ -177,13 +143,8 @@ def enwik8() -> RunConfig:
 
     `rdlm train enwik8`. Not measured here.
     """
-    return RunConfig(
-        data=DataConfig("enwik8", length=128),
-        process=replace(SYNCHRONOUS, base=16),
-        model=TransformerConfig(width=224, layers=5, heads=4),
-        objective=TEXT,
-        training=replace(SMALL, validation_nfe=128),
-    )
+    model, process = replace(SMALL_TEXT.model, belief="none"), replace(SYNCHRONOUS, base=16)
+    return replace(SMALL_TEXT, data=DataConfig("enwik8", length=128), process=process, model=model)
 
 
 def lm1b() -> RunConfig:
@@ -192,13 +153,12 @@ def lm1b() -> RunConfig:
     `torchrun --nproc-per-node 8 -m rdlm train lm1b --data.file FOLDER`. Not measured here. It has a tenth of the
     positions of `lm1b-paper`.
     """
-    return RunConfig(
+    return replace(
+        LARGE,
         data=DataConfig("lm1b"),
         process=replace(SYNCHRONOUS, codes="learned"),
         denoiser=DenoiserConfig(features="mean"),
-        model=TransformerConfig(width=768, layers=12, heads=12, time_width=128),
-        objective=TEXT,
-        training=PAPER,
+        model=PAPER_TEXT8,
     )
 
 
@@ -216,13 +176,13 @@ def lm1b_paper() -> RunConfig:
     `torchrun --nproc-per-node 8 -m rdlm train lm1b-paper --data.file FOLDER`. Not measured here. The paper's text has
     12 layers, but its count of 110M parameters needs 14.
     """
-    return RunConfig(
+    return replace(
+        PAPER_BASE,
         data=DataConfig("lm1b"),
         process=replace(PAPER_PROCESS, base=3, layout="serial", switch=0.38),
         denoiser=replace(PAPER_DENOISER, head="digit"),
-        model=paper_lm1b()[0],
+        model=PAPER_LM1B,
         objective=replace(PAPER_OBJECTIVE, interval=(0.3, 0.75)),
-        training=PAPER,
     )
 
 
@@ -231,12 +191,12 @@ def wikitext_2() -> RunConfig:
 
     `rdlm train wikitext-2`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        BASE,
         data=DataConfig("wikitext-2", length=64, tokenizer="bpe", vocabulary=4096),
         process=replace(SYNCHRONOUS, codes="learned"),
         denoiser=DenoiserConfig(features="mean"),
         model=TransformerConfig(width=192, layers=4, heads=4, frequencies=True),
-        objective=TEXT,
         training=replace(SMALL, batch=16, validation_sequences=64),
     )
 
@@ -246,7 +206,8 @@ def words() -> RunConfig:
 
     `rdlm train words`. Not measured here as one run: the packaged model `words` had other settings in its first steps.
     """
-    return RunConfig(
+    return replace(
+        BASE,
         data=DataConfig("wikitext-2", length=64, tokenizer="wordpiece"),
         process=replace(SYNCHRONOUS, codes="learned"),
         model=TransformerConfig(
@@ -274,13 +235,7 @@ def textfile() -> RunConfig:
     `rdlm train textfile --data.file BOOK.txt`. Not measured here. Any tokenizer and alphabet: the total noise is chosen
     by the number of tokens, and more than 1,024 tokens have learned codes in place of the chain.
     """
-    return RunConfig(
-        data=DataConfig("textfile", length=128),
-        process=replace(SYNCHRONOUS, codes="auto"),
-        model=TransformerConfig(width=224, layers=5, heads=4, belief="ngram"),
-        objective=TEXT,
-        training=replace(SMALL, validation_nfe=128),
-    )
+    return replace(SMALL_TEXT, data=DataConfig("textfile", length=128), process=replace(SYNCHRONOUS, codes="auto"))
 
 
 def own() -> RunConfig:
@@ -296,11 +251,10 @@ def digits() -> RunConfig:
 
     `rdlm train digits --minutes 5`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("digits"),
-        process=SYNCHRONOUS,
         model=TransformerConfig(width=160, layers=4, heads=4, dropout=0.1, places=64),
-        objective=NO_BLOCKS,
         training=replace(SMALL, steps=3000, validation_sequences=180),
     )
 
@@ -310,11 +264,11 @@ def mnist() -> RunConfig:
 
     `rdlm train mnist`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("mnist"),
         process=replace(SYNCHRONOUS, base=16),
         model=TransformerConfig(width=160, layers=4, heads=4, places=784),
-        objective=NO_BLOCKS,
         training=replace(SMALL, batch=8),
     )
 
@@ -324,11 +278,11 @@ def cifar10() -> RunConfig:
 
     `torchrun --nproc-per-node 8 -m rdlm train cifar10`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("cifar10"),
         process=replace(SYNCHRONOUS, base=16),
-        model=paper_cifar10()[0],
-        objective=NO_BLOCKS,
+        model=PAPER_CIFAR10,
         training=replace(PAPER, batch=128, steps=100_000, validation_sequences=64),
     )
 
@@ -338,13 +292,11 @@ def cifar10_paper() -> RunConfig:
 
     `torchrun --nproc-per-node 8 -m rdlm train cifar10-paper`. Not measured here.
     """
-    return RunConfig(
-        data=DataConfig("cifar10"),
+    return replace(
+        cifar10(),
         process=PAPER_PROCESS,
         denoiser=replace(PAPER_DENOISER, features="coordinates"),
-        model=paper_cifar10()[0],
         objective=PAPER_OBJECTIVE,
-        training=replace(PAPER, batch=128, steps=100_000, validation_sequences=64),
     )
 
 
@@ -361,7 +313,8 @@ def cifar10_small() -> RunConfig:
 
     `rdlm train cifar10-small --minutes 40`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        BASE,
         data=DataConfig("cifar10"),
         process=LEVELS,
         denoiser=DenoiserConfig(features="level"),
@@ -384,11 +337,10 @@ def promoter() -> RunConfig:
 
     `rdlm train promoter --data.file FILE.npz`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("promoter"),
-        process=SYNCHRONOUS,
-        model=paper_promoter()[0],
-        objective=NO_BLOCKS,
+        model=PAPER_PROMOTER,
         training=replace(PAPER, batch=256, steps=100_000, precision="float32", validation_nfe=300),
     )
 
@@ -398,13 +350,11 @@ def promoter_paper() -> RunConfig:
 
     `rdlm train promoter-paper --data.file FILE.npz`. Not measured here.
     """
-    return RunConfig(
-        data=DataConfig("promoter"),
+    return replace(
+        promoter(),
         process=PAPER_PROCESS,
         denoiser=replace(PAPER_DENOISER, features="coordinates"),
-        model=paper_promoter()[0],
         objective=PAPER_OBJECTIVE,
-        training=replace(PAPER, batch=256, steps=100_000, precision="float32", validation_nfe=300),
     )
 
 
@@ -414,11 +364,10 @@ def promoter_chr22() -> RunConfig:
     `rdlm train promoter-chr22 --minutes 5`. Measured: 1.900 [1.893, 1.907] bits per base in strided order at 64 calls
     after 150 steps. An n-gram chain alone has 1.915, and does not speed up the training of the network.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("promoter-chr22"),
-        process=SYNCHRONOUS,
         model=ConvolutionConfig(width=128, stacks=1),
-        objective=NO_BLOCKS,
         training=replace(SMALL, batch=8),
     )
 
@@ -429,11 +378,10 @@ def chr22() -> RunConfig:
     `rdlm train chr22`, a quarter of an hour on one core: the packaged model `dna`. Measured: 1.812 [1.804, 1.820] bits
     per base of the test split, given the label, synchronously at 64 calls.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("chr22"),
-        process=SYNCHRONOUS,
         model=ConvolutionConfig(width=64, stacks=1),
-        objective=NO_BLOCKS,
         training=replace(SMALL, steps=4000, batch=8, validate_every=1000),
     )
 
@@ -443,41 +391,41 @@ def regulatory() -> RunConfig:
 
     `rdlm train regulatory --data.accept-licence`. Not measured here.
     """
-    return RunConfig(
+    return replace(
+        NO_BLOCKS_BASE,
         data=DataConfig("regulatory"),
-        process=SYNCHRONOUS,
         model=TransformerConfig(width=160, layers=4, heads=4),
-        objective=NO_BLOCKS,
         training=replace(SMALL, batch=16),
     )
 
 
-PRESETS: dict[str, Callable[[], RunConfig]] = {
-    "demo": demo,
-    "text8": text8,
-    "text8-paper": text8_paper,
-    "text8-small": text8_small,
-    "text8-small-paper": text8_small_paper,
-    "enwik8": enwik8,
-    "lm1b": lm1b,
-    "lm1b-packed": lm1b_packed,
-    "lm1b-paper": lm1b_paper,
-    "wikitext-2": wikitext_2,
-    "words": words,
-    "textfile": textfile,
-    "own": own,
-    "digits": digits,
-    "mnist": mnist,
-    "cifar10": cifar10,
-    "cifar10-paper": cifar10_paper,
-    "cifar10-small": cifar10_small,
-    "mnist-small": mnist_small,
-    "promoter": promoter,
-    "promoter-paper": promoter_paper,
-    "promoter-chr22": promoter_chr22,
-    "chr22": chr22,
-    "regulatory": regulatory,
-}
+_ALL = (
+    demo,
+    text8,
+    text8_paper,
+    text8_small,
+    text8_small_paper,
+    enwik8,
+    lm1b,
+    lm1b_packed,
+    lm1b_paper,
+    wikitext_2,
+    words,
+    textfile,
+    own,
+    digits,
+    mnist,
+    cifar10,
+    cifar10_paper,
+    cifar10_small,
+    mnist_small,
+    promoter,
+    promoter_paper,
+    promoter_chr22,
+    chr22,
+    regulatory,
+)
+PRESETS: dict[str, Callable[[], RunConfig]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 
 
 def preset(name: str) -> RunConfig:

@@ -17,18 +17,20 @@ from rdlm.model.network import build, parameter_count
 
 
 @pytest.mark.parametrize(
-    ("preset", "published", "count"),
+    ("network_config", "interface", "published", "count"),
     [
-        (presets.paper_text8(), 92.4e6, 92_490_651),
-        (presets.paper_lm1b(), 110e6, 107_819_907),
-        (presets.paper_cifar10(), 28e6, 28_037_120),
-        (presets.paper_promoter(), 13.3e6, 13_328_388),
+        (presets.PAPER_TEXT8, Interface(features=28, outputs=27), 92.4e6, 92_490_651),
+        (presets.PAPER_LM1B, Interface(features=4, outputs=3, digits=10), 110e6, 107_819_907),
+        (presets.PAPER_CIFAR10, Interface(features=257, outputs=256), 28e6, 28_037_120),
+        (presets.PAPER_PROMOTER, Interface(features=5, outputs=4, signal=1), 13.3e6, 13_328_388),
     ],
     ids=["text8", "lm1b", "cifar10", "promoter"],
 )
-def test_presets_have_the_published_size(preset: presets.Preset, published: float, count: int) -> None:
+def test_presets_have_the_published_size(
+    network_config: config.NetworkConfig, interface: Interface, published: float, count: int
+) -> None:
     with torch.device("meta"):
-        network = build(*preset)
+        network = build(network_config, interface)
     assert parameter_count(network) == count
     assert count == pytest.approx(published, rel=0.02)
 
