@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,67 +140,6 @@ class Trace:
         return torch.linspace(0, spheres - 1, min(SHOWN_SPHERES, spheres)).round().long()
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>__TITLE__</title><style>
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; color: #222; background: #fff }
-#text { font: 15px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; min-height: 12em }
-#text span { border-radius: 2px } canvas { display: block; margin: 1rem auto }
-input { width: 24rem; vertical-align: middle }
-</style></head><body>
-<h1>__TITLE__</h1>
-<p><button id="play" type="button">Pause</button>
-<label>step <input id="step" type="range" min="0"> <output id="at"></output></label></p>
-<div id="text" aria-live="off"></div>
-<canvas id="sphere" width="420" height="420" role="img"
- aria-label="states moving from the mask to the vertices of their tokens"></canvas>
-<p>Each token is the likeliest one at this step, bluer where the model is more certain. Each dot is one position's state
-on the unit sphere: up is the mask, right is the token that it ends in, towards you are all the others.</p>
-<script type="application/json" id="frames">__FRAMES__</script>
-<script>
-const frames = JSON.parse(document.getElementById("frames").textContent);
-const [text, step, at, play] = ["text", "step", "at", "play"].map(id => document.getElementById(id));
-const canvas = document.getElementById("sphere"), pen = canvas.getContext("2d");
-let timer = null;
-step.max = frames.length - 1;
-function project([x, y, z]) { return [60 + 300 * (x + 0.35 * z), 350 - 300 * (y + 0.2 * z) + 60 * z]; }
-function arc(from, to) {
-  pen.beginPath();
-  for (let i = 0; i <= 40; i++) {
-    const a = Math.PI / 2 * i / 40, p = from.map((v, k) => Math.cos(a) * v + Math.sin(a) * to[k]);
-    pen.lineTo(...project(p));
-  }
-  pen.stroke();
-}
-function show(n) {
-  const frame = frames[n];
-  text.replaceChildren(...frame.tokens.map((word, i) => {
-    const span = document.createElement("span"), c = frame.certainty[i];
-    span.textContent = word;
-    span.style.background = `rgba(33, 102, 172, ${(0.85 * c).toFixed(3)})`;
-    span.style.color = c > 0.6 ? "#fff" : "#222";
-    span.title = `${(100 * c).toFixed(1)}%`;
-    return span;
-  }));
-  pen.clearRect(0, 0, canvas.width, canvas.height);
-  pen.strokeStyle = "#aaa"; pen.fillStyle = "#222"; pen.font = "14px sans-serif";
-  const [token, mask, others] = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
-  arc(token, mask); arc(mask, others); arc(others, token);
-  pen.fillText("its token", 330, 375); pen.fillText("mask", 40, 40); pen.fillText("other tokens", 90, 375);
-  pen.fillStyle = "rgba(178, 24, 43, 0.7)";
-  for (const point of frame.points) { pen.beginPath(); pen.arc(...project(point), 4, 0, 7); pen.fill(); }
-  step.value = n; at.textContent = `${n} of ${frames.length - 1}`;
-}
-function toggle() {
-  if (timer) { clearInterval(timer); timer = null; play.textContent = "Play"; return; }
-  play.textContent = "Pause";
-  timer = setInterval(() => show((+step.value + 1) % frames.length), 120);
-}
-play.onclick = toggle; step.oninput = () => { if (timer) toggle(); show(+step.value); };
-show(0);
-if (matchMedia("(prefers-reduced-motion: reduce)").matches) { play.textContent = "Play"; } else { toggle(); }
-</script></body></html>
-"""
-
 COLUMNS = 43
 """Tokens per line of a GIF: three lines for 128 tokens."""
 CELL = 18, 28
@@ -234,7 +174,8 @@ def html(trace: Trace) -> str:
     ]
     # Escape '<': a text may contain '</script>'.
     content = json.dumps(frames).replace("<", "\\u003c")
-    return PAGE.replace("__TITLE__", "A sample takes shape").replace("__FRAMES__", content)
+    page = (resources.files("rdlm.display") / "animation.html").read_text("utf-8")
+    return page.replace("__TITLE__", "A sample takes shape").replace("__FRAMES__", content)
 
 
 def gif(trace: Trace) -> bytes:

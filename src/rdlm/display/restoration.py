@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from importlib import resources
 from itertools import groupby
 from typing import Any, Final
 
@@ -44,7 +45,8 @@ def terminal_text(places: Sequence[Place]) -> str:
 def restoration_page(rows: Sequence[Mapping[str, Any]], about: str) -> str:
     """Return a web page of restorations, rows of `rdlm restore --json`, under one line that describes them."""
     sections = "\n".join(_section(row, number) for number, row in enumerate(rows, 1))
-    head, _, tail = PAGE.partition("__SECTIONS__")
+    page = (resources.files("rdlm.display") / "restoration.html").read_text("utf-8")
+    head, _, tail = page.partition("__SECTIONS__")
     return head.replace("__ABOUT__", escape(about)) + sections + tail
 
 
@@ -119,47 +121,3 @@ def _others(place: Place) -> str:
 
 def _inline(char: str) -> str:
     return "⏎" if char == "\n" else char
-
-
-PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Restored text</title>
-<style>
-:root { color-scheme: light dark; --changed: #b7e4c0; --unsure: #ffe08a; --guess: #ffb3a7; --ink: #1b1b1b;
-  --page: #fdfdfb; --line: #d5d5d0; --soft: #5c5c58; --tip: #222; --tip-ink: #fff; }
-@media (prefers-color-scheme: dark) { :root { --changed: #1f5a30; --unsure: #6b5200; --guess: #7c2a1e;
-  --ink: #e8e8e4; --page: #17181a; --line: #3a3c40; --soft: #a5a5a0; --tip: #eee; --tip-ink: #111; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 54rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-bottom: 0; } h3 { font-size: 1rem; }
-p { color: var(--soft); margin: .3rem 0; }
-pre { font: 15px/1.9 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
-  border: 1px solid var(--line); border-radius: 6px; padding: .8rem 1rem; margin: .6rem 0; }
-b { font-weight: inherit; border-radius: 3px; position: relative; }
-b[tabindex] { cursor: help; }
-b.changed { background: var(--changed); font-weight: 700; text-decoration: underline; }
-b.unsure { background: var(--unsure); }
-b.guess { background: var(--guess); }
-b[data-about]:hover::after, b[data-about]:focus::after { content: attr(data-about); position: absolute; left: 0;
-  top: 1.8em; z-index: 1; width: max-content; max-width: 16rem; padding: .2rem .5rem; border-radius: 4px;
-  background: var(--tip); color: var(--tip-ink); font: 400 13px/1.4 system-ui, sans-serif; white-space: normal; }
-del { color: var(--soft); }
-table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto; }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); }
-td.where { font-family: ui-monospace, monospace; white-space: pre; }
-summary { cursor: pointer; margin: .6rem 0; }
-</style>
-</head>
-<body>
-<h1>Restored text</h1>
-<p>__ABOUT__</p>
-<p><b class="changed">changed</b>, <b class="unsure">less than 90% sure</b>, <b class="guess">less than 50%</b>. Point
-at a marked character, or move to it with the tab key, for what was read and what else it may be.</p>
-__SECTIONS__
-</body>
-</html>
-"""
