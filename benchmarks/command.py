@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.registry import REGISTRY, chosen, measured
-from rdlm.display.progress import bar, say
-from rdlm.display.text_table import print_json, table
+from rdlm.display.progress import bar
+from rdlm.display.text_table import print_json, say, table
 from rdlm.errors import InputError
 
 COLUMNS = ("name", "against", "ratio", "quartiles", "target", "ok", "note")

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from rdlm.display.progress import say
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_json, say, table
 from rdlm.errors import InputError
 
 Name = Literal["objectives", "splitting", "changes", "transition", "radial", "speed", "frontier", "steps"]

@@ -20,7 +20,7 @@ from rdlm.api.language_model import LanguageModel, describe, find, load
 from rdlm.config import DataConfig, RunConfig
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Bytes, Characters, Levels, Tokenizer, to_standard
-from rdlm.display.progress import say
+from rdlm.display.text_table import say
 from rdlm.errors import InputError
 from rdlm.methods import build
 from rdlm.methods.base import Method

@@ -7,27 +7,16 @@ from json import dumps as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from rdlm.display.progress import say
+from rdlm.display.text_table import say
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
     from rdlm.certify import Certificate
-    from rdlm.likelihood.certificate import Verdict
+    from rdlm.likelihood.certificate import Case, Verdict
 
 
-COLUMNS = (
-    "source",
-    "path",
-    "bridge",
-    "kernel",
-    "clock",
-    "steps",
-    "entropy",
-    "bound",
-    "stderr",
-    "slack_percent",
-    "verdict",
-)
+COLUMNS = ["source", "path", "bridge", "kernel", "clock", "steps"]
+COLUMNS += ["entropy", "bound", "stderr", "slack_percent", "verdict"]
 
 Law = Literal["normalisation", "relabelling", "steps", "sampler", "coverage"]
 
@@ -90,7 +79,6 @@ class Certify:
 
     def _certify_named(self) -> int:
         from rdlm.certify import certify
-        from rdlm.display.text_table import print_json
 
         found = certify(
             self.estimator,
@@ -102,12 +90,7 @@ class Certify:
             train_steps=self.train_steps,
             seconds=self.seconds,
         )
-        if self.out is not None:
-            self._write_files({"certify.json": _json(found.row()), "report.html": found.html()})
-        if self.json:
-            print_json(found.row())
-        else:
-            print(found)
+        self._report(found.row(), str(found), {} if self.out is None else {"report.html": found.html()})
         return 0 if found.outcome == "held" else 1
 
     def _certify_gallery(self) -> int:
@@ -117,112 +100,84 @@ class Certify:
         from rdlm.certify.checks import Plan
         from rdlm.certify.gallery import GALLERY
         from rdlm.display.progress import bar
-        from rdlm.display.text_table import print_json
 
         torch.set_num_threads(1)
-        seeds = (self.seed, self.seed + 1)
-        runs: dict[int, list[Certificate]] = {}
+        runs: dict[int, list[Certificate]] = {self.seed: [], self.seed + 1: []}
         with bar(2 * len(GALLERY), "certify", "estimator") as progress:
-            for seed in seeds:
-                runs[seed] = []
+            for seed, run in runs.items():
                 for certificate in certify_gallery(Plan(self.samples, seed)):
-                    runs[seed].append(certificate)
+                    run.append(certificate)
                     progress.update()
-        rows = [certificate.row() for run in runs.values() for certificate in run]
-        if self.out is not None:
-            self._write_files({"certify.json": _json({"rows": rows}), "estimators.md": gallery_page(runs)})
-        if self.json:
-            print_json({"rows": rows})
-        else:
-            print(gallery_page(runs), end="")
-        wrong = [c for run in runs.values() for c in run if expected(c.estimator) != (c.outcome != "violated")]
-        for certificate in wrong:
-            say(f"{certificate.estimator}, seed {certificate.seed}: {certificate.verdict}")
+        certificates = [(seed, certificate) for seed, run in runs.items() for certificate in run]
+        page = gallery_page(runs)
+        rows = [certificate.row() for _, certificate in certificates]
+        self._report({"rows": rows}, page.removesuffix("\n"), {"estimators.md": page})
+        wrong = [(seed, c) for seed, c in certificates if expected(c.estimator) != (c.outcome != "violated")]
+        for seed, certificate in wrong:
+            say(f"{certificate.estimator}, seed {seed}: {certificate.verdict}")
         return 1 if wrong else 0
 
     def _measure_slack(self) -> int:
-        import torch
+        from rdlm.display.text_table import table
+        from rdlm.likelihood.certificate import slack_cases
 
-        from rdlm.display.progress import bar
-        from rdlm.display.text_table import print_json, table
-        from rdlm.likelihood.certificate import measure, slack_cases
-
-        torch.set_num_threads(1)
-        generator, rows = torch.Generator().manual_seed(self.seed), []
-        listed = list(slack_cases(self.steps))
-        with bar(len(listed), "certify", "case") as progress:
-            for case in listed:
-                row = measure(case, self.paths, generator).row()
-                percent = 100 * float(str(row["stderr"])) / float(str(row["entropy"]))
-                rows.append(row | {"length": case.source.length, "stderr_percent": percent})
-                progress.update()
-        if self.json:
-            print_json({"rows": rows, "paths": self.paths, "seed": self.seed, "unit": "nats"})
-        else:
-            columns = ("source", "length", "steps", "entropy", "bound", "slack_percent", "stderr_percent")
-            print(table(rows, columns))
-        if self.out is not None:
-            self._write_files({"certify.json": _json({"rows": rows, "seed": self.seed})})
+        rows = []
+        for verdict in self._measured(list(slack_cases(self.steps))):
+            row = verdict.row()
+            percent = 100 * float(str(row["stderr"])) / float(str(row["entropy"]))
+            rows.append(row | {"length": verdict.case.source.length, "stderr_percent": percent})
+        columns = ("source", "length", "steps", "entropy", "bound", "slack_percent", "stderr_percent")
+        self._report({"rows": rows, "paths": self.paths, "seed": self.seed, "unit": "nats"}, table(rows, columns))
         return 0 if all(row["ok"] for row in rows) else 1
 
     def _certify_package(self) -> int:
-        from rdlm.display.text_table import print_json, table
+        from rdlm.display.text_table import table
+        from rdlm.likelihood.certificate import cases, draw_information
 
-        verdicts = self._measure()
+        verdicts = self._measured(list(cases(self.steps)))
         rows = [verdict.row() for verdict in verdicts]
+        text = table([row | {"verdict": _words(row)} for row in rows], COLUMNS) + (
+            "\n\nPosteriors are exact (Bayes' rule on the evidence); nothing is trained. Nats per sequence."
+            "\nA switch at the paper's time discards the information of the first path: samples remain correct,"
+            "\nbut the bound is looser."
+        )
+        sizes = {"steps": self.steps, "paths": self.paths, "seed": self.seed, "unit": "nats"}
+        self._report({"rows": rows, **sizes}, text)
         if self.out is not None:
-            self._write(verdicts, rows)
-        if self.json:
-            print_json({"rows": rows, "steps": self.steps, "paths": self.paths, "seed": self.seed, "unit": "nats"})
-        else:
-            print(table([row | {"verdict": _words(row)} for row in rows], COLUMNS))
-            print(
-                "\nPosteriors are exact (Bayes' rule on the evidence); nothing is trained. Nats per sequence."
-                "\nA switch at the paper's time discards the information of the first path: samples remain correct,"
-                "\nbut the bound is looser."
-            )
+            draw_information(verdicts, self.out / "information.png")
+            say(f"wrote {self.out / 'information.png'}")
         failed = [row for row in rows if not row["ok"]]
         if failed:
             say(f"{len(failed)} of {len(rows)} bounds lie below the entropy")
         return 1 if failed else 0
 
-    def _measure(self) -> list[Verdict]:
+    def _measured(self, cases: list[Case]) -> list[Verdict]:
         import torch
 
         from rdlm.display.progress import bar
-        from rdlm.likelihood.certificate import cases, measure
+        from rdlm.likelihood.certificate import measure
 
         torch.set_num_threads(1)  # many small operations, for which more threads are slower
         generator = torch.Generator().manual_seed(self.seed)
-        listed = list(cases(self.steps))
         verdicts = []
-        with bar(len(listed), "certify", "case") as progress:
-            for case in listed:
+        with bar(len(cases), "certify", "case") as progress:
+            for case in cases:
                 progress.set_postfix_str(f"{case.source.name} {case.label}")
                 # The spliced estimator has a larger variance than whole paths.
                 verdicts.append(measure(case, self.paths * (10 if case.spliced else 1), generator))
                 progress.update()
         return verdicts
 
-    def _write(self, verdicts: list[Verdict], rows: list[dict[str, object]]) -> None:
-        from rdlm.likelihood.certificate import draw_information
-
-        assert self.out is not None
-        self._write_files({"certify.json": _json({"rows": rows, "seed": self.seed})})
-        draw_information(verdicts, self.out / "information.png")
-        say(f"wrote {self.out / 'information.png'}")
-
-    def _write_files(self, files: dict[str, str]) -> None:
+    def _report(self, result: dict[str, object], text: str, files: dict[str, str] | None = None) -> None:
+        """Print a result as JSON or text, and write it and further files into --out."""
+        from rdlm.display.text_table import print_result
         from rdlm.storage.files import write_atomic
 
-        assert self.out is not None
-        for name, content in files.items():
-            write_atomic(self.out / name, content)
-            say(f"wrote {self.out / name}")
-
-
-def _json(content: dict[str, object]) -> str:
-    return json_text(content, indent=2) + "\n"
+        if self.out is not None:
+            for name, content in {"certify.json": json_text(result, indent=2) + "\n", **(files or {})}.items():
+                write_atomic(self.out / name, content)
+                say(f"wrote {self.out / name}")
+        print_result(result, text, self.json)
 
 
 def _words(row: dict[str, object]) -> str:

@@ -11,8 +11,7 @@ from typing import Any, cast, get_args
 
 from rdlm.cli.train import FromPreset
 from rdlm.config import READ_EVIDENCE, MethodName, RunConfig
-from rdlm.display.progress import say
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_json, print_result, say, table
 from rdlm.errors import DivergedError, InputError
 
 COLUMNS = ["method", "order", "best", "bound", "low", "high", "verdict", "unigram", "bigram", "± bigram"]
@@ -85,7 +84,7 @@ class Compare(FromPreset):
         try:
             rows = compare(comparison, out, steps=self.steps, minutes=minutes, began=began)
         except InterruptedRunError as stopped:
-            say(f"{stopped}")
+            say(str(stopped))
             return stopped.code
         except DivergedError as error:
             say(f"error: {error}")
@@ -197,15 +196,13 @@ class Methods:
     def run(self) -> int:
         """List the methods and return 0."""
         rows = rows_of_methods()
-        if self.json:
-            print_json({"rows": rows})
-            return 0
-        print(table(rows, METHOD_COLUMNS))
-        print(
-            "\nexact, bound: for the sampler with the same number of calls; certificate: excess over the entropy of an"
-            "\nindependent source with the exact posterior and 64 calls. PixelCNN++, Sparse Transformer, Transformer-XL"
-            "\nand other architectures of autoregression are represented by autoregressive on the common network."
+        text = table(rows, METHOD_COLUMNS) + (
+            "\n\nexact, bound: for the sampler with the same number of calls; certificate: excess over the entropy of"
+            "\nan independent source with the exact posterior and 64 calls. PixelCNN++, Sparse Transformer,"
+            "\nTransformer-XL and other architectures of autoregression are represented by autoregressive on the"
+            "\ncommon network."
         )
+        print_result({"rows": rows}, text, self.json)
         return 0
 
 

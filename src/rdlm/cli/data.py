@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_result, table
 from rdlm.errors import InputError
 
 
@@ -51,10 +51,7 @@ class Data:
         """Run the action and return 0."""
         logging.basicConfig(format="rdlm: %(message)s")
         rows = {"list": self._list, "get": self._get, "verify": self._verify}[self.action]()
-        if self.json:
-            print_json({"rows": rows})
-        else:
-            print(table(rows, _COLUMNS[self.action]))
+        print_result({"rows": rows}, table(rows, _COLUMNS[self.action]), self.json)
         return 0
 
     def _list(self) -> list[dict[str, Any]]:

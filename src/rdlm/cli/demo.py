@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdlm.cli.evaluate import Evaluate
 from rdlm.cli.train import attempt
-from rdlm.display.progress import say
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_json, say, table
 from rdlm.errors import InputError
 from rdlm.presets import preset
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_result, table
 from rdlm.errors import DamagedFileError
 from rdlm.storage.files import cache_dir
 
@@ -60,10 +60,7 @@ class Doctor:
         checks = [python(), *needed, torch_build(), threads(), cache(), runs()]
         checks += [leftovers(), tables(), corpora(), *self_test()]
         rows = [asdict(check) for check in checks]
-        if self.json:
-            print_json({"checks": rows})
-        else:
-            print(table(rows, ["name", "ok", "required", "detail"]))
+        print_result({"checks": rows}, table(rows, ["name", "ok", "required", "detail"]), self.json)
         return int(any(check.required and not check.ok for check in checks))
 
 

@@ -13,8 +13,7 @@ import tyro
 
 from rdlm.cli import ModelOptions
 from rdlm.config import OrderChoice
-from rdlm.display.progress import say
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_result, say, table
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,7 +86,10 @@ class Evaluate(ModelOptions):
         # Checks the options before the model is loaded.
         self._plan(TokenSchedule(self.window or 1), 1 if self.nfe is None or self.nfe == "inf" else self.nfe)
         if self.orders:
-            self._show_orders(self.measure_orders())
+            bounds = self.measure_orders()
+            text = table(bounds["rows"], ("order", "block", "calls", "value", "low", "high"))
+            text += f"\n\n{bounds['unit']}, 95% intervals; {bounds['evaluations']} evaluations each"
+            print_result(bounds, text, self.json)
             return 0
         import torch
 
@@ -97,7 +99,7 @@ class Evaluate(ModelOptions):
         from rdlm.train.run import load_corpus_of_model
 
         model = self.load(self.model)
-        self._home(model)  # refused before the work
+        self._folders(model)  # refused before the work
         plan = self._plan(*self._order(model))
         scorer = None if self.scorer is None else scorer_of(self.scorer)
         corpus = load_corpus_of_model(model.config, self.file)
@@ -106,20 +108,16 @@ class Evaluate(ModelOptions):
         weights = fingerprint(model.method.network)
         result = {"run": model.name, "protocol": corpus.protocol, "weights": weights, **to_json(found)}
         self._write(model, found, result)
-        if self.json:
-            print_json(result)
-        else:
-            _show(found)
+        print_result(result, _shown(found), self.json)
         return 0
 
-    def _order(self, model: LanguageModel) -> tuple[TokenSchedule, int]:
+    def _order(self, model: LanguageModel) -> tuple[TokenSchedule | None, int]:
         """Return the token schedule and the network calls of the options, and print warnings."""
         from rdlm.api.orders import choose_order
-        from rdlm.process.order import TokenSchedule
 
         own, requested = model.method.token_schedule, None if self.nfe == "inf" else self.nfe
         if self.order is None and self.block is None and self.window is None:
-            return own or TokenSchedule(), model.nfe if requested is None else requested
+            return own, model.nfe if requested is None else requested
         if own is None:
             raise InputError(
                 f"{model.name} is a run of the method {model.config.method!r}, whose bound has no option but --nfe: "
@@ -127,25 +125,20 @@ class Evaluate(ModelOptions):
             )
         chosen = choose_order(model, self.order or "auto", requested, model.length, self.block, self.window)
         for notice in chosen.notices:
-            say(f"{notice}")
+            say(notice)
         return chosen.schedule, chosen.nfe
 
-    def _plan(self, window: TokenSchedule, own_nfe: int) -> EvaluationPlan:
+    def _plan(self, schedule: TokenSchedule | None, own_nfe: int) -> EvaluationPlan:
         from rdlm.evaluate.evaluate import EvaluationPlan
         from rdlm.methods.bound import Setting
         from rdlm.process.order import TokenSchedule
 
         nfe = None if self.nfe == "inf" else own_nfe
-        setting = Setting(
-            nfe,
-            self.kernel,
-            None if window == TokenSchedule(1, window.order) else window,
-            self.estimator,
-            self.states,
-        )
+        if schedule is not None and schedule == TokenSchedule(1, schedule.order):
+            schedule = None  # all tokens move together
         curve = parse_nfe(self.curve_nfe) if self.curve_nfe is not None else ()
         return EvaluationPlan(
-            setting,
+            Setting(nfe, self.kernel, schedule, self.estimator, self.states),
             self.split,
             self.sequences,
             self.evaluations,
@@ -159,12 +152,15 @@ class Evaluate(ModelOptions):
         """Measure the bound of every order, write orders.json, and return its content."""
         import torch
 
+        from rdlm.api.orders import ORDERS
         from rdlm.evaluate.evaluate import CALLS, measure_orders
+        from rdlm.storage.files import write_atomic
         from rdlm.train.run import load_corpus_of_model
 
         if self.order is not None or self.block is not None or self.window is not None or self.nfe is not None:
             raise InputError("--orders measures every order: leave out --order, --block, --window and --nfe")
         model = self.load(self.model)
+        checkpoint, out = self._folders(model)  # refused before the work
         calls = CALLS if self.curve_nfe is None else parse_nfe(self.curve_nfe)
         if None in calls:
             raise InputError("--orders measures finite numbers of network calls: leave out inf in --curve-nfe")
@@ -172,31 +168,18 @@ class Evaluate(ModelOptions):
         corpus = load_corpus_of_model(model.config, self.file)
         with torch.no_grad(), _Bars() as bars:
             found = measure_orders(model, corpus, plan, [one for one in calls if one is not None], bars.begin)
-        self._write_orders(model, found)
+        place = out if checkpoint is None else checkpoint
+        write_atomic(place / ORDERS, json.dumps(found, indent=1, allow_nan=False) + "\n")
+        unused = f"; --order auto reads {ORDERS} in the folder of a checkpoint only" if checkpoint is None else ""
+        say(f"wrote {place / ORDERS}{unused}")
         return found
 
-    def _show_orders(self, found: dict[str, Any]) -> None:
-        if self.json:
-            print_json(found)
-            return
-        print(table(found["rows"], ("order", "block", "calls", "value", "low", "high")))
-        print(f"\n{found['unit']}, 95% intervals; {found['evaluations']} evaluations each")
+    def _folders(self, model: LanguageModel) -> tuple[Path | None, Path]:
+        """Return the folder of the checkpoint, for measurements that the sampler reads, and that of the results.
 
-    def _write_orders(self, model: LanguageModel, found: dict[str, Any]) -> None:
-        from rdlm.api.orders import ORDERS
-        from rdlm.storage.files import write_atomic
-
-        home, published = self._home(model)
-        assert model.folder is not None  # always set by `rdlm.load`
-        place = self.out or home / f"evaluation-{self.split}"
-        if self.split == "validation" and not published:  # the sampler must not depend on the test split
-            place = model.folder
-        write_atomic(place / ORDERS, json.dumps(found, indent=1, allow_nan=False) + "\n")
-        unused = "" if place == model.folder else f"; --order auto reads {ORDERS} in the folder of a checkpoint only"
-        say(f"wrote {place / ORDERS}{unused}")
-
-    def _home(self, model: LanguageModel) -> tuple[Path, bool]:
-        """Return the folder of a model's evaluations, and whether the model is published: its files do not change."""
+        The first is None for a published model, whose files do not change, and for the test split, on which the sampler
+        must not depend.
+        """
         from rdlm.api import publish
         from rdlm.storage.files import check_no_link
 
@@ -205,7 +188,8 @@ class Evaluate(ModelOptions):
         home = Path("runs") / f"published-{Path(model.name).name}" if published else model.folder.parent
         if self.out is None:
             check_no_link(home / f"evaluation-{self.split}")
-        return home, published
+        checkpoint = model.folder if self.split == "validation" and not published else None
+        return checkpoint, self.out or home / f"evaluation-{self.split}"
 
     def _write(self, model: LanguageModel, found: Evaluation, result: dict[str, object]) -> None:
         from rdlm.evaluate.evaluate import curve_to_json
@@ -213,19 +197,14 @@ class Evaluate(ModelOptions):
         from rdlm.storage.files import write_atomic
         from rdlm.storage.measurements import CURVE, NAME
 
-        folder = model.folder
-        assert folder is not None  # always set by `rdlm.load`
-        home, published = self._home(model)
-        out = self.out or home / f"evaluation-{self.split}"
-        write_atomic(out / NAME, json.dumps(result, indent=2, allow_nan=False) + "\n")
-        write_atomic(out / "report.html", evaluation_page(model, found))
-        written = [out / NAME, out / "report.html"]
-        # The sampler must not depend on the test split.
-        curve = curve_to_json(found) if self.split == "validation" and not published else None
-        if curve is not None:
-            write_atomic(folder / CURVE, json.dumps(curve) + "\n")
-            written.append(folder / CURVE)
-        say(f"wrote {', '.join(map(str, written))}")
+        checkpoint, out = self._folders(model)
+        files = {out / NAME: json.dumps(result, indent=2, allow_nan=False) + "\n"}
+        files[out / "report.html"] = evaluation_page(model, found)
+        if checkpoint is not None and (curve := curve_to_json(found)) is not None:
+            files[checkpoint / CURVE] = json.dumps(curve) + "\n"
+        for path, content in files.items():
+            write_atomic(path, content)
+        say(f"wrote {', '.join(map(str, files))}")
 
 
 def parse_nfe(text: str) -> tuple[int | None, ...]:
@@ -261,11 +240,9 @@ class _Bars:
         self._open.close()
 
 
-def _show(found: Evaluation) -> None:
+def _shown(found: Evaluation) -> str:
     rows = [{"metric": name, **value.to_json()} for name, value in found.metrics.items()]
-    print(table(rows, ("metric", "value", "low", "high", "unit", "convention")))
-    if found.note is not None:
-        print(f"\nnote: {found.note}")
-    if len(found.rows) > 1:
-        print()
-        print(table(found.rows, ("calls", "value", "low", "high", "unit")))
+    parts = [table(rows, ("metric", "value", "low", "high", "unit", "convention"))]
+    parts += [] if found.note is None else [f"note: {found.note}"]
+    parts += [table(found.rows, ("calls", "value", "low", "high", "unit"))] if len(found.rows) > 1 else []
+    return "\n\n".join(parts)

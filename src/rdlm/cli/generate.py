@@ -11,7 +11,7 @@ import tyro
 
 from rdlm.cli import ModelOptions
 from rdlm.config import SamplingOptions, attribute_docstrings
-from rdlm.display.progress import say
+from rdlm.display.text_table import say
 from rdlm.errors import InputError
 from rdlm.storage.files import check_output
 
@@ -99,7 +99,7 @@ class Generate(ModelOptions, SamplingOptions):
 
         order = generation.order
         for notice in order.notices if order is not None else ():
-            say(f"{notice}")
+            say(notice)
         if self.json:
             image = model.kind == "image"
             samples = [

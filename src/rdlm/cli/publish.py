@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from rdlm.display.text_table import print_json
+from rdlm.display.text_table import print_result, say
 from rdlm.errors import InputError
 
 
@@ -43,16 +42,11 @@ class Publish:
         model = rdlm.load(self.model)
         measured = [str(found["split"]) for found in publish.evaluations(model)]
         if not measured:
-            print(
-                "rdlm: these weights have not been evaluated; run rdlm evaluate to have results in the card",
-                file=sys.stderr,
-            )
+            say("these weights have not been evaluated; run rdlm evaluate to have results in the card")
         if remote:
             place = model.push_to_hub(self.target, private=self.private, dtype=self.dtype)
         else:
             place = str(model.save(Path(self.target), dtype=self.dtype))
-        if self.json:
-            print_json({"model": model.name, "place": place, "dtype": self.dtype, "evaluations": measured})
-        else:
-            print(place)
+        result = {"model": model.name, "place": place, "dtype": self.dtype, "evaluations": measured}
+        print_result(result, place, self.json)
         return 0

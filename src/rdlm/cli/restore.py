@@ -14,8 +14,7 @@ import tyro
 from rdlm.cli import ModelOptions
 from rdlm.cli.score import LARGEST_TEXT, model_and_input, read_text
 from rdlm.config import OrderName
-from rdlm.display.progress import say
-from rdlm.display.text_table import print_json
+from rdlm.display.text_table import print_json, say
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.storage.files import check_output, write_atomic
 
@@ -233,7 +232,7 @@ class Restore(ModelOptions):
                 self._show(row)
         if kept and not self.json:
             say(f"kept as they are, since the model's alphabet lacks them: {kept} characters")
-        say(f"{about}")
+        say(about)
 
     def _bound(self, model: LanguageModel, reading: Reading) -> dict[str, object]:
         from rdlm.api.reading_likelihood import observation_bound
@@ -256,7 +255,7 @@ class Restore(ModelOptions):
         if self.bound:
             print(f"-log p of the reading is at most {row['nats']:.2f} ± {1.96 * row['stderr']:.2f} nats")
         if coloured:
-            say(f"{LEGEND}")
+            say(LEGEND)
 
     def _write(self, rows: list[dict[str, Any]], about: str) -> None:
         from rdlm.display.restoration import restoration_page

@@ -14,8 +14,7 @@ import tyro
 
 from rdlm.cli import ModelOptions
 from rdlm.config import OrderChoice
-from rdlm.display.progress import say
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_json, say, table
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class ScoreText(ModelOptions):
         estimator = None if self.estimator == "auto" else self.estimator
         order = order_for(model, self.order, self.nfe, self.block)
         for notice in order.notices if order is not None else ():
-            say(f"{notice}")
+            say(notice)
         effort = effort_for(model, windows, self.nfe, estimator, self.seed, order)
         return effort if self.draws is None else replace(effort, draws=self.draws)
 

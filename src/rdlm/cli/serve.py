@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from rdlm.cli import ModelOptions
-from rdlm.display.progress import say
+from rdlm.display.text_table import say
 from rdlm.errors import InputError
 
 if TYPE_CHECKING:

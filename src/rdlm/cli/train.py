@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 import tyro
 
 from rdlm.config import DataConfig, RunConfig
-from rdlm.display.text_table import print_json, table
+from rdlm.display.text_table import print_json, print_result, say, table
 from rdlm.errors import DivergedError, InputError, require
 from rdlm.presets import PRESETS, preset
 from rdlm.storage import config_file
@@ -175,10 +175,10 @@ def attempt(
             track=track,
         )
     except InterruptedRunError as stopped:
-        print(f"rdlm: {stopped}", file=sys.stderr)
+        say(str(stopped))
         return stopped.code
     except DivergedError as error:
-        print(f"rdlm: error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 1
     except LeaderFailedError:
         return 1
@@ -266,10 +266,7 @@ class PlanRun(FromPreset):
         length = self.config.data.length or recipe_of(name).length
         data = DataSize(self.vocabulary or known, length, classes, signal)
         found = plan(self.config, data, self.device, self.price)
-        if self.json:
-            print_json({"device": self.device, **found.to_json()})
-            return 0
-        for label, value in (
+        facts = (
             ("parameters", f"{found.parameters / 1e6:.1f} million"),
             ("tokens of the run", f"{found.tokens:.3g}"),
             ("FLOPs per token", f"{found.flops_per_token:.3g}, forward and backward"),
@@ -277,13 +274,12 @@ class PlanRun(FromPreset):
             ("tokens per second", f"{found.tokens_per_second:,.0f} on {self.device}, limited by {found.limit}"),
             ("time of the run", f"{found.hours:,.1f} hours"),
             ("cost of the run", f"{found.dollars:,.0f} dollars"),
-        ):
-            print(f"{label:<18} {value}")
-        print("\nassumptions:")
-        for line in found.assumptions:
-            print(f"- {line}")
+        )
+        lines = [f"{label:<18} {value}" for label, value in facts]
+        lines += ["", "assumptions:", *(f"- {assumption}" for assumption in found.assumptions)]
         if not found.fits:
-            print("\nIt does not fit: more --training.accumulate, or --training.parallel fsdp.")
+            lines += ["", "It does not fit: more --training.accumulate, or --training.parallel fsdp."]
+        print_result({"device": self.device, **found.to_json()}, "\n".join(lines), self.json)
         return 0
 
 
@@ -297,10 +293,7 @@ class Presets:
     def run(self) -> int:
         """Print the list and return 0."""
         rows = [{"name": name, "summary": (make.__doc__ or "").splitlines()[0]} for name, make in PRESETS.items()]
-        if self.json:
-            print_json({"rows": rows})
-        else:
-            print(table(rows, ["name", "summary"]))
+        print_result({"rows": rows}, table(rows, ["name", "summary"]), self.json)
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Standard error: messages, and progress as bars on a terminal and as lines elsewhere."""
+"""Progress on standard error: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from tqdm import tqdm
 
 SECONDS: Final = 5.0
 """Time between two lines of progress."""
-
-
-def say(message: str) -> None:
-    """Print a message of the program."""
-    print(f"rdlm: {message}", file=sys.stderr, flush=True)
 
 
 def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> tqdm[Any]:

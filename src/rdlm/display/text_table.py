@@ -1,10 +1,11 @@
-"""Output of results: one JSON object, a text table, or text with escaped control characters."""
+"""Output of results (one JSON object, or a text table) and of messages, with control characters escaped."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -39,9 +40,22 @@ class PrintableStream:
         return getattr(self._inner, name)
 
 
+def say(message: str) -> None:
+    """Print a message of the program on standard error."""
+    print(f"rdlm: {message}", file=sys.stderr, flush=True)
+
+
 def print_json(result: Mapping[str, object]) -> None:
     """Print `result` as one JSON object on standard output; numbers that are not finite become null."""
     print(json.dumps(_finite(result), indent=2, allow_nan=False))
+
+
+def print_result(result: Mapping[str, object], text: str, as_json: bool) -> None:
+    """Print the result of a command, as one JSON object or as text."""
+    if as_json:
+        print_json(result)
+    else:
+        print(text)
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:

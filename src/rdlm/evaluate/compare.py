@@ -34,7 +34,8 @@ from torch import Tensor
 
 from rdlm.config import READ_EVIDENCE, MethodName, RunConfig, TransformerConfig
 from rdlm.data.store import Corpus
-from rdlm.display.progress import bar, say
+from rdlm.display.progress import bar
+from rdlm.display.text_table import say
 from rdlm.errors import DivergedError, InputError, unknown
 from rdlm.evaluate.evaluate import OrderedMethod, orders_of
 from rdlm.evaluate.metrics import divergences, over_seeds

@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from rdlm.config import RunConfig, TrainingConfig
 from rdlm.data.store import Corpus
-from rdlm.display.progress import bar, say
+from rdlm.display.progress import bar
+from rdlm.display.text_table import say
 from rdlm.errors import DivergedError
 from rdlm.methods.bound import Bound, uniform_note
 from rdlm.model.network import parameter_count

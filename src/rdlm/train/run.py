@@ -19,7 +19,7 @@ from rdlm.config import DataConfig, RunConfig
 from rdlm.data.batch import Batch, Batches
 from rdlm.data.store import Corpus
 from rdlm.data.tokenizer import Unknown, from_json, to_standard
-from rdlm.display.progress import say
+from rdlm.display.text_table import say
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.base import Method
 from rdlm.methods.bound import Bound
