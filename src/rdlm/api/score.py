@@ -9,8 +9,9 @@ for the model that samples windows independently.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -243,10 +244,10 @@ def score_encoded(
     """Return the score of every text, split into windows as described above."""
     check_weights(model.method.network)
     parts = [split_windows(text.ids, model.length) for text in texts]
-    rows = [row for part in parts for row in part]
+    rows = [(row, 0) for part in parts for row in part]
     effort = effort or effort_for(model, len(rows), order=order_for(model))
     effort_for(model, len(rows), effort.nfe, effort.estimator)  # checks the estimator
-    values = iter(_values(model, rows, effort, advance))
+    values = iter(_by_window(rows, partial(_draws, model, effort, advance)))
     # Single steps of a chain are paired in strata; the draws of baselines are independent.
     paired = effort.estimator == "steps" and model.method.token_schedule is not None
     return [_score(model, text, [next(values) for _ in part], paired) for text, part in zip(texts, parts, strict=True)]
@@ -268,27 +269,33 @@ def _score(
     return Score(sum(sums[1:], start=sums[0]), text.chars, tokens, positions, len(values))
 
 
-def _values(
-    model: LanguageModel, rows: Sequence[Int[Tensor, " length"]], effort: Effort, advance: Advance
-) -> list[Float[Tensor, "draws length"]]:
-    """Return the draws of every row in nats; rows of equal length are batched."""
-    draws: list[Tensor] = [torch.empty(0)] * len(rows)
-    lengths = torch.tensor([len(row) for row in rows])
-    for length in lengths.unique().tolist():
-        for part in (lengths == length).nonzero()[:, 0].split(BATCH_SIZE):
-            ids = torch.stack([rows[i] for i in part.tolist()])
-            generator = generator_of("score", effort.seed, length, int(part[0]))
-            values = _draws(model, Batch(ids), effort, generator, advance)  # [draws, n, length]
-            for index, value in zip(part.tolist(), values.unbind(1), strict=True):
-                draws[index] = value
-    return draws
+def _by_window(
+    windows: Sequence[tuple[Int[Tensor, " length"], int]],
+    draw: Callable[[Int[Tensor, "n length"], int, int], Float[Tensor, "draws n open"]],
+) -> list[Float[Tensor, "draws open"]]:
+    """Return the draws of every window in nats; windows of equal length and number of known tokens are batched.
+
+    `draw` is given the tokens of a batch, how many of each row are known, and the place of the first row.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, (ids, known) in enumerate(windows):
+        groups.setdefault((len(ids), known), []).append(place)
+    found = [torch.empty(0)] * len(windows)
+    for (_, known), places in groups.items():
+        for at in range(0, len(places), BATCH_SIZE):
+            part = places[at : at + BATCH_SIZE]
+            values = draw(torch.stack([windows[place][0] for place in part]), known, part[0])
+            for place, value in zip(part, values.unbind(1), strict=True):
+                found[place] = value
+    return found
 
 
 @torch.no_grad()
 def _draws(
-    model: LanguageModel, batch: Batch, effort: Effort, generator: torch.Generator, advance: Advance
+    model: LanguageModel, effort: Effort, advance: Advance, ids: Int[Tensor, "n length"], known: int, first: int
 ) -> Float[Tensor, "draws n length"]:
     """Return estimates of each token's share of its row's bound; for baselines only their sum, [draws, n, 1]."""
+    batch, generator = Batch(ids), generator_of("score", effort.seed, ids.shape[1], first)
     if model.method.token_schedule is None:
         totals = []
         for _ in range(effort.draws):
@@ -425,19 +432,9 @@ def score_continuations(
     check_weights(model.method.network)
     effort = effort or effort_for(model, len(pairs), order=order_for(model))
     parts = [continuation_windows(before.ids, text.ids, model.length) for before, text in pairs]
-    groups: dict[tuple[int, int], list[Tensor]] = {}
-    for window, known in (part for found in parts for part in found):
-        groups.setdefault((len(window), known), []).append(window)
-    values: dict[tuple[int, int], list[Tensor]] = {}
-    for (length, known), windows in groups.items():
-        drawn = [
-            _continuation_draws(model, torch.stack(windows[at : at + BATCH_SIZE]), known, effort)
-            for at in range(0, len(windows), BATCH_SIZE)
-        ]
-        values[length, known] = list(torch.cat(drawn, 1).unbind(1))
-    shares = {key: iter(found) for key, found in values.items()}
+    values = iter(_by_window([part for found in parts for part in found], partial(_continuation_draws, model, effort)))
     return [
-        _continuation_score(model, text, [next(shares[len(window), known]) for window, known in found], effort)
+        _continuation_score(model, text, [next(values) for _ in found])
         for (_, text), found in zip(pairs, parts, strict=True)
     ]
 
@@ -456,7 +453,7 @@ def continuation_windows(prompt: Tensor, text: Tensor, length: int) -> list[tupl
 
 
 def _continuation_draws(
-    model: LanguageModel, ids: Int[Tensor, "n length"], known: int, effort: Effort
+    model: LanguageModel, effort: Effort, ids: Int[Tensor, "n length"], known: int, first: int
 ) -> Float[Tensor, "draws n rest"]:
     """Return estimates in nats of each open token's share of `-log p(open | known)`; one where that is exact."""
     reason = not_exact_because(model, effort.order, ids.shape[1])
@@ -471,9 +468,7 @@ def _continuation_draws(
     return shares.view(draws, *ids.shape, -1).sum(-1)[:, :, known:]
 
 
-def _continuation_score(
-    model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]], effort: Effort
-) -> Score:
+def _continuation_score(model: LanguageModel, text: Encoded, values: list[Float[Tensor, "draws length"]]) -> Score:
     """Return the score of a continuation from the draws of its windows."""
     if all(len(value) == 1 for value in values):
         bits = torch.cat([value[0] for value in values])

@@ -43,6 +43,9 @@ from rdlm.display.text_table import PrintableStream, printable
 from rdlm.errors import DamagedFileError, InputError, unknown
 from rdlm.storage.files import COMPILED, COMPILED_VARIABLE, DENIED, FULL, cache_dir, make_cache_dir
 
+CHECKOUT = ("benchmarks", "experiments")
+"""Root packages that are not part of the installed package; the commands that run them are in them."""
+
 UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP}
 """Error numbers of paths that no system call accepts."""
 
@@ -178,8 +181,9 @@ def parse(command: str, options: list[str]) -> Command | int:
     import tyro
 
     entry = COMMANDS[command]
-    if not entry.module.startswith("rdlm."):
-        require_checkout(command, entry.module.partition(".")[0])
+    package = entry.module.partition(".")[0]
+    if package in CHECKOUT:
+        require_checkout(command, package)
     module = importlib.import_module(entry.module)
     options_class: Any = getattr(module, entry.name)
     default = options_class.defaults(command, options) if entry.two_stages else tyro.MISSING_NONPROP
