@@ -41,12 +41,12 @@ from rdlm.evaluate.evaluate import OrderedMethod, orders_of
 from rdlm.evaluate.metrics import divergences, over_seeds
 from rdlm.methods import METHODS, build
 from rdlm.methods.base import Method
-from rdlm.methods.bound import REPEATS, Bound, repeated_bound, uniform_note
+from rdlm.methods.bound import REPEATS, Bound, repeated_bound
 from rdlm.random import generator_of
 from rdlm.storage.files import read_json, write_atomic
 from rdlm.train.fit import best_lr, next_lr
 from rdlm.train.interruption import Interruption
-from rdlm.train.loop import accumulate_or_restore, let_signals_in, seconds_of, update, write_line
+from rdlm.train.loop import accumulate_or_restore, let_signals_in, note_on, seconds_of, update, write_line
 from rdlm.train.parallel import Team, team
 from rdlm.train.record import Record, open_trackers
 from rdlm.train.run import Build, Run, held_out, load_corpus, open_run, unit_of
@@ -526,7 +526,7 @@ def _measurement(run: Run, ordered: OrderedMethod, bound: Bound) -> dict[str, An
         "unit": unit_of(run.corpus),
         "claims_bound": run.method.claims_bound,
         "trained_for_order": ordered.trained,
-        "note": _note(run, bound),
+        "note": note_on(run, bound),
         "sampling_calls": ordered.nfe,
         "parameters": run.parameter_count,
         "rate": run.config.training.lr,
@@ -566,12 +566,6 @@ def _store(folder: Path, row: dict[str, Any]) -> None:
     same = ("method", "order", "seed")
     others = [other for other in _stored(folder) if any(other[name] != row[name] for name in same)]
     write_atomic(folder / "measured.json", json.dumps({"runs": [*others, row]}, indent=2) + "\n")
-
-
-def _note(run: Run, bound: Bound) -> str | None:
-    """Return the note on a bound that is worse than the uniform code."""
-    size, unit = run.corpus.tokenizer.size, unit_of(run.corpus)
-    return uniform_note(bound.mean, bound.tokens, size, run.config, unit, bound.tokens)
 
 
 def _samples(run: Run, ordered: OrderedMethod, count: int) -> Int[Tensor, "count length"]:

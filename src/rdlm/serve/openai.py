@@ -45,10 +45,8 @@ def data(content: object, event: str | None = None) -> bytes:
     return (f"event: {event}\n" if event else "").encode() + f"data: {body}\n\n".encode()
 
 
-def pulse() -> bytes:
-    """Return a comment, which clients ignore: it shows that the stream is alive."""
-    return b": at work\n\n"
-
+PULSE, PULSE_SECONDS = b": at work\n\n", 0.5
+"""A comment, which clients ignore, and the seconds between comments in a stream that has no text to send."""
 
 UNREADABLE = "\ufffd"
 """The replacement for bytes that are not, or not yet, a whole character."""
@@ -62,7 +60,8 @@ class StreamedText:
         self.ids: list[int] = []
         self.stopped = False
         """Whether a stop sequence was found."""
-        self._sent = ""
+        self.text = ""
+        """The text returned so far."""
 
     def add(self, final: Sequence[int]) -> str:
         """Return the text that becomes final with these tokens."""
@@ -85,13 +84,7 @@ class StreamedText:
             return ""
         self.ids = list(tokens)
         text = self.tokenizer.decode(tokens[self.begin : self.end])
-        cut = self._cut(text)
-        return self._send(text if cut is None else text[:cut])
-
-    @property
-    def text(self) -> str:
-        """The text returned so far."""
-        return self._sent
+        return self._send(text[: self._cut(text)])
 
     @property
     def reason(self) -> str:
@@ -105,8 +98,8 @@ class StreamedText:
         return min(found, default=None)
 
     def _send(self, text: str) -> str:
-        piece = text[len(self._sent) :]
-        self._sent += piece
+        piece = text[len(self.text) :]
+        self.text += piece
         return piece
 
 
@@ -158,12 +151,6 @@ def refuse_unsupported(body: CompletionBody) -> None:
     if "infill" in given and (body.prompt or body.suffix or body.max_tokens or body.echo):
         reason = "an infill is a whole text: leave out prompt, suffix, max_tokens and echo"
         raise HttpError(400, f"infill: {reason}", "infill")
-
-
-def requests_of(served: ServedModel, body: CompletionBody) -> list[CompletionRequest]:
-    """Return one request per prompt, checked against the model."""
-    options = options_of(served, body)
-    return [_request(served, body, options, prompt) for prompt in prompts_of(body)]
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
@@ -224,7 +211,7 @@ def _with_exact_order(model: LanguageModel, body: CompletionBody, request: Compl
     return replace(request, options=replace(request.options, order=found.order, steps=found.nfe, block=found.block))
 
 
-def _order(served: ServedModel, body: CompletionBody, request: CompletionRequest) -> ChosenOrder | None:
+def _order(served: ServedModel, body: CompletionBody) -> ChosenOrder | None:
     """Return the order in which the tokens of a prompt are scored."""
     model, given = served.model, sampling_of(body)
     if served.engine is not None and _may_be_exact(body):
@@ -270,24 +257,33 @@ def log_probs_as_openai(
     own = law.gather(-1, torch.tensor(list(ids), dtype=torch.long)[:, None])[:, 0].tolist() if ids else []
     tokens = [tokenizer.decode([token]) for token in ids]
     offsets = [begin, *(begin + end for end in itertools.accumulate(map(len, tokens)))][: len(tokens)]
-    best = law.topk(min(top, law.shape[1]), -1) if top else None
-    likeliest = (
-        None
-        if best is None
-        else [
-            {tokenizer.decode([token]): value for value, token in reversed(list(zip(values, places, strict=True)))}
-            for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-    )
+    likeliest = None
+    if top:
+        best = law.topk(min(top, law.shape[1]), -1)
+        pairs = torch.stack([best.values, best.indices.to(law)], -1).flip(1).tolist()  # the likeliest one last
+        likeliest = [{tokenizer.decode([int(token)]): value for value, token in row} for row in pairs]
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": likeliest, "text_offset": offsets}
 
 
-PULSE = 0.5
-"""Seconds between comments in a stream that has no text to send."""
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A completion under way, and its text as far as it is settled."""
+
+    index: int
+    request: CompletionRequest
+    seed: int
+    order: ChosenOrder | None
+    draft: StreamedText
+    sample: RunningSample | None
+    """None for a prompt that is only scored, and for samples of a method without an engine."""
+
+    def written(self, text: str, reason: str | None = None) -> dict[str, object]:
+        """Return a piece of this choice as OpenAI's clients expect it."""
+        return {"text": text, "index": self.index, "logprobs": None, "finish_reason": reason, "seed": self.seed}
 
 
 class Completion:
-    """A request for completions under way: its samples, and their texts as far as they are settled."""
+    """A request for completions under way."""
 
     def __init__(self, service: Service, served: ServedModel, body: CompletionBody) -> None:
         refuse_unsupported(body)
@@ -297,10 +293,9 @@ class Completion:
             service.check_worker()
         else:
             served.engine.check_room(len(prompts_of(body)) * self.count)
-        stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
-        self.stops: list[str] = stops
-        self.job = service.new_job(wants_progress=bool(body.stream or stops or body.max_tokens))
-        self.samples: list[RunningSample] = []
+        self.stops = body.stop if isinstance(body.stop, list) else [body.stop] if body.stop else []
+        self.job = service.new_job(wants_progress=bool(body.stream or self.stops or body.max_tokens))
+        self.choices: list[Choice] = []
         self._about = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -319,100 +314,97 @@ class Completion:
         return await while_connected(request, self.job, self._whole(pieces))
 
     def _prepare(self) -> None:
-        """Check and plan all samples; on a thread, since a long prompt takes its time."""
+        """Check and plan all choices; on a thread, since a long prompt takes its time."""
         self.changed = self.served.normalise(self.body)
-        self.requests: list[CompletionRequest] = requests_of(self.served, self.body)
-        model, log_probs = self.served.model, self.body.logprobs is not None
-        if self.body.max_tokens == 0:
-            self.orders = [_order(self.served, self.body, one) if log_probs else None for one in self.requests]
-        elif self.served.engine is None:
-            self.orders = [None for _ in self.requests]
-        else:
+        model, options, log_probs = (
+            self.served.model,
+            options_of(self.served, self.body),
+            self.body.logprobs is not None,
+        )
+        requests = [_request(self.served, self.body, options, prompt) for prompt in prompts_of(self.body)]
+        for request in requests:
+            prepared = order = None
+            if self.body.max_tokens == 0:
+                order = _order(self.served, self.body) if log_probs else None
+            elif self.served.engine is not None:
+                request = _with_exact_order(model, self.body, request) if log_probs else request
+                prepared = prepare(model, request.options)
+                order = prepared.order
             if log_probs:
-                self.requests = [_with_exact_order(model, self.body, request) for request in self.requests]
-            self.prepared = [prepare(model, request.options) for request in self.requests]
-            self.samples = [
-                RunningSample(one, one.options.seed + number, self.job, place * self.count + number)
-                for place, one in enumerate(self.prepared)
-                for number in range(self.count)
-            ]
-            self.orders = [one.order for one in self.prepared]
-        if log_probs:
-            for request, order in zip(self.requests, self.orders, strict=True):
                 _check_exact(self.served, request, order)
-        self.drafts = [
-            StreamedText(model.tokenizer, request.begin, request.end, self.stops)
-            for request in self.requests
-            for _ in range(self.count)
-        ]
+            for seed in range(request.options.seed, request.options.seed + self.count):
+                index, draft = len(self.choices), StreamedText(model.tokenizer, request.begin, request.end, self.stops)
+                sample = None if prepared is None else RunningSample(prepared, seed, self.job, index)
+                self.choices.append(Choice(index, request, seed, order, draft, sample))
 
     def _begin(self) -> None:
         if self.body.max_tokens == 0:
-            for index in range(len(self.drafts)):
-                self.job.post(Finished(index, (), 0))
+            for choice in self.choices:
+                self.job.post(Finished(choice.index, (), 0))
         elif self.served.engine is not None:
-            self.served.engine.submit(self.samples)
+            self.served.engine.submit(self._samples)
         else:
             self.service.work(self.job, self._sample_baseline)
 
+    @property
+    def _samples(self) -> list[RunningSample]:
+        return [choice.sample for choice in self.choices if choice.sample is not None]
+
     def _sample_baseline(self) -> None:
         """Sample from a method without an engine, and post each sample as it is made."""
-        for place, asked in enumerate(self.requests):
-            for number in range(self.count):
-                options = replace(asked.options, seed=asked.options.seed + number, gap="_")
-                with self.served.interruptible(self.job):
-                    made = generate(self.served.model, options)
-                finished = Finished(place * self.count + number, made.samples[0].tokens, made.network_calls)
-                self.job.post(finished)
+        for choice in self.choices:
+            options = replace(choice.request.options, seed=choice.seed, gap="_")
+            with self.served.interruptible(self.job):
+                made = generate(self.served.model, options)
+            self.job.post(Finished(choice.index, made.samples[0].tokens, made.network_calls))
 
-    async def _pieces(self) -> AsyncIterator[tuple[int, str, bool]]:
-        """Yield the number of a choice, a piece of its text, and whether it is the last."""
-        left = set(range(len(self.drafts)))
+    async def _pieces(self) -> AsyncIterator[tuple[Choice, str, bool]]:
+        """Yield a choice, a piece of its text, and whether it is the last."""
+        left = set(range(len(self.choices)))
         try:
             async for event in self.job.events():
                 if not isinstance(event, Progress | Finished) or event.index not in left:
                     continue
-                draft = self.drafts[event.index]
+                choice = self.choices[event.index]
+                draft = choice.draft
                 piece = draft.add(event.final) if isinstance(event, Progress) else draft.finish(event.tokens)
                 done = draft.stopped or isinstance(event, Finished) or 0 < draft.end <= len(draft.ids)
                 if done:
                     left.discard(event.index)
-                    if self.samples:
-                        self.samples[event.index].dropped = True  # tokens after a stop are not needed
-                yield event.index, piece, done
+                    if choice.sample is not None:
+                        choice.sample.dropped = True  # tokens after a stop are not needed
+                yield choice, piece, done
                 if not left:
                     return
         finally:
             self.job.over = True
 
-    async def _whole(self, pieces: AsyncIterator[tuple[int, str, bool]]) -> Response:
+    async def _whole(self, pieces: AsyncIterator[tuple[Choice, str, bool]]) -> Response:
         async for _ in pieces:
             pass
-        choices = [
-            self._choice(index, self._echo(index) + draft.text, draft.reason) for index, draft in enumerate(self.drafts)
-        ]
+        written = [one.written(self._echo(one) + one.draft.text, one.draft.reason) for one in self.choices]
         if self.body.logprobs is not None:
-            for choice, found in zip(choices, await self._all_log_probs(), strict=True):
+            for choice, found in zip(written, await self._all_log_probs(), strict=True):
                 choice["logprobs"] = found
-        return answer({**self._about, "choices": choices, "usage": self._usage(), "rdlm": self._own()})
+        return answer({**self._about, "choices": written, "usage": self._usage(), "rdlm": self._own()})
 
     async def _stream(
-        self, first: tuple[int, str, bool], rest: AsyncIterator[tuple[int, str, bool]]
+        self, first: tuple[Choice, str, bool], rest: AsyncIterator[tuple[Choice, str, bool]]
     ) -> AsyncIterator[bytes]:
         """Yield chunks whose texts add up to the whole, keep-alive comments before them, and the end."""
         try:
-            for index in range(len(self.drafts)):
-                yield self._chunk(self._choice(index, self._echo(index), None))
+            for choice in self.choices:
+                yield self._chunk(choice, self._echo(choice))
             if first[1] or first[2]:
-                yield self._piece(*first)
+                yield self._chunk(*first)
             last = time.monotonic()
-            async for index, text, done in rest:
+            async for choice, text, done in rest:
                 if text or done:
-                    yield self._piece(index, text, done)
-                elif time.monotonic() - last < PULSE:
+                    yield self._chunk(choice, text, done)
+                elif time.monotonic() - last < PULSE_SECONDS:
                     continue
                 else:
-                    yield pulse()
+                    yield PULSE
                 last = time.monotonic()
             if self.body.stream_options is not None and self.body.stream_options.include_usage:
                 yield data({**self._about, "choices": [], "usage": self._usage()})
@@ -422,61 +414,50 @@ class Completion:
         finally:
             self.job.over = True
 
-    def _piece(self, index: int, text: str, done: bool) -> bytes:
-        return self._chunk(self._choice(index, text, self.drafts[index].reason if done else None))
-
-    def _chunk(self, choice: dict[str, object]) -> bytes:
-        return data({**self._about, "choices": [choice], "rdlm": self._own()})
-
-    def _choice(self, index: int, text: str, reason: str | None) -> dict[str, object]:
-        seed = self.requests[index // self.count].options.seed + index % self.count
-        return {"text": text, "index": index, "logprobs": None, "finish_reason": reason, "seed": seed}
+    def _chunk(self, choice: Choice, text: str, done: bool = False) -> bytes:
+        written = choice.written(text, choice.draft.reason if done else None)
+        return data({**self._about, "choices": [written], "rdlm": self._own()})
 
     async def _all_log_probs(self) -> list[object]:
         """Return the log-probabilities of every choice; the job of the samples has ended, so this is another one."""
         job = self.service.new_job()
         job.deadline, job.closing = self.job.deadline, self.job.closing
         try:
-            self.service.work(job, lambda: [self._log_probs(index, job) for index in range(len(self.drafts))])
+            self.service.work(job, lambda: [self._log_probs(choice, job) for choice in self.choices])
             return cast("list[object]", await anext(job.events()))
         finally:
             job.over = True
 
-    def _log_probs(self, index: int, job: Job) -> dict[str, object]:
+    def _log_probs(self, choice: Choice, job: Job) -> dict[str, object]:
         """Return the log-probabilities of a choice in OpenAI's format, those of the prompt with `echo`."""
-        place, draft = index // self.count, self.drafts[index]
-        request, model = self.requests[place], self.served.model
-        made = kept_tokens(model.tokenizer, draft.ids[request.begin : request.end], draft.text)
-        ids, law = (*request.ids, *made), torch.zeros(0, model.tokenizer.size)
+        request, draft, tokenizer = choice.request, choice.draft, self.served.model.tokenizer
+        made = kept_tokens(tokenizer, draft.ids[request.begin : request.end], draft.text)
+        ids, law = (*request.ids, *made), torch.zeros(0, tokenizer.size)
         if ids:
-            law = token_log_probs(self.served, job, ids, self.orders[place])
+            law = token_log_probs(self.served, job, ids, choice.order)
         first = 0 if self.body.echo else request.begin
         begin = 0 if self.body.echo else len(request.prompt)
-        return log_probs_as_openai(model.tokenizer, ids[first:], law[first:], begin, self.body.logprobs or 0)
+        return log_probs_as_openai(tokenizer, ids[first:], law[first:], begin, self.body.logprobs or 0)
 
-    def _echo(self, index: int) -> str:
-        return self.requests[index // self.count].prompt if self.body.echo else ""
+    def _echo(self, choice: Choice) -> str:
+        return choice.request.prompt if self.body.echo else ""
 
     def _usage(self) -> dict[str, int]:
         tokenizer = self.served.model.tokenizer
-        asked = sum(request.begin for request in self.requests)
-        made = sum(len(tokenizer.encode(draft.text)) for draft in self.drafts)
+        asked = sum(choice.request.begin for choice in self.choices[:: self.count])
+        made = sum(len(tokenizer.encode(choice.draft.text)) for choice in self.choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
     def _own(self) -> dict[str, object]:
-        options = self.requests[0].options
-        nfe = max(sample.nfe for sample in self.samples) if self.samples else None
-        bound = (
-            all(one.claims_bound for one in self.prepared) if self.samples else self.served.model.method.claims_bound
-        )
-        order = self.orders[0]
+        options, order, samples = self.choices[0].request.options, self.choices[0].order, self._samples
+        bound = self.served.model.method.claims_bound
         return {
             "seed": options.seed,
             "steps": options.steps if order is None else order.nfe,
             **order_fields(order),
             "solver": options.solver,
             "grid": options.grid,
-            "network_calls": nfe,
-            "claims_bound": bound,
+            "network_calls": max((sample.nfe for sample in samples), default=None),
+            "claims_bound": all(sample.prepared.claims_bound for sample in samples) if samples else bound,
             "normalised": self.changed,
         }

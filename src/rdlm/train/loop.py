@@ -94,18 +94,8 @@ class Result:
             # A wide interval may extend below 0, where no bound can be.
             low, high = max(0.0, self.bound.bits - self.bound.margin), self.bound.bits + self.bound.margin
             bound = {"value": self.bound.bits, "low": low, "high": high, "stderr": self.bound.margin / 1.96}
-        return {
-            "run": str(self.folder),
-            "protocol": self.protocol,
-            "parameters": self.parameters,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "loss": self.loss,
-            "skipped": self.skipped,
-            "bound": bound,
-            "unit": self.unit,
-            "note": self.note,
-        }
+        plain = ("protocol", "parameters", "steps", "seconds", "loss", "skipped", "unit", "note")
+        return {"run": str(self.folder), **{name: getattr(self, name) for name in plain}, "bound": bound}
 
 
 def train(
@@ -138,7 +128,8 @@ def train(
         config, training, counters = run.config, run.config.training, run.counters
         interruption = stack.enter_context(Interruption())
         alone = members.world == 1  # with several processes, the others would wait for one that abandons a step
-        record = stack.enter_context(opened_record(run, track)) if members.leads else None
+        trackers = open_trackers(track, folder, counters.step, config_file.to_dict(config)) if members.leads else []
+        record = stack.enter_context(Record(folder, counters.step, trackers)) if members.leads else None
         progress = stack.enter_context(progress_of(run, budget))
         run.network.train()
         timer = Timer(counters.step, counters.seconds)
@@ -193,12 +184,6 @@ def conclude(run: Run, budget: Budget, interruption: Interruption, alone: bool) 
     if run.team.leads:
         write_report(run.config, run.corpus, result.to_json(), samples, run.folder)
     return result
-
-
-def opened_record(run: Run, track: Sequence[TrackerName | Tracker]) -> Record:
-    """Return the record of a run with its trackers."""
-    step, config = run.counters.step, config_file.to_dict(run.config)
-    return Record(run.folder, step, open_trackers(track, run.folder, step, config))
 
 
 def accumulate_or_restore(
@@ -343,30 +328,22 @@ def draw_samples(run: Run, nfe: int) -> list[list[int]]:
 def result_of(run: Run) -> Result:
     """Return the result of the run so far."""
     counters, bound, unit = run.counters, last_bound(run), unit_of(run.corpus)
-    note = None
-    if bound is not None:
-        note = uniform_note(bound.mean, bound.tokens, run.corpus.tokenizer.size, run.config, unit, bound.tokens)
-    return Result(
-        run.folder,
-        counters.step,
-        counters.seconds,
-        counters.loss,
-        counters.skipped,
-        run.parameter_count,
-        run.corpus.protocol,
-        unit,
-        bound,
-        run.team.leads,
-        note,
-    )
+    trained = (counters.step, counters.seconds, counters.loss, counters.skipped)
+    note = None if bound is None else note_on(run, bound)
+    return Result(run.folder, *trained, run.parameter_count, run.corpus.protocol, unit, bound, run.team.leads, note)
+
+
+def note_on(run: Run, bound: Bound) -> str | None:
+    """Return the note on a bound that is worse than the uniform code; None if it is better."""
+    size, unit = run.corpus.tokenizer.size, unit_of(run.corpus)
+    return uniform_note(bound.mean, bound.tokens, size, run.config, unit, bound.tokens)
 
 
 def progress_of(run: Run, budget: Budget) -> tqdm[Any]:
     """Return the progress of a run; without a number of steps if the time limits it."""
-    name, begin = run.folder.name, run.counters.step
-    if budget.minutes is not None and budget.given is None:
-        return bar(None, f"{name} ({budget.minutes:g} minutes)", "step", begin)
-    return bar(run.config.training.steps, name, "step", begin)
+    timed = budget.minutes is not None and budget.given is None
+    name = f"{run.folder.name} ({budget.minutes:g} minutes)" if timed else run.folder.name
+    return bar(None if timed else run.config.training.steps, name, "step", run.counters.step)
 
 
 def trial_of(config: RunConfig, corpus: Corpus, build: Build, members: Team) -> Run:
