@@ -266,44 +266,24 @@ USES = {
 }
 
 
-def _card(
-    model: LanguageModel,
-    name: str,
-    dtype: str,
-    step: int | None,
-    results: Sequence[str],
-) -> str:
-    """Return README.md with the lines of its section of results."""
-    lines = [
-        "---",
-        "library_name: rdlm",
-        "tags:",
-        "- rdlm",
-        "- diffusion",
-        "- riemannian-geometry",
-        "---",
-        "",
-        f"# {_plain(name)}",
-        "",
-        *_summary(model, step),
-        "",
-        "## Use",
-        "",
-        "```python",
-        "import rdlm",
-        "",
-        f"model = rdlm.load({_argument(name)})",
-        *USES[model.kind],
-        "```",
-        "",
-        *_storage(dtype),
-        "",
-        "## Evaluation",
-        "",
-        *results,
-        "",
-    ]
-    return "\n".join(lines)
+FRONT_MATTER = """---
+library_name: rdlm
+tags:
+- rdlm
+- diffusion
+- riemannian-geometry
+---"""
+
+
+def _card(model: LanguageModel, name: str, dtype: str, step: int | None, results: Sequence[str]) -> str:
+    """Return README.md with the paragraphs of its section of results."""
+    argument = json.dumps(name if "/" in name else f"path/to/{name}")
+    use = ["```python", "import rdlm", "", f"model = rdlm.load({argument})", *USES[model.kind], "```"]
+    storage = "The weights are stored as safetensors; no file can run code."
+    if dtype != "float32":
+        storage += f"\nThey are rounded to {dtype}, which halves the file size, and are loaded as float32."
+    paragraphs = [FRONT_MATTER, f"# {_plain(name)}", *_summary(model, step), "## Use", "\n".join(use), storage]
+    return "\n\n".join([*paragraphs, "## Evaluation", *results]) + "\n"
 
 
 def _summary(model: LanguageModel, step: int | None) -> Iterator[str]:
@@ -313,18 +293,16 @@ def _summary(model: LanguageModel, step: int | None) -> Iterator[str]:
         f"{KINDS[model.kind]} trained with the method {_plain(model.config.method)}: {model.parameters:,} parameters, "
         f"sequences of {model.length} tokens, a vocabulary of {model.tokenizer.size}.{trained}"
     )
-    yield ""
-    yield f"Training corpus: {_plain(about['protocol'])}{f' (licence: {_plain(licence)})' if licence else ''}."
+    corpus = f"Training corpus: {_plain(about['protocol'])}{f' (licence: {_plain(licence)})' if licence else ''}."
     if rule := normalisation_rule(model.tokenizer):
-        yield f"Normalisation of texts (`--normalise`): {rule}."
+        corpus += f"\nNormalisation of texts (`--normalise`): {rule}."
     if about["classes"]:
-        yield f"Classes: {', '.join(map(_plain, about['classes']))}. Bounds are those of sequences given their class."
+        names = ", ".join(map(_plain, about["classes"]))
+        corpus += f"\nClasses: {names}. Bounds are those of sequences given their class."
+    yield corpus
 
 
-def _storage(dtype: str) -> Iterator[str]:
-    yield "The weights are stored as safetensors; no file can run code."
-    if dtype != "float32":
-        yield f"They are rounded to {dtype}, which halves the file size, and are loaded as float32."
+BEFORE_ROUNDING = "\nMeasured before the weights were rounded for storage."
 
 
 def _results(evaluations: Sequence[Mapping[str, Any]], fingerprint: str) -> Iterator[str]:
@@ -335,45 +313,33 @@ def _results(evaluations: Sequence[Mapping[str, Any]], fingerprint: str) -> Iter
     for evaluation in evaluations:
         facts = f"Split {_plain(evaluation['split'])} of {_plain(evaluation['protocol'])}"
         counts = [f"{evaluation[key]} {key}" for key in ("sequences", "evaluations", "samples") if key in evaluation]
-        yield ""
-        yield f"{facts}{': ' if counts else ''}{', '.join(map(_plain, counts))}."
-        if evaluation.get("weights") != fingerprint:
-            yield "Measured before the weights were rounded for storage."
-        yield ""
-        yield "| metric | value | unit | is it a bound? | convention |"
-        yield "|---|---|---|---|---|"
+        late = "" if evaluation.get("weights") == fingerprint else BEFORE_ROUNDING
+        yield f"{facts}{': ' if counts else ''}{', '.join(map(_plain, counts))}.{late}"
+        rows = ["| metric | value | unit | is it a bound? | convention |", "|---|---|---|---|---|"]
         for name, metric in evaluation["metrics"].items():
             label = measurements.bound_label(evaluation, metric)
             cells = [_plain(name), measurements.interval(metric), _plain(metric["unit"]), label]
-            yield f"| {' | '.join(cells)} | {_plain(metric['convention'])} |"
+            rows.append(f"| {' | '.join(cells)} | {_plain(metric['convention'])} |")
+        yield "\n".join(rows)
 
 
 def _order_table(found: Mapping[str, Any] | None, fingerprint: str) -> Iterator[str]:
     """Yield the bounds by order and number of network calls."""
     if found is None:
         return
-    rows = orders.bounds_of(found)
-    calls = sorted({row.calls for row in rows})
-    yield ""
+    bounds = orders.bounds_of(found)
+    calls = sorted({bound.calls for bound in bounds})
     yield "## Bounds by order"
-    yield ""
     yield (
         f"Upper bounds in {_plain(found['unit'])} with 95% intervals, by order of generation and network calls, on "
         f"{found['sequences']} sequences of the split {_plain(found['split'])} of {_plain(found['protocol'])}. "
-        "`--order auto` takes the best one."
+        f"`--order auto` takes the best one.{'' if found['weights'] == fingerprint else BEFORE_ROUNDING}"
     )
-    if found["weights"] != fingerprint:
-        yield "Measured before the weights were rounded for storage."
-    yield ""
-    yield f"| order | {' | '.join(f'{count} calls' for count in calls)} |"
-    yield f"|---{'|---' * len(calls)}|"
-    for order in dict.fromkeys(row.order for row in rows):
-        cells = {row.calls: f"{row.value:.3f} [{row.low:.3f}, {row.high:.3f}]" for row in rows if row.order == order}
-        yield f"| {order} | {' | '.join(cells.get(count, '') for count in calls)} |"
-
-
-def _argument(name: str) -> str:
-    return json.dumps(name if "/" in name else f"path/to/{name}")
+    rows = [f"| order | {' | '.join(f'{count} calls' for count in calls)} |", f"|---{'|---' * len(calls)}|"]
+    for order in dict.fromkeys(bound.order for bound in bounds):
+        cells = {one.calls: f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in bounds if one.order == order}
+        rows.append(f"| {order} | {' | '.join(cells.get(count, '') for count in calls)} |")
+    yield "\n".join(rows)
 
 
 def _plain(text: object) -> str:
