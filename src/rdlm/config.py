@@ -307,17 +307,8 @@ class TrainingConfig:
     """Network calls M of the sampler in validation bounds."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch",
-            "accumulate",
-            "tolerance",
-            "record_every",
-            "save_every",
-            "validate_every",
-            "validation_sequences",
-            "validation_nfe",
-        ):
+        every = ("record_every", "save_every", "validate_every", "validation_sequences", "validation_nfe")
+        for name in ("steps", "batch", "accumulate", "tolerance", *every):
             if getattr(self, name) < 1:
                 raise InputError(f"training.{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.accumulate:

@@ -77,18 +77,10 @@ class Score:
 
     def row(self, positions: bool = False) -> dict[str, object]:
         """Return the score as a JSON row; with `positions`, also every token and its share."""
-        nats = self.nats
-        row: dict[str, object] = {
-            "nats": nats.value,
-            "stderr": nats.stderr,
-            "low": nats.low,
-            "high": nats.high,
-            "chars": self.chars,
-            "bits_per_char": self.bits_per_char,
-            "claims_bound": nats.claims_bound,
-            "windows": self.windows,
-            **({} if self.exact is None else {"exact": self.exact}),
-        }
+        nats, text = self.nats, {"chars": self.chars, "bits_per_char": self.bits_per_char}
+        row: dict[str, object] = {"nats": nats.value, "stderr": nats.stderr, "low": nats.low, "high": nats.high}
+        row |= {**text, "claims_bound": nats.claims_bound, "windows": self.windows}
+        row |= {} if self.exact is None else {"exact": self.exact}
         return row | ({"positions": list(self.positions), "tokens": list(self.tokens)} if positions else {})
 
 

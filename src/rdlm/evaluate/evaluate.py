@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -222,15 +223,9 @@ def curve_row(setting: Setting, nats: Estimate, size: Size, kind: str) -> dict[s
     """Return one line of the table over M."""
     unit, per = unit_per_sequence(kind, size)
     bits = nats * (1 / per / math.log(2))
-    return {
-        "calls": "inf" if setting.nfe is None else setting.nfe,
-        "value": bits.value,
-        "stderr": bits.stderr,
-        "low": bits.low,
-        "high": bits.high,
-        "unit": unit,
-        "claims_bound": bits.claims_bound,
-    }
+    numbers = {key: getattr(bits, key) for key in ("value", "stderr", "low", "high")}
+    calls = "inf" if setting.nfe is None else setting.nfe
+    return {"calls": calls, **numbers, "unit": unit, "claims_bound": bits.claims_bound}
 
 
 def unit_per_sequence(kind: str, size: Size) -> tuple[str, float]:
@@ -352,8 +347,8 @@ def measure_orders(
     for order, schedule, nfe in measured_orders(model, calls):
         if (schedule, nfe) not in known:  # random and strided are the same order with one call per token
             setting = replace(plan.setting, nfe=nfe, token_schedule=schedule)
-            named = _named_stage(stage, order)
-            nats, _ = bound_of(model, batch, setting, plan, generator_of("orders", plan.seed), named)
+            of_order = partial(lambda order, name, total: stage(f"{order}, {name}", total), order)
+            nats, _ = bound_of(model, batch, setting, plan, generator_of("orders", plan.seed), of_order)
             known[schedule, nfe] = curve_row(setting, nats, size, model.kind)
         row = {key: known[schedule, nfe][key] for key in ("value", "stderr", "low", "high")}
         row["low"] = max(0.0, row["low"])  # a wide interval may extend below 0, where no bound can be
@@ -388,11 +383,6 @@ def usable_schedule(method: Rdlm, order: OrderName, nfe: int, length: int) -> tu
     # From left to right with very few calls there would be no blocks, as in the strided order.
     whole = order == "left-to-right" and not schedule.discretize(nfe, length).block
     return None if whole else (schedule, nfe)
-
-
-def _named_stage(stage: Stage, order: str) -> Stage:
-    """Return a stage whose name begins with that of an order."""
-    return lambda name, total: stage(f"{order}, {name}", total)
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,22 +96,23 @@ class Run:
             part: {name: local_shard(t) for name, t in tensors.items() if team.leads or isinstance(t, DTensor)}
             for part, tensors in self._parts().items()
         }
+
+        def begin() -> int:
+            checkpoint.begin(self.folder, step, to_standard(self.corpus.tokenizer))
+            return 0
+
+        def finish() -> int:
+            checkpoint.finish(self.folder, step, self._about(), team.world)
+            run_folder.update_pointers(self.folder, step, self.counters.best)
+            return 0
+
         try:
-            team.decide(self._begin_shards)
+            team.decide(begin)
             team.together(lambda: checkpoint.write_parts(self.folder, step, shards, (team.rank, team.world)))
-            team.decide(self._finish_shards)
+            team.decide(finish)
         finally:
             if team.leads:
                 checkpoint.discard(self.folder, step)
-
-    def _begin_shards(self) -> int:
-        checkpoint.begin(self.folder, self.counters.step, to_standard(self.corpus.tokenizer))
-        return 0
-
-    def _finish_shards(self) -> int:
-        checkpoint.finish(self.folder, self.counters.step, self._about(), self.team.world)
-        run_folder.update_pointers(self.folder, self.counters.step, self.counters.best)
-        return 0
 
     def _write(self, parts: dict[str, dict[str, Tensor]]) -> int:
         tokenizer = to_standard(self.corpus.tokenizer)
@@ -174,30 +175,15 @@ def load_corpus_of_model(config: RunConfig, file: Path | None = None) -> Corpus:
 
 def load_corpus(config: RunConfig, *, prepare: bool = True) -> Corpus:
     """Return the corpus of a configuration; unless `prepare`, only one that is in the cache."""
-    options = config.data
-    return data.load(
-        options.name,
-        protocol=options.protocol,
-        file=options.file,
-        hub=options.hub,
-        limit=options.limit,
-        column=options.column,
-        tokenizer=options.tokenizer,
-        alphabet=options.alphabet,
-        normalise=options.normalise,
-        unknown=_unknown(options),
-        vocabulary=options.vocabulary,
-        accept_licence=options.accept_licence,
-        prepare=prepare,
-    )
+    options = {name: value for name, value in vars(config.data).items() if name not in ("name", "length")}
+    return data.load(config.data.name, **{**options, "unknown": _unknown(config.data)}, prepare=prepare)
 
 
 def _unknown(options: DataConfig) -> Unknown | Literal["extend"]:
     """Return what is done with characters outside of the alphabet; normalised text has no new ones."""
     chosen = None if options.normalise and options.unknown == "extend" else options.unknown
-    if options.alphabet is None:
-        return chosen or "error"
-    return chosen or ("replace" if " " in options.alphabet else "skip")
+    default: Unknown = "error" if options.alphabet is None else "replace" if " " in options.alphabet else "skip"
+    return chosen or default
 
 
 def training_batches(config: RunConfig, corpus: Corpus, world: int) -> Batches:
