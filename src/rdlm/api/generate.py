@@ -160,9 +160,8 @@ def generate_steps(model: LanguageModel, options: SamplingOptions) -> Generator[
                 yield from seen
                 seen.clear()
         except StopIteration as stop:
-            output: Output = stop.value
-    yield from seen
-    return prepared.generation(output)
+            yield from seen
+            return prepared.generation(stop.value)
 
 
 def _baseline_samples(model: LanguageModel, options: SamplingOptions, progress: Progress | None) -> Generation:
@@ -199,8 +198,6 @@ class PreparedSampling:
     solver: Solver
     grid: Callable[[int], Grid]
     """Returns the grid of a number of steps."""
-    device: torch.device
-    """The device of the network."""
     condition: Tensor | None = None
     """A class, or a signal with a number per token, for a batch of one."""
     automaton: Automaton | None = None
@@ -224,7 +221,7 @@ class PreparedSampling:
     @cached_property
     def batcher(self) -> Batcher:
         """The batcher of the queries of these samples."""
-        method, on_cpu = self.model.rdlm, self.device.type == "cpu"
+        method, on_cpu = self.model.rdlm, self.model.device.type == "cpu"
         # The test of equal rounding has no signal, so rows with a signal are evaluated one by one.
         rows = self.options.rows or (None if on_cpu and not self.is_signal else 1 if on_cpu else self.options.batch)
         return Batcher(method.denoiser, method.network, self.model.config.model.self_condition, rows=rows)
@@ -261,26 +258,20 @@ class PreparedSampling:
         """Sample one batch; a generator of network queries. The callback receives the indices of the rows in the
         batch."""
         noise = RandomStreams([generator_of("sample", seed) for seed in seeds], len(seeds))
-        token = self.prompt.known.repeat(len(seeds), 1)
-        nfe, invalid = torch.zeros(len(seeds), dtype=torch.long), 0
-        for path, rows in self._paths(noise):
-            own_callback = None if callback is None else partial(callback, rows)
-            own_noise = noise if len(rows) == len(seeds) else noise.subset(rows)
-            output = yield from self._sample_path(path, own_noise, own_callback)
-            token[rows], nfe[rows] = output.token, output.nfe
-            invalid += output.invalid
-        return Output(token, invalid, nfe)
-
-    def _paths(self, noise: RandomStreams) -> Iterator[tuple[ProcessPath, list[int]]]:
-        """Yield each path of the mixture with the rows that are drawn to follow it."""
         mixture = self.model.rdlm.process.mixture
         if len(mixture.paths) == 1:
-            yield mixture.paths[0], list(range(noise.batch))
-            return
+            follow = None if callback is None else partial(callback, range(len(seeds)))
+            return (yield from self._sample_path(mixture.paths[0], noise, follow))
+        token = self.prompt.known.repeat(len(seeds), 1)
+        nfe, invalid = torch.zeros(len(seeds), dtype=torch.long), 0
         first = noise.uniform((noise.batch,)) < mixture.weights[0]
         for path, mask in zip(mixture.paths, (first, ~first), strict=True):
-            if bool(mask.any()):
-                yield path, mask.nonzero().flatten().tolist()
+            if rows := mask.nonzero().flatten().tolist():
+                follow = None if callback is None else partial(callback, rows)
+                output = yield from self._sample_path(path, noise.subset(rows), follow)
+                token[rows], nfe[rows] = output.token, output.nfe
+                invalid += output.invalid
+        return Output(token, invalid, nfe)
 
     def _sample_path(
         self, path: ProcessPath, noise: RandomStreams, callback: Callable[[WindowStep], object] | None
@@ -304,34 +295,31 @@ class PreparedSampling:
         self, chain: Chain, window: Window, token: Tensor, callback: Callable[[WindowStep], object] | None
     ) -> Sampler:
         """Return the sampler of one window."""
-        method = self.model.rdlm
+        method, condition, self_condition = self.model.rdlm, self.condition, self.model.config.model.self_condition
+        if condition is not None and self.is_signal:
+            positions = method.layout.positions
+            condition = condition[:, window.begin * positions : window.end * positions]
+        denoiser = GuidedDenoiser(
+            method.denoiser,
+            condition=None if condition is None else condition.to(self.model.device),
+            guidance=self.options.guidance,
+            temperature=self.options.temperature,
+            block_mask=method.block_mask(chain),
+            self_condition=self_condition,
+        )
         return Sampler(
-            self._denoiser(chain, window),
+            denoiser,
             chain,
             self.solver,
             method.process.schedule,
             constraints=self._constraints(window, token),
-            law=method.chain_law(chain).to(self.device) if chain.switch >= 0 else None,
+            law=method.chain_law(chain).to(self.model.device) if chain.switch >= 0 else None,
             clean=self.options.clean,
             codes=self.codes,
             callback=None if callback is None else lambda info: callback(WindowStep(window, token, info)),
-            device=self.device,
+            device=self.model.device,
             make_cache=self._make_cache(chain),
-            every_step=self.model.config.model.self_condition,
-        )
-
-    def _denoiser(self, chain: Chain, window: Window) -> GuidedDenoiser:
-        method, condition = self.model.rdlm, self.condition
-        if condition is not None and self.is_signal:
-            positions = method.layout.positions
-            condition = condition[:, window.begin * positions : window.end * positions]
-        return GuidedDenoiser(
-            method.denoiser,
-            condition=None if condition is None else condition.to(self.device),
-            guidance=self.options.guidance,
-            temperature=self.options.temperature,
-            block_mask=method.block_mask(chain),
-            self_condition=self.model.config.model.self_condition,
+            every_step=self_condition,
         )
 
     def _make_cache(self, chain: Chain) -> Callable[[], Cache] | None:
@@ -348,20 +336,13 @@ class PreparedSampling:
         """Return the constraints of a window; a regular language is entered after the text before it."""
         options, allowed, language = self.options, self.prompt.allowed, None
         if allowed is not None:
-            allowed = allowed[window.begin : window.end].to(self.device)
+            allowed = allowed[window.begin : window.end].to(self.model.device)
         if self.automaton is not None:
             rest = self.prompt.choices(self.model.tokenizer.size)[window.end :]
             entry = self.automaton.run(token[:, : window.begin])
             language = Restriction(self.automaton, entry, self.automaton.alive(rest))
-        return Constraints(
-            options.top_k,
-            options.top_p,
-            options.greedy,
-            allowed,
-            language,
-            self.classifier,
-            self.classifier_scale,
-        )
+        likelihood = (self.classifier, self.classifier_scale)
+        return Constraints(options.top_k, options.top_p, options.greedy, allowed, language, *likelihood)
 
 
 def prepare(
@@ -394,7 +375,6 @@ def prepare(
         kept,
         solver_of(options.solver),
         grid_of(model, options.grid),
-        device=model.device,
         condition=_condition(model, options, prompt.length),
         automaton=automaton,
         codes=token_codes(layout.vocabulary, layout.base, layout.digits) if layout.symbols_per_token > 1 else None,
