@@ -35,6 +35,19 @@ class DivergedError(RuntimeError):
     """A run has diverged: the loss of too many consecutive steps, or a weight, is not finite."""
 
 
+class InterruptedRunError(Exception):
+    """A run stopped after a signal and has saved a checkpoint; `code` is the exit code, 129, 130 or 143."""
+
+    def __init__(self, number: int, step: int) -> None:
+        saved = f"interrupted after step {step}, which is saved; the same command continues from there"
+        super().__init__(saved if step else "interrupted before the first step; the same command begins again")
+        self.code = 128 + number
+
+
+class LeaderFailedError(RuntimeError):
+    """Raised in all other processes if one failed; that one reports the reason."""
+
+
 def require(package: str, extra: str, what: str) -> None:
     """Raise InputError if an optional package is not installed; called before any work is done."""
     if importlib.util.find_spec(package) is None:

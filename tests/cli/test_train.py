@@ -11,11 +11,9 @@ import pytest
 from rdlm.cli import main as cli
 from rdlm.cli.train import Train
 from rdlm.config import ConvolutionConfig
-from rdlm.errors import DivergedError
+from rdlm.errors import DivergedError, InterruptedRunError, LeaderFailedError
 from rdlm.presets import preset
 from rdlm.storage import config_file as configfile
-from rdlm.train.interruption import InterruptedRunError
-from rdlm.train.parallel import LeaderFailedError
 
 TINY = [
     "--data.length",

@@ -23,7 +23,7 @@ from rdlm.cli.compare import lrs_of, methods_of, minutes_of
 from rdlm.config import READ_EVIDENCE, ConvolutionConfig, MethodName
 from rdlm.data.batch import Batch
 from rdlm.display.figure import draw_comparison
-from rdlm.errors import DivergedError, InputError
+from rdlm.errors import DivergedError, InputError, InterruptedRunError
 from rdlm.evaluate import compare as module
 from rdlm.evaluate.compare import (
     Comparison,
@@ -39,7 +39,6 @@ from rdlm.model.belief import BeliefNetwork
 from rdlm.storage import run_folder as folder
 from rdlm.train import interruption
 from rdlm.train.fit import next_lr
-from rdlm.train.interruption import InterruptedRunError
 from rdlm.train.parallel import Team
 
 KEYS = {"method", "order", "bound", "stderr", "unit", "claims_bound", "relative_step_cost", "steps"}

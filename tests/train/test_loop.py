@@ -18,14 +18,14 @@ from toy import LENGTH, Toy, blockwise_config, failing, spoiling, toy_config, to
 
 from rdlm.data.batch import Batch
 from rdlm.display import progress
-from rdlm.errors import DivergedError, InputError
+from rdlm.errors import DivergedError, InputError, InterruptedRunError
 from rdlm.methods import build
 from rdlm.methods.rdlm import Rdlm
 from rdlm.random import Draw
 from rdlm.storage import run_folder
 from rdlm.train import loop, record
 from rdlm.train.fit import CAUTION, FIXED_SECONDS, Pace
-from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
+from rdlm.train.interruption import AbandonedError, Interruption
 from rdlm.train.loop import Budget, Result, let_signals_in, train
 from rdlm.train.parallel import Team
 

@@ -18,9 +18,8 @@ import pytest
 from toy import Toy, toy_config, toy_corpus
 
 from rdlm.cli.main import main
-from rdlm.errors import DamagedFileError, InputError
+from rdlm.errors import DamagedFileError, InputError, InterruptedRunError
 from rdlm.train import record
-from rdlm.train.interruption import InterruptedRunError
 from rdlm.train.loop import train
 from rdlm.train.record import Record, open_trackers
 from tests.storage.crafted import rewrite_state

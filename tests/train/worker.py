@@ -10,12 +10,12 @@ import pytest
 import torch
 from toy import FEW, Toy, blockwise_config, coded_config, failing, toy_config, toy_corpus
 
-from rdlm.errors import InputError
+from rdlm.errors import InputError, LeaderFailedError
 from rdlm.methods import build
 from rdlm.random import Draw
 from rdlm.storage import checkpoint
 from rdlm.train.loop import train
-from rdlm.train.parallel import LeaderFailedError, team
+from rdlm.train.parallel import team
 
 PLACE = Path(sys.argv[1])
 

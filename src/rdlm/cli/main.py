@@ -40,7 +40,7 @@ import rdlm
 from rdlm import __version__
 from rdlm.deprecated import renamed_flags
 from rdlm.display.text_table import PrintableStream, printable
-from rdlm.errors import DamagedFileError, InputError, unknown
+from rdlm.errors import DamagedFileError, DivergedError, InputError, InterruptedRunError, LeaderFailedError, unknown
 from rdlm.storage.files import COMPILED, COMPILED_VARIABLE, DENIED, FULL, cache_dir, make_cache_dir
 
 CHECKOUT = ("benchmarks", "experiments")
@@ -112,6 +112,12 @@ def _run(arguments: list[str]) -> int:
         return _complain(str(error), 2)
     except DamagedFileError as error:
         return _complain(str(error), 3)
+    except DivergedError as error:
+        return _complain(str(error), 1)
+    except InterruptedRunError as stopped:
+        return _complain(str(stopped), stopped.code)
+    except LeaderFailedError:
+        return 1
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:
@@ -277,5 +283,5 @@ def overview() -> str:
 
 def _complain(message: str, code: int) -> int:
     message = printable(message)
-    print(f"rdlm: error: {message}" if code != 130 else f"rdlm: {message}", file=sys.stderr)
+    print(f"rdlm: error: {message}" if code < 128 else f"rdlm: {message}", file=sys.stderr)
     return code

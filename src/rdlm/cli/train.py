@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 import tyro
 
 from rdlm.config import DataConfig, RunConfig
-from rdlm.display.text_table import print_json, print_result, say, table
-from rdlm.errors import DivergedError, InputError, require
+from rdlm.display.text_table import print_json, print_result, table
+from rdlm.errors import InputError, require
 from rdlm.presets import PRESETS, preset
 from rdlm.storage import config_file
 from rdlm.storage.own_classes import trusting
 
 if TYPE_CHECKING:
-    from rdlm.train.loop import Result
     from rdlm.train.run import Build
 
 Unknown = Literal["error", "skip", "replace", "extend"]
@@ -112,10 +111,25 @@ class Train(FromPreset):
         out = self.out or Path("runs") / (self.source if self.source in PRESETS else Path(self.source).stem)
         config = self._with_data()
         given = set(config_file.difference(self.default, config))
+        from rdlm import methods
+        from rdlm.train.loop import train
+
+        build: Build = methods.build
         with trusting(self.trust):
-            result = attempt(config, out, self.minutes, self.accept_changes, given, self.init, self.track, self.began)
-        if isinstance(result, int):
-            return result
+            if self.init is not None:
+                from rdlm.api.training import starting_from
+
+                build, given = starting_from(self.init), {*given, "model"}
+            result = train(
+                config,
+                out,
+                build,
+                minutes=self.minutes,
+                given=given,
+                began=self.began,
+                accept_changes=self.accept_changes,
+                track=self.track,
+            )
         if result.leads:
             _show(result.to_json(), self.json)
         return 0
@@ -135,53 +149,6 @@ class Train(FromPreset):
             parsed_hub_name(data.hub)
             check_datasets()
         return replace(self.config, data=data)
-
-
-def attempt(
-    config: RunConfig,
-    out: Path,
-    minutes: float | None,
-    accept_changes: bool = False,
-    given: Collection[str] | None = None,
-    init: str | None = None,
-    track: Sequence[Literal["wandb"]] = (),
-    began: float | None = None,
-) -> Result | int:
-    """Return the result of a run, or the exit code if it was stopped, diverged, or another process failed.
-
-    With `given`, the keys that the user has set, the other ones are fitted to the minutes after `began`. `init` names a
-    model whose weights are the initial ones and whose network is kept, and `track` trackers of its numbers.
-    """
-    began = began or time.monotonic()  # before torch is imported
-    from rdlm import methods
-    from rdlm.train.interruption import InterruptedRunError
-    from rdlm.train.loop import train
-    from rdlm.train.parallel import LeaderFailedError
-
-    build: Build = methods.build
-    if init is not None:
-        from rdlm.api.training import starting_from
-
-        build, given = starting_from(init), None if given is None else {*given, "model"}
-    try:
-        return train(
-            config,
-            out,
-            build,
-            minutes=minutes,
-            given=given,
-            began=began,
-            accept_changes=accept_changes,
-            track=track,
-        )
-    except InterruptedRunError as stopped:
-        say(str(stopped))
-        return stopped.code
-    except DivergedError as error:
-        say(f"error: {error}")
-        return 1
-    except LeaderFailedError:
-        return 1
 
 
 def own_tokens(data: DataConfig, default: DataConfig, alphabet: str | None, unknown: Unknown | None) -> dict[str, Any]:

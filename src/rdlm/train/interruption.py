@@ -13,20 +13,13 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from rdlm.errors import InterruptedRunError
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """SIGHUP: the terminal was closed; ignored if it was at the start of the process, as by nohup."""
 
 GRACE = 1.0
 """Seconds for which work that can be abandoned continues after a signal."""
-
-
-class InterruptedRunError(Exception):
-    """A run stopped after a signal and has saved a checkpoint; `code` is the exit code, 129, 130 or 143."""
-
-    def __init__(self, number: int, step: int) -> None:
-        saved = f"interrupted after step {step}, which is saved; the same command continues from there"
-        super().__init__(saved if step else "interrupted before the first step; the same command begins again")
-        self.code = 128 + number
 
 
 class AbandonedError(BaseException):

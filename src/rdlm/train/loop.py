@@ -22,7 +22,7 @@ from rdlm.config import RunConfig, TrainingConfig
 from rdlm.data.store import Corpus
 from rdlm.display.progress import bar
 from rdlm.display.text_table import say
-from rdlm.errors import DivergedError
+from rdlm.errors import DivergedError, InterruptedRunError
 from rdlm.methods.bound import Bound, uniform_note
 from rdlm.model.network import parameter_count
 from rdlm.random import Draw, generator_of
@@ -42,7 +42,7 @@ from rdlm.train.fit import (
     sizes,
     with_given,
 )
-from rdlm.train.interruption import AbandonedError, InterruptedRunError, Interruption
+from rdlm.train.interruption import AbandonedError, Interruption
 from rdlm.train.parallel import Team, gradient_sync, team
 from rdlm.train.record import Record, Tracker, TrackerName, check_trackers, open_trackers
 from rdlm.train.report import write_report

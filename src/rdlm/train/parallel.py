@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rdlm.config import RunConfig, TrainingConfig
-from rdlm.errors import DivergedError, InputError
+from rdlm.errors import DivergedError, InputError, LeaderFailedError
 from rdlm.model.network import compile_network, device_of
 from rdlm.process.tokens import Codes
 
@@ -38,10 +38,6 @@ which they need the interpreter, and one that asks for it during finalization ab
 
 CPU = torch.device("cpu")
 Value = TypeVar("Value")
-
-
-class LeaderFailedError(RuntimeError):
-    """Raised in all other processes if one failed; that one reports the reason."""
 
 
 @dataclass(frozen=True)

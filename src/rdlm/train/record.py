@@ -21,9 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
-from rdlm.errors import InputError, require, unknown
+from rdlm.errors import InputError, InterruptedRunError, require, unknown
 from rdlm.storage.files import damaged, open_plain
-from rdlm.train.interruption import InterruptedRunError
 
 NAME = "record.jsonl"
 LONGEST_LINE = 1 << 20
