@@ -96,28 +96,19 @@ class ScoreText(ModelOptions):
         else:
             with bar(cost, "score", "window") as progress:
                 found = score_encoded(model, texts, effort, progress.update)
-        seconds = time.perf_counter() - began
-        rows = [
-            _row(number, lines[number], value, self.positions) for number, value in zip(encodings, found, strict=True)
-        ]
-        self._report(
-            rows,
-            {
-                "steps": effort.nfe,
-                "order": None if effort.order is None else effort.order.name,
-                "claims_bound": model.method.claims_bound,
-                "unit": "nats",
-                "interval": "95%",
-                "estimator": effort.estimator,
-                "draws": effort.draws,
-                "exact": all(effort.is_exact(model, length) for length in windows),
-                "network_windows": cost,
-                "seconds": seconds,
-                "note": score_note(model, texts, found),
-                "normalised": changed,
-                "outside_of_vocabulary": dropped,
-            },
-        )
+        order = None if effort.order is None else effort.order.name
+        how: dict[str, object] = {
+            "steps": effort.nfe,
+            "order": order,
+            "claims_bound": model.method.claims_bound,
+            "unit": "nats",
+        }
+        how |= {"interval": "95%", "estimator": effort.estimator, "draws": effort.draws}
+        how |= {"exact": all(effort.is_exact(model, length) for length in windows), "network_windows": cost}
+        how |= {"seconds": time.perf_counter() - began, "note": score_note(model, texts, found)}
+        how |= {"normalised": changed, "outside_of_vocabulary": dropped}
+        scores = zip(encodings, found, strict=True)
+        self._report([_row(number, lines[number], score, self.positions) for number, score in scores], how)
         return 0
 
     def _normalised(self, model: LanguageModel, lines: dict[int, str]) -> tuple[dict[int, str], str | None]:

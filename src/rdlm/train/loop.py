@@ -125,61 +125,66 @@ def train(
         budget = Budget(minutes, began, given if members.world == 1 else None)
         fit = partial(budget.fit, build=build, members=members, folder=folder)
         run = stack.enter_context(open_run(config, folder, members, build, accept_changes, load, fit))
-        config, training, counters = run.config, run.config.training, run.counters
         interruption = stack.enter_context(Interruption())
-        alone = members.world == 1  # with several processes, the others would wait for one that abandons a step
-        trackers = open_trackers(track, folder, counters.step, config_file.to_dict(config)) if members.leads else []
-        record = stack.enter_context(Record(folder, counters.step, trackers)) if members.leads else None
+        record = None
+        if members.leads:
+            trackers = open_trackers(track, folder, run.counters.step, config_file.to_dict(run.config))
+            record = stack.enter_context(Record(folder, run.counters.step, trackers))
         progress = stack.enter_context(progress_of(run, budget))
-        run.network.train()
-        timer = Timer(counters.step, counters.seconds)
-        if alone:
-            let_signals_in(run)
-
-        while counters.step < training.steps:
-            with budget.step():
-                found = accumulate_or_restore(run, interruption, alone)
-            if found is None:
-                run.save()
-                raise InterruptedRunError(interruption.received, counters.step)
-            loss, norm = found
-            over_here = time.monotonic() >= budget.training_end(training)
-            loss, signalled, over = members.add([loss / members.world, bool(interruption.received), over_here])
-            update(run, loss, norm)
-            counters.step += 1
-            counters.seconds = timer.seconds
-            last = counters.step == training.steps or (over > 0 and not signalled)
-
-            progress.update()
-            if counters.step % training.record_every == 0 or last:
-                tokens_per_second = timer.tokens_per_second(counters.step, training.batch * run.length)
-                write_line(run, record, tokens_per_second)
-                progress.set_postfix_str(summary(run, tokens_per_second))
-            if counters.step % training.validate_every == 0 or last:
-                try:
-                    with interruption.abandonable(alone), budget.validation(len(run.held_out.ids)):
-                        validate(run, record)
-                except AbandonedError:
-                    signalled = 1.0
-                timer.pause(counters.step)
-            best_now = counters.best is not None and counters.best["step"] == counters.step
-            if counters.step % training.save_every == 0 or best_now or last or signalled:
-                if record is not None:
-                    record.sync()
-                run.save()
-                timer.pause(counters.step)
-            if signalled:
-                raise InterruptedRunError(interruption.received or signal.SIGTERM, counters.step)
-            if last:
-                break
-
-        return conclude(run, budget, interruption, alone)
+        train_steps(run, budget, interruption, record, progress)
+        return conclude(run, budget, interruption)
 
 
-def conclude(run: Run, budget: Budget, interruption: Interruption, alone: bool) -> Result:
+def train_steps(
+    run: Run, budget: Budget, interruption: Interruption, record: Record | None, progress: tqdm[Any]
+) -> None:
+    """Train up to the last step of the configuration or the end of the time, with validations and checkpoints."""
+    training, counters = run.config.training, run.counters
+    timer = Timer(counters.step, counters.seconds)
+    run.network.train()
+    if run.alone:
+        let_signals_in(run)
+    last = counters.step >= training.steps
+    while not last:
+        with budget.step():
+            found = accumulate_or_restore(run, interruption, run.alone)
+        if found is None:
+            run.save()
+            raise InterruptedRunError(interruption.received, counters.step)
+        loss, norm = found
+        over_here = time.monotonic() >= budget.training_end(training)
+        loss, signalled, over = run.team.add([loss / run.team.world, bool(interruption.received), over_here])
+        update(run, loss, norm)
+        counters.step += 1
+        counters.seconds = timer.seconds
+        last = counters.step == training.steps or (over > 0 and not signalled)
+
+        progress.update()
+        if counters.step % training.record_every == 0 or last:
+            tokens_per_second = timer.tokens_per_second(counters.step, training.batch * run.length)
+            write_line(run, record, tokens_per_second)
+            progress.set_postfix_str(summary(run, tokens_per_second))
+        if counters.step % training.validate_every == 0 or last:
+            try:
+                with interruption.abandonable(run.alone), budget.validation(len(run.held_out.ids)):
+                    validate(run, record)
+            except AbandonedError:
+                signalled = 1.0
+            timer.pause(counters.step)
+        best_now = counters.best is not None and counters.best["step"] == counters.step
+        if counters.step % training.save_every == 0 or best_now or last or signalled:
+            if record is not None:
+                record.sync()
+            run.save()
+            timer.pause(counters.step)
+        if signalled:
+            raise InterruptedRunError(interruption.received or signal.SIGTERM, counters.step)
+
+
+def conclude(run: Run, budget: Budget, interruption: Interruption) -> Result:
     """Draw the samples of a finished run, write its report, and return its result."""
     result = result_of(run)
-    with interruption.ending(run.counters.step, alone):
+    with interruption.ending(run.counters.step, run.alone):
         samples = draw_samples(run, budget.affordable_nfe(run.config.training.validation_nfe))
     if run.team.leads:
         write_report(run.config, run.corpus, result.to_json(), samples, run.folder)

@@ -65,6 +65,11 @@ class Run:
         """State of the method before the current step; restored if the step is skipped."""
         self.saved = 0
 
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only process: with several, the others would wait for one that abandons a step."""
+        return self.team.world == 1
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Context manager: use the averaged weights without dropout."""
