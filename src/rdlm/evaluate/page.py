@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from rdlm.api.language_model import LanguageModel
 from rdlm.display.figure import canvas
 from rdlm.evaluate.evaluate import Evaluation
-from rdlm.evaluate.metrics import Metric, unigrams
+from rdlm.evaluate.metrics import unigrams
 from rdlm.likelihood import Profile
-from rdlm.train.report import environment, html_page, html_table, text_of
+from rdlm.train.report import html_page, html_table, text_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,6 @@ MORE_STYLE = "img.plot { width: 34rem; max-width: 100%; image-rendering: auto; b
 
 def evaluation_page(model: LanguageModel, evaluation: Evaluation) -> str:
     """Return the page: metrics with their conventions, plots, the bound over M, samples, environment."""
-    title = f"Evaluation of {model.name}"
     plan = evaluation.plan
     facts = [
         ["corpus", str(model.about["protocol"])],
@@ -45,24 +44,20 @@ def evaluation_page(model: LanguageModel, evaluation: Evaluation) -> str:
         for row in evaluation.rows
     ]
     body = [
-        f"<h1>{html.escape(title)}</h1>",
         html_table(facts),
         "<h2>Metrics</h2>",
         f"<p>With 95% intervals.{'' if evaluation.note is None else f' Note: {html.escape(evaluation.note)}.'}</p>",
-        html_table(_cells(name, found) for name, found in evaluation.metrics.items()),
+        html_table(
+            [name, _interval(found.value, found.low, found.high), found.unit, found.convention]
+            for name, found in evaluation.metrics.items()
+        ),
         "<h2>Plots</h2>",
         *_pictures(model, evaluation),
         "<h2>The bound at M network calls</h2>",
         html_table(over_calls),
         *_samples(model, evaluation),
-        "<h2>Environment</h2>",
-        html_table(environment().items()),
     ]
-    return html_page(title, body, MORE_STYLE)
-
-
-def _cells(name: str, found: Metric) -> list[str]:
-    return [name, _interval(found.value, found.low, found.high), found.unit, found.convention]
+    return html_page(f"Evaluation of {model.name}", body, MORE_STYLE)
 
 
 def _interval(value: object, low: object, high: object) -> str:

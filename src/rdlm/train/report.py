@@ -50,9 +50,7 @@ def write_report(
 ) -> None:
     """Write `report.html` into the run folder: result, curves, samples, configuration, environment."""
     lines = record.read_lines(folder)
-    title = f"Run {folder.name}"
     body = [
-        f"<h1>{html.escape(title)}</h1>",
         html_table(_facts(result).items()),
         "<h2>Curves</h2>",
         f'<div class="curves">{"".join(_curves(lines, str(result["unit"])))}</div>',
@@ -61,19 +59,21 @@ def write_report(
         *_samples(corpus, samples),
         "<h2>Configuration</h2>",
         f"<pre>{html.escape(config_file.to_yaml(config))}</pre>",
-        "<h2>Environment</h2>",
-        html_table(environment().items()),
     ]
-    write_atomic(folder / "report.html", html_page(title, body))
+    write_atomic(folder / "report.html", html_page(f"Run {folder.name}", body))
 
 
 def html_page(title: str, body: Sequence[str], style: str = "") -> str:
-    """Return a page without external files; `style` is added to `STYLE`. What is not text is escaped."""
+    """Return a page without external files, with its title and the environment around the body.
+
+    `style` is added to `STYLE`. What is not text is escaped.
+    """
+    heading = f"<h1>{html.escape(title)}</h1>"
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n"
-        + "\n".join(body)
+        + "\n".join([heading, *body, "<h2>Environment</h2>", html_table(environment().items())])
         + "\n</body></html>\n"
     )
     return page.encode(errors="backslashreplace").decode()
