@@ -110,14 +110,15 @@ class ServedModel:
             "steps": self.steps,
             "gap": self.gap,
             "protocol": model.about["protocol"],
-            "parameters": sum(p.numel() for p in model.method.network.parameters()),
+            "parameters": model.parameters,
             **self._sampler_defaults,
             "image": model.about["image"],
             "classes": model.about["classes"],
             "normalisation": normalisation_rule(model.tokenizer) or None,
             "restore": {"available": self.cannot_restore is None, "reason": self.cannot_restore},
         }
-        return {"id": self.name, "object": "model", "created": self._created, "owned_by": "rdlm", "rdlm": own}
+        created = 0 if model.folder is None else int((model.folder / "tokenizer.json").stat().st_mtime)
+        return {"id": self.name, "object": "model", "created": created, "owned_by": "rdlm", "rdlm": own}
 
     def normalise(self, body: TextBody) -> str | None:
         """Convert the texts of a body to the model's alphabet if requested; return the changes."""
@@ -146,13 +147,11 @@ class ServedModel:
 
     @property
     def _sampler_defaults(self) -> dict[str, object]:
-        names = ("solver", "grid", "window", "order", "block", "chunk")
-        schedule = self.model.method.token_schedule
-        if schedule is None:
-            return dict.fromkeys(names)
+        if (schedule := self.model.method.token_schedule) is None:
+            return dict.fromkeys(("solver", "grid", "window", "order", "block", "chunk"))
+        order = {"order": self.model.config.process.order, "block": schedule.block}
         # "chunk" is the former name of "block".
-        values = ("mixture", "time", schedule.width, self.model.config.process.order, schedule.block, schedule.block)
-        return dict(zip(names, values, strict=True))
+        return {"solver": "mixture", "grid": "time", "window": schedule.width, **order, "chunk": schedule.block}
 
     @contextmanager
     def interruptible(self, job: Job) -> Iterator[None]:
@@ -167,11 +166,6 @@ class ServedModel:
         if (job := self._jobs.get(get_ident())) is not None:
             job.check()
 
-    @property
-    def _created(self) -> int:
-        folder = self.model.folder
-        return 0 if folder is None else int((folder / "tokenizer.json").stat().st_mtime)
-
 
 class Service:
     """State that all requests share: models, limits, metrics and worker threads."""
@@ -182,16 +176,14 @@ class Service:
         for model in models:
             check_weights(model.method.network)
             name = self._free_name(model.name)
-            self.models[name] = ServedModel(name, model, limits.steps or model.nfe, self._engine(model))
+            engine = None
+            if model.method.token_schedule is not None:
+                engine = Engine(model, self.metrics, limits.batch, limits.queue, limits.threads)
+            self.models[name] = ServedModel(name, model, limits.steps or model.nfe, engine)
         self._pool = ThreadPoolExecutor(WORKERS, "rdlm-worker", partial(torch.set_num_threads, 1))
         self._jobs = 0
         self._running: WeakSet[Job] = WeakSet()
         self._idle_release = IdleRelease(lambda: self.idle, lambda: self.metrics.requests)
-
-    def _engine(self, model: LanguageModel) -> Engine | None:
-        if model.method.token_schedule is None:
-            return None
-        return Engine(model, self.metrics, self.limits.batch, self.limits.queue, self.limits.threads)
 
     def _free_name(self, wanted: str) -> str:
         names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(self.models) + 2)))

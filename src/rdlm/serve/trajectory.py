@@ -132,7 +132,7 @@ class FrameRecorder:
         chance = frame.probability.view(digits.shape).prod(1)
         is_evaluated = frame.evaluated.view(-1, per).any(-1).tolist()
         words = [
-            [self._word(ids) for ids in token.T.tolist()] if some else []
+            words_of(self.prepared.model, self._layout.ids(token.T)[:, 0].tolist()) if some else []
             for token, some in zip(digits, is_evaluated, strict=True)
         ]
         entropy = frame.entropy.view(-1, per).sum(-1)
@@ -156,9 +156,6 @@ class FrameRecorder:
                 "state": frame.state,
             },
         }
-
-    def _word(self, symbols: list[int]) -> str:
-        return words_of(self.prepared.model, self._layout.ids(torch.tensor([symbols]))[0].tolist())[0]
 
     def _axis(self, axis: int) -> str:
         split = self._layout.digits > 1
