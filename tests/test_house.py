@@ -303,9 +303,10 @@ def test_documents_name_commands_and_flags_that_exist(path: Path, flags_of: Call
 
 
 def broken_links(path: Path) -> list[str]:
-    """Return the relative links of a Markdown file whose file or heading does not exist."""
+    """Return the links of a Markdown file to this repository whose file or heading does not exist."""
     wrong = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+    text = path.read_text().replace("](https://github.com/rdlm-project/rdlm/blob/main/", f"]({ROOT}/")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             continue
         place, _, heading = target.partition("#")
@@ -323,6 +324,8 @@ def slug(heading: str) -> str:
 def test_broken_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# One, two\n[x](#one-two) [y](b.md) [z](a.md#three) [w](https://a.b/c)\n")
     assert broken_links(tmp_path / "a.md") == ["b.md", "a.md#three"]
+    (tmp_path / "c.md").write_text("[r](https://github.com/rdlm-project/rdlm/blob/main/README.md#none)\n")
+    assert broken_links(tmp_path / "c.md") == [f"{ROOT}/README.md#none"]
 
 
 @pytest.mark.parametrize(
