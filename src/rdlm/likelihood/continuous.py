@@ -33,6 +33,7 @@ from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain
 from rdlm.process.path import Path
+from rdlm.random import Rng
 
 FINE = 512
 """Steps of the chain that draws the states."""
@@ -77,11 +78,7 @@ def strata_of(chain: Chain, bins: int) -> Strata:
 
 
 def continuous(
-    problem: Problem,
-    evaluations: int,
-    generator: torch.Generator | None = None,
-    batch: int = BATCH,
-    advance: Advance = lambda count: None,
+    problem: Problem, evaluations: int, generator: Rng = None, batch: int = BATCH, advance: Advance = lambda count: None
 ) -> Profile:
     """Return the bound in continuous time, Eq. (28) with Eq. (30)-(32), from about `evaluations` sequences and levels.
 
@@ -129,7 +126,7 @@ def _terms(
     stratum: Int[Tensor, " n"],
     row: Int[Tensor, " n"],
     batch: int,
-    generator: torch.Generator | None,
+    generator: Rng,
 ) -> Float[Tensor, " n"]:
     """Return one draw per row of its stratum's part of the bound; all strata are of one kind."""
     chain, token = strata.chain, problem.token[row]
@@ -150,7 +147,7 @@ def _terms(
 
 
 def _remaining(
-    strata: Strata, kind: int, stratum: Int[Tensor, " n"], generator: torch.Generator | None
+    strata: Strata, kind: int, stratum: Int[Tensor, " n"], generator: Rng
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return a noise level `B` for each row, and the width `du = (1/B) d(-log B)` that it represents."""
     if kind in (SWITCH, DECODE):

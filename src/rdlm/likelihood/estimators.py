@@ -28,14 +28,14 @@ from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
 from rdlm.process.path import Law, Path
 from rdlm.process.schedule import Grid
-from rdlm.random import on_device
+from rdlm.random import Rng, on_device
 
 
 def path_terms(
     posterior: Posterior,
     chain: Chain,
     token: Int[Tensor, "batch length"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     dtype: torch.dtype = torch.float32,
     known: int = 0,
 ) -> Float[Tensor, "nfe batch length"]:
@@ -64,7 +64,7 @@ def path_terms(
 
 
 def _offsets(
-    chain: Chain, token: Int[Tensor, "batch length"], known: int, generator: torch.Generator | None
+    chain: Chain, token: Int[Tensor, "batch length"], known: int, generator: Rng
 ) -> Int[Tensor, "batch length"]:
     """Return the first step of each position, as in the sampler: known tokens end before step 0.
 
@@ -83,7 +83,7 @@ def forced_step(
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
     log_probs: Float[Tensor, "batch length v"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> tuple[Tensor, Float[Tensor, "batch length"]]:
     """Return the states after one step of the tokens' bridges, Eq. (19), and each position's term, Eq. (28)-(32)."""
     bridge, digit = chain.path.bridge, chain.split(token)
@@ -183,7 +183,7 @@ class Profile:
 class RowSampler:
     """Rows of a data set in random order without replacement; a new permutation when all have been used."""
 
-    def __init__(self, count: int, generator: torch.Generator | None) -> None:
+    def __init__(self, count: int, generator: Rng) -> None:
         self._count, self._generator = count, generator
         self._left = torch.empty(0, dtype=torch.long)
 
@@ -198,7 +198,7 @@ class RowSampler:
 def stratified_bound(
     problem: Problem,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     law: Callable[[Path, Grid], Law] = fresh_law,
     batch: int = BATCH,
     advance: Advance = lambda count: None,
@@ -242,11 +242,7 @@ def stratified_bound(
 
 
 def per_window_bound(
-    problem: Problem,
-    draws: int,
-    generator: torch.Generator | None = None,
-    batch: int = BATCH,
-    advance: Advance = lambda count: None,
+    problem: Problem, draws: int, generator: Rng = None, batch: int = BATCH, advance: Advance = lambda count: None
 ) -> Float[Tensor, "draws n length"]:
     """Return `draws` estimates of each position's part of every sequence's bound, Eq. (28)-(32), in nats.
 
@@ -272,11 +268,7 @@ def per_window_bound(
 
 
 def path_bound(
-    problem: Problem,
-    paths: int = 1,
-    generator: torch.Generator | None = None,
-    batch: int = BATCH,
-    advance: Advance = lambda count: None,
+    problem: Problem, paths: int = 1, generator: Rng = None, batch: int = BATCH, advance: Advance = lambda count: None
 ) -> Float[Tensor, "paths nfe n length"]:
     """Return the terms of every position along `paths` simulated paths of its sequence, Eq. (28)-(32), in nats."""
     found = torch.zeros(paths, problem.nfe, *problem.token.shape, dtype=torch.float64, device=problem.token.device)

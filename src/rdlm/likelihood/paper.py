@@ -18,6 +18,7 @@ from rdlm.likelihood.terms import drift_error
 from rdlm.process.law import LawName, build
 from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Schedule
+from rdlm.random import Rng
 
 CUT = 1e-3
 """Length of the interval before time 1 that is left out."""
@@ -30,7 +31,7 @@ def paper_estimate(
     problem: Problem,
     schedule: Schedule,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     law: LawName = "normal",
     cut: float = CUT,
     batch: int = BATCH,

@@ -26,7 +26,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Card, check_nfe
 from rdlm.methods.mdlm import MDLM
-from rdlm.random import Draw
+from rdlm.random import Draw, Rng
 
 BINS = 32
 """Shares of known positions at which losses are kept."""
@@ -58,14 +58,14 @@ class ARDM(MDLM):
         return torch.tensor(counts, dtype=torch.float64) / length
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return `D / (D - c)` times the cross-entropy of the unknown positions, with c the time in whole positions."""
         length = token.shape[1]
         return self._call(token, (time.double() * length).floor() / length, condition, generator)
 
     def _call(
-        self, token: Tensor, level: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, level: Float[Tensor, " batch"], condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return D times the mean cross-entropy of the unknown positions of a call."""
         level = level.to(token.device)
@@ -73,7 +73,7 @@ class ARDM(MDLM):
         return self._masked_cross_entropy(token, masked, condition) / (1 - level)
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one call.
 
         The call is that of a random position of the order, so large calls are drawn more often.
@@ -100,7 +100,7 @@ class ARDM(MDLM):
         mean = torch.where(count == 0, old, torch.where(old == 0, mean, MEMORY * old + (1 - MEMORY) * mean))
         curve.copy_(mean)
 
-    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def _thresholds(self, token: Tensor, nfe: int, generator: Rng) -> Float[Tensor, "batch length"]:
         """Return the middle of the interval of levels in which each position is decoded, from its rank in the order."""
         rank = discrete.uniform_like(token, generator).argsort(-1).argsort(-1)
         return (rank + 0.5).double() / token.shape[1]

@@ -21,7 +21,7 @@ from rdlm.errors import InputError
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, Card
 from rdlm.model.transformer import Cache
-from rdlm.random import Draw, draw_token
+from rdlm.random import Draw, Rng, draw_token
 
 
 class Autoregressive(Baseline):
@@ -61,18 +61,13 @@ class Autoregressive(Baseline):
     def _log_likelihoods(self, ids: Tensor, condition: Tensor | None) -> Float[Tensor, "batch length"]:
         return self.conditionals(ids, condition).gather(-1, ids[..., None])[..., 0]
 
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return the exact `-log p` of each sequence in nats; `nfe` is ignored."""
         return -self.log_likelihood(batch.ids, discrete.condition_of(batch))
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return token ids, drawn from left to right with one network evaluation per token; `nfe` is ignored."""
         if not isinstance(self.config.model, TransformerConfig):
@@ -89,7 +84,7 @@ class Autoregressive(Baseline):
         return torch.cat(drawn, dim=1)
 
     def _generate_whole(
-        self, count: int, length: int, generator: torch.Generator | None, condition: Tensor | None
+        self, count: int, length: int, generator: Rng, condition: Tensor | None
     ) -> Int[Tensor, "count length"]:
         """Return token ids from a network without a cache: every evaluation is over the whole sequence."""
         drawn = torch.full((count, length), self.start_id)

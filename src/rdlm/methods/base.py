@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.process.order import TokenSchedule
-from rdlm.random import Draw
+from rdlm.random import Draw, Rng
 
 BoundEstimator = Literal["steps", "path"]
 
@@ -69,12 +68,10 @@ class Method(Protocol):
     def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
         """Return the training loss of a shard, averaged over its tokens."""
 
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return for each sequence an unbiased estimate in nats of an upper bound on `-log p` of `nfe`-step samples."""
 
-    def generate(
-        self, count: int, length: int, nfe: int, generator: torch.Generator | None = None
-    ) -> Int[Tensor, "count length"]:
+    def generate(self, count: int, length: int, nfe: int, generator: Rng = None) -> Int[Tensor, "count length"]:
         """Return sampled token ids."""
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:

@@ -15,6 +15,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.mdlm import MDLM
+from rdlm.random import Rng
 
 RATE = 0.15
 """Share of masked tokens in training."""
@@ -27,14 +28,14 @@ class BertMouth(MDLM):
     order_name: str | None = "random"
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return the cross-entropy of masked positions, scaled to the length; not the integrand of the bound."""
         masked = discrete.uniform_like(token, generator) < RATE
         return self._masked_cross_entropy(token, masked, condition) / RATE
 
     @torch.no_grad()
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return the estimate of masked diffusion for M to infinity."""
         time = discrete.stratified_times(len(batch.ids), generator)
         return MDLM.integrand(self, batch.ids, time, discrete.condition_of(batch), generator)

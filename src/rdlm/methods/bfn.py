@@ -29,7 +29,7 @@ from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
-from rdlm.random import Draw
+from rdlm.random import Draw, Rng
 
 
 class BFN(GaussianCodes):
@@ -86,7 +86,7 @@ class BFN(GaussianCodes):
         return self._integrand(token, time.double(), condition, generator).mean()
 
     @torch.no_grad()
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound for n to infinity, reconstruction included."""
         token, condition = batch.ids, discrete.condition_of(batch)
         time = discrete.stratified_times(len(token), generator).to(token.device)
@@ -96,7 +96,7 @@ class BFN(GaussianCodes):
         return (self._integrand(token, time, condition, generator) + decode).sum(-1)
 
     def _integrand(
-        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `V b t |e_k - p|^2`, Eq. (75): half the rate of the strength times the squared error."""
         log_probs = self.log_probs(self.observe(token, self.strength(time), generator), time, condition)

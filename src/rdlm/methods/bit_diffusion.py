@@ -28,7 +28,7 @@ from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
-from rdlm.random import Draw
+from rdlm.random import Draw, Rng
 
 
 class BitDiffusion(GaussianCodes):
@@ -60,10 +60,8 @@ class BitDiffusion(GaussianCodes):
         """Return the logits of the tokens: with the head bit, the sums of the logits of the bits that are 1."""
         return output @ (self.codes(output).T + 1) / 2 if self.options.head == "bit" else output
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """Return the states after a step, `ahead` steps further than the time of the next call, or the tokens."""
+    def advance(self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng) -> Tensor:
+        """Return the states after a step, `ahead` steps further than the next call is told, or the tokens."""
         if step == steps - 1 or self.options.ahead == 0:
             return super().advance(state, step, steps, condition, generator)
         time = self.times(steps).to(state.device)

@@ -20,7 +20,7 @@ from rdlm.errors import InputError
 from rdlm.methods import discrete
 from rdlm.methods.base import Card, check_nfe
 from rdlm.methods.mdlm import unmask_probability
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
 class BlockDiffusion(discrete.DiscreteDiffusion):
@@ -44,7 +44,7 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         return self.blocks(length) * max(1, super().sampling_nfe(length, steps) // self.blocks(length))
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return the integrand of masked diffusion, with a time for each block that is stratified over the batch."""
         count = self.blocks(token.shape[1])
@@ -56,7 +56,7 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         return (weight * self._cross_entropy(token, masked, condition)).sum(-1)
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound, from one step of every block."""
         check_nfe(nfe)
         token, count = batch.ids, self.blocks(batch.ids.shape[1])
@@ -91,12 +91,7 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return token ids, one block after the other."""
         check_nfe(nfe)

@@ -44,7 +44,7 @@ from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.law import LawName
 from rdlm.process.order import TokenSchedule
 from rdlm.process.simulated import simulated_law
-from rdlm.random import generator_of
+from rdlm.random import Rng, generator_of
 
 States = Literal["exact", "simulated"]
 
@@ -127,7 +127,7 @@ def measure_bound(
     batch: Batch,
     setting: Setting,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     advance: Advance = lambda count: None,
 ) -> Profile:
     """Return the bound of the method on the sequences of `batch`, from about `evaluations` network evaluations.
@@ -150,12 +150,7 @@ def measure_bound(
 
 @torch.no_grad()
 def repeated_bound(
-    method: Method,
-    batch: Batch,
-    nfe: int,
-    seed: int,
-    most: int = REPEATS[1],
-    advance: Advance = lambda count: None,
+    method: Method, batch: Batch, nfe: int, seed: int, most: int = REPEATS[1], advance: Advance = lambda count: None
 ) -> Bound:
     """Return the mean bound of sequences, repeating the estimate until its error is small relative to the sampling
     error.
@@ -190,7 +185,7 @@ def paper(
     method: Rdlm,
     batch: Batch,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     law: LawName = "normal",
     advance: Advance = lambda count: None,
 ) -> Estimate:

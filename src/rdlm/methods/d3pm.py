@@ -37,7 +37,7 @@ from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence
 from rdlm.model.network import build
-from rdlm.random import Draw, draw_token
+from rdlm.random import Draw, Rng, draw_token
 
 LARGEST = 1 << 26
 """Most entries of the matrices of all steps: 512 MiB in float64."""
@@ -114,27 +114,19 @@ class D3PM(Stepwise):
         rows = self._levels(self.options.steps, token).marginal[0, : self.vocabulary]
         return kl_divergence(rows, end.to(rows))[token].sum(-1)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return masks, or uniform tokens."""
         if self.options.matrix == "absorbing":
             return torch.full((count, length), self.vocabulary)
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return states drawn from the rows of the matrix of level m."""
         rows = self._levels(steps, token).marginal[step[:, None], token]  # [B, L, S]
         return draw_token(rows.log(), generator)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
+        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `KL(q(x_s | x_t, x) || model)` of a step."""
         time = self._levels(steps, token).time[step]
@@ -155,7 +147,7 @@ class D3PM(Stepwise):
         return log_probs.exp() @ later[..., : self.vocabulary, :]
 
     def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
+        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states drawn from the model's posterior; the last step, to `Qbar = I`, draws tokens."""
         levels = self._levels(steps, state)

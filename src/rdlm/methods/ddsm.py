@@ -34,7 +34,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
 from rdlm.methods.dirichlet_flow import dirichlet_points, on_simplex, simplex_network
-from rdlm.random import Draw, check_numbers, draw_token
+from rdlm.random import Draw, Rng, check_numbers, draw_token
 
 LINEAGES = 64
 """N: for the start `Dir(1 + N e_k)` the token is practically certain."""
@@ -73,7 +73,7 @@ class DDSM(Baseline):
         return functional.nll_loss(log_probs.flatten(0, 1), token.flatten())
 
     def points(
-        self, token: Int[Tensor, "batch length"], weight: Float[Tensor, "batch n"], generator: torch.Generator | None
+        self, token: Int[Tensor, "batch length"], weight: Float[Tensor, "batch n"], generator: Rng
     ) -> Float[Tensor, "batch length v"]:
         """Return points `x ~ sum_m q_m Dir(1 + m e_k)`, in float64."""
         each = weight[:, None].expand(*token.shape, -1)
@@ -102,7 +102,7 @@ class DDSM(Baseline):
         return float((weight * each).sum())
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound in continuous time; `nfe` is ignored."""
         check_nfe(nfe)
         token, condition = batch.ids, discrete.condition_of(batch)
@@ -118,7 +118,7 @@ class DDSM(Baseline):
         return (speed * rate / 2 + decode + self.prior()).sum(-1)
 
     def _decode(
-        self, token: Int[Tensor, "batch length"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Int[Tensor, "batch length"], condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `-log p(k | x_0)` at a point of the start."""
         first = torch.zeros(len(token), dtype=torch.float64)
@@ -128,12 +128,7 @@ class DDSM(Baseline):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return tokens drawn after M - 1 Euler steps of the reversed diffusion; with one call, at its start."""
         check_nfe(nfe)
@@ -175,10 +170,7 @@ def evidence_of(
 
 
 def reverse_step(
-    point: Float[Tensor, "batch length v"],
-    score: Float[Tensor, "batch length v"],
-    step: float,
-    generator: torch.Generator | None,
+    point: Float[Tensor, "batch length v"], score: Float[Tensor, "batch length v"], step: float, generator: Rng
 ) -> Float[Tensor, "batch length v"]:
     """Return the points after an Euler step of the reversed diffusion, on the simplex."""
     pull = point * (score - (point * score).sum(-1, keepdim=True))

@@ -28,7 +28,7 @@ from rdlm.config import RunConfig
 from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
 class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
@@ -65,7 +65,7 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1).double()
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return `lambda_k (-log p_k) + sum_l p_l lambda_l - lambda_k` at masked positions, lambda the rate of `r`."""
         time = time.to(token.device)
@@ -76,20 +76,16 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         losses = -own * log_probs.gather(-1, token[..., None])[..., 0] + (log_probs.exp() * rate).sum(-1) - own
         return torch.where(state == self.mask, losses, 0.0).sum(-1)
 
-    def _masked(
-        self, token: Tensor, time: Float[Tensor, " batch"], generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def _masked(self, token: Tensor, time: Float[Tensor, " batch"], generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, each masked with probability `1 - alpha_k(t)`."""
         alpha = self.alpha(time).gather(-1, token)  # [B, V] -> [B, L]
         return torch.where(discrete.uniform_like(token, generator) < alpha, token, self.mask)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return masks."""
         return torch.full((count, length), self.mask)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return partly masked tokens."""
         return self._masked(token, step.double() / steps, generator)
 
@@ -100,13 +96,7 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         return torch.where(last, 1.0, (later - now) / (1 - now)).clamp(0, 1)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
+        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return the divergence of a step at masked positions, Eq. (77)."""
         reveal = self.reveal_probability(step, steps)[:, None]  # [B, 1, V]
@@ -118,7 +108,7 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         return torch.where(state == self.mask, losses, 0.0)
 
     def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
+        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states after unmasking to l with probability `p_l r_l`."""
         reveal = self.reveal_probability(torch.tensor(step), steps).to(state.device)  # [V]

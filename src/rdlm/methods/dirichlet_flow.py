@@ -32,7 +32,7 @@ from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
 from rdlm.methods.fisher_flow import trace_of_jacobian, trace_probes
 from rdlm.model.network import build
-from rdlm.random import Draw, check_numbers, draw_token
+from rdlm.random import Draw, Rng, check_numbers, draw_token
 
 NODES = 64
 """Nodes of the quadrature of C."""
@@ -67,10 +67,7 @@ class DirichletFlow(Baseline):
         return functional.nll_loss(log_probs.flatten(0, 1), token.flatten())
 
     def points(
-        self,
-        token: Int[Tensor, "batch length"],
-        concentration: Float[Tensor, " batch"],
-        generator: torch.Generator | None,
+        self, token: Int[Tensor, "batch length"], concentration: Float[Tensor, " batch"], generator: Rng
     ) -> Float[Tensor, "batch length v"]:
         """Return points `x ~ Dir(1 + (a - 1) e_k)`, in float64."""
         level = concentration.double()[:, None].expand(token.shape)
@@ -103,12 +100,7 @@ class DirichletFlow(Baseline):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return tokens drawn at the end of M - 1 Euler steps; with one call, at the start."""
         check_nfe(nfe)
@@ -122,7 +114,7 @@ class DirichletFlow(Baseline):
         last = levels[-1] if nfe > 1 else 1.0
         return draw_token(self.log_probs(point, torch.full((count,), last).double(), condition), generator)
 
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of `-log p` from the divergence; *not a bound*, see above.
 
         The integral uses midpoint steps of two network evaluations each.
@@ -146,7 +138,7 @@ class DirichletFlow(Baseline):
         return value
 
     def _divergence(
-        self, point: Tensor, concentration: float, condition: Tensor | None, generator: torch.Generator | None
+        self, point: Tensor, concentration: float, condition: Tensor | None, generator: Rng
     ) -> tuple[Tensor, Float[Tensor, " batch"]]:
         """Return the velocity at a point and its divergence on the simplex: probes are made to sum to zero."""
         with torch.enable_grad():
@@ -168,10 +160,7 @@ def simplex_network(name: str, config: RunConfig, vocabulary: int, classes: int,
 
 
 def dirichlet_points(
-    token: Int[Tensor, "batch length"],
-    level: Float[Tensor, "batch length"],
-    vocabulary: int,
-    generator: torch.Generator | None,
+    token: Int[Tensor, "batch length"], level: Float[Tensor, "batch length"], vocabulary: int, generator: Rng
 ) -> Float[Tensor, "batch length v"]:
     """Return points `x ~ Dir(1 + (a - 1) e_k)` with a level `a` for each position, from Gamma variables, in float64."""
     shape = (*token.shape, vocabulary)

@@ -24,7 +24,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods.base import Baseline, check_nfe
 from rdlm.model.layers import drop_condition
 from rdlm.model.network import build
-from rdlm.random import Draw
+from rdlm.random import Draw, Rng
 
 
 class DiscreteDiffusion(Baseline, ABC):
@@ -45,7 +45,7 @@ class DiscreteDiffusion(Baseline, ABC):
         return self.integrand(batch.ids, time, condition, generator).mean() / batch.ids.shape[1]
 
     @torch.no_grad()
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of the bound for M to infinity, from one time."""
         time = stratified_times(len(batch.ids), generator)
         return self.integrand(batch.ids, time, condition_of(batch), generator)
@@ -56,7 +56,7 @@ class DiscreteDiffusion(Baseline, ABC):
         token: Int[Tensor, "batch length"],
         time: Float[Tensor, " batch"],
         condition: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Rng,
     ) -> Float[Tensor, " batch"]:
         """Return the integrand of the continuous-time bound in nats, at one time per sequence."""
 
@@ -125,18 +125,18 @@ def alpha_grid(schedule: str, nfe: int) -> Float[Tensor, " levels"]:
     return grid
 
 
-def stratified_times(count: int, generator: torch.Generator | None) -> Float[Tensor, " count"]:
+def stratified_times(count: int, generator: Rng) -> Float[Tensor, " count"]:
     """Return equally spaced points of [0, 1) with one common random shift, in random order."""
     points = (torch.arange(count) + torch.rand((), generator=generator, dtype=torch.float64)) / count
     return points[torch.randperm(count, generator=generator)]
 
 
-def stratified_steps(count: int, nfe: int, generator: torch.Generator | None) -> Int[Tensor, " count"]:
+def stratified_steps(count: int, nfe: int, generator: Rng) -> Int[Tensor, " count"]:
     """Return a random step in 0 .. M - 1 for each sequence, stratified over the batch."""
     check_nfe(nfe)
     return (stratified_times(count, generator) * nfe).long().clamp_max(nfe - 1)
 
 
-def uniform_like(ids: Int[Tensor, ...], generator: torch.Generator | None) -> Float[Tensor, ...]:
+def uniform_like(ids: Int[Tensor, ...], generator: Rng) -> Float[Tensor, ...]:
     """Return a uniform number of [0, 1) for each entry of `ids`, in float64: float32 cannot resolve alpha near 1."""
     return torch.rand(ids.shape, generator=generator, dtype=torch.float64).to(ids.device)

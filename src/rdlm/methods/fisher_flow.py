@@ -32,7 +32,7 @@ from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
 from rdlm.model.network import build
-from rdlm.random import Draw, check_numbers
+from rdlm.random import Draw, Rng, check_numbers
 
 
 class FisherFlow(Baseline):
@@ -62,7 +62,7 @@ class FisherFlow(Baseline):
         error = sphere.tangent(point, self._output(point, time, condition)) - target
         return error.square().sum(-1).mean()
 
-    def origin(self, count: int, length: int, generator: torch.Generator | None) -> Float[Tensor, "count length v"]:
+    def origin(self, count: int, length: int, generator: Rng) -> Float[Tensor, "count length v"]:
         """Return uniform points of the positive orthant, the image of the simplex, or of the sphere."""
         point = sphere.uniform((count, length), self.vocabulary, generator)
         return point.abs() if self.config.fisher_flow.origin == "orthant" else point
@@ -94,12 +94,7 @@ class FisherFlow(Baseline):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return the vertices nearest to the end points of `nfe` geodesic steps."""
         point = self.origin(count, length, generator)
@@ -115,7 +110,7 @@ class FisherFlow(Baseline):
         check_nfe(steps)
         return [self.config.fisher_flow.cut ** (step / steps) for step in range(steps + 1)]
 
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of `-log p` from the divergence; *not a bound*, see above.
 
         The integral uses midpoint steps of two network evaluations each, whose error is of second order.
@@ -144,7 +139,7 @@ class FisherFlow(Baseline):
         return (self.vocabulary - 2) * (ratio.log() - math.log(cut)) - math.log(cut)
 
     def _divergence(
-        self, point: Tensor, kappa: float, condition: Tensor | None, generator: torch.Generator | None
+        self, point: Tensor, kappa: float, condition: Tensor | None, generator: Rng
     ) -> tuple[Tensor, Float[Tensor, " batch"]]:
         """Return the velocity at a point and its divergence on the product of spheres.
 
@@ -158,7 +153,7 @@ class FisherFlow(Baseline):
             return velocity.detach(), trace_of_jacobian(velocity, point, probes)
 
 
-def trace_probes(like: Tensor, exact: bool, generator: torch.Generator | None) -> list[Tensor]:
+def trace_probes(like: Tensor, exact: bool, generator: Rng) -> list[Tensor]:
     """Return all unit vectors for the exact trace, or one vector of random signs (Hutchinson's estimator)."""
     if exact:
         size = like.shape[1] * like.shape[2]

@@ -22,6 +22,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Card, check_nfe
 from rdlm.methods.mdlm import MDLM
+from rdlm.random import Rng
 
 
 class MAC(MDLM):
@@ -35,7 +36,7 @@ class MAC(MDLM):
         return min(super().sampling_nfe(length, steps), length)
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return D times the mean cross-entropy of the positions after a canonical prefix of a random set."""
         length = token.shape[1]
@@ -52,7 +53,7 @@ class MAC(MDLM):
         return self._masked_cross_entropy(token, masked, condition) * length / masked.sum(-1)
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of the exact `-log p`, from one call."""
         token, length = batch.ids, batch.ids.shape[1]
         grid = self.levels(nfe, length).to(token.device)
@@ -71,7 +72,7 @@ class MAC(MDLM):
         calls = self.sampling_nfe(length, nfe)
         return (torch.arange(calls + 1, dtype=torch.float64) * length / calls).round() / length
 
-    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def _thresholds(self, token: Tensor, nfe: int, generator: Rng) -> Float[Tensor, "batch length"]:
         """Return the middle of the interval of levels in which each position is decoded, from its canonical rank."""
         length = token.shape[1]
         rank = canonical_ranks(length, self.config.discrete.stride).to(token.device)

@@ -23,7 +23,7 @@ from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.process.order import TokenSteps
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
 class MDLM(discrete.DiscreteDiffusion):
@@ -36,7 +36,7 @@ class MDLM(discrete.DiscreteDiffusion):
         self.mask, self.order = vocabulary, config.discrete.order
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return `alpha'_t / (1 - alpha_t)` times the cross-entropy of the masked positions."""
         alpha = discrete.alpha(self.schedule, time).to(token.device)
@@ -59,7 +59,7 @@ class MDLM(discrete.DiscreteDiffusion):
         return torch.log_softmax(discrete.logits(self.network, state, 0.0, condition), dim=-1)
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
         token, grid = batch.ids, self.levels(nfe, batch.ids.shape[1])
         step = discrete.stratified_steps(len(token), nfe, generator)
@@ -69,12 +69,7 @@ class MDLM(discrete.DiscreteDiffusion):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return token ids, unmasked in `nfe` steps; the network is only evaluated for sequences that changed."""
         token = torch.full((count, length), self.mask)
@@ -94,7 +89,7 @@ class MDLM(discrete.DiscreteDiffusion):
         """Return `alpha_0 = 0 < ... < alpha_M = 1`, the expected share of unmasked positions before every step."""
         return discrete.alpha_grid(self.schedule, nfe)
 
-    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def _thresholds(self, token: Tensor, nfe: int, generator: Rng) -> Float[Tensor, "batch length"]:
         """Return the value of alpha above which each position is unmasked."""
         if self.order == "random":
             return discrete.uniform_like(token, generator)

@@ -31,7 +31,7 @@ from rdlm.process.order import STARTS, TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Grid, Schedule, check_inverse, schedule, uniform_in_time
 from rdlm.process.tokens import Codes
-from rdlm.random import Draw, generator_of
+from rdlm.random import Draw, Rng, generator_of
 from rdlm.sampling.sampler import sample_chain
 from rdlm.storage.own_classes import own_class
 
@@ -192,7 +192,7 @@ class Rdlm:
         return mean if codes is None else mean + codes
 
     def noisy(
-        self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
+        self, token: Tensor, time: Float[Tensor, "batch length"], generator: Rng
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "batch positions"]]:
         """Return states drawn from the law of the bridge at the tokens' times, and their remaining noise."""
         remaining = self.process.schedule.remaining(self.layout.per_symbol(time)).to(token.device)
@@ -205,7 +205,7 @@ class Rdlm:
         digit, bridge = self.layout.split(token), self.process.bridge
         return bridge.tokens.at(digit, torch.empty(*digit.shape, bridge.dimension, device=digit.device))
 
-    def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw(self, digit: Tensor, remaining: Tensor, generator: Rng) -> Tensor:
         """Return states from the law of the sequence's path at each position's remaining noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
         laws = [PathLaw.of(path, partial(self._law, digit.device)) for path in paths]
@@ -220,7 +220,7 @@ class Rdlm:
         state: Tensor,
         remaining: Tensor,
         condition: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Rng,
         block_mask: BlockMask | None = None,
         given: Tensor | None = None,
     ) -> Prediction:
@@ -239,7 +239,7 @@ class Rdlm:
         self,
         batch: Batch,
         nfe: int,
-        generator: torch.Generator | None = None,
+        generator: Rng = None,
         kernel: Kernel = "mixture",
         token_schedule: TokenSchedule | None = None,
     ) -> Float[Tensor, " batch"]:
@@ -283,7 +283,7 @@ class Rdlm:
         count: int,
         length: int,
         nfe: int,
-        generator: torch.Generator | None = None,
+        generator: Rng = None,
         kernel: Kernel = "mixture",
         token_schedule: TokenSchedule | None = None,
         condition: Tensor | None = None,
@@ -368,7 +368,7 @@ class Rdlm:
                 self._chain_laws.pop(old, None)
         return law
 
-    def _draw_a_path(self, generator: torch.Generator | None) -> Path:
+    def _draw_a_path(self, generator: Rng) -> Path:
         mixture = self.process.mixture
         if len(mixture.paths) == 1:
             return mixture.paths[0]

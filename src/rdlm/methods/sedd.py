@@ -28,7 +28,7 @@ from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence, marginal, noisy, posterior, ratio_excess, true_log_ratio
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 UNIFORM_START = 1e-3
 """Alpha at time 0 of the uniform graph; at 0 all scores would be 1, and Tweedie's formula divides by alpha."""
@@ -47,10 +47,10 @@ class Graph(Protocol):
     def prior(self) -> float:
         """Return `KL(state at time 0 || initial state of the sampler)` per position, in nats."""
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return the initial states of the sampler."""
 
-    def noisy(self, token: Tensor, alpha: Tensor, generator: torch.Generator | None) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, alpha: Tensor, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return `z ~ q(z | x)` at a given alpha [batch]."""
 
     def score_entropy(
@@ -64,7 +64,7 @@ class Graph(Protocol):
         """Return `KL(true step || sampler's step)` from alpha `now` to alpha `later`."""
 
     def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: torch.Generator | None
+        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return the states after one step of the sampler."""
 
@@ -80,11 +80,11 @@ class Absorbing:
         """Return 0: at time 0 all positions are masked."""
         return 0.0
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return masked positions."""
         return torch.full((count, length), self.vocabulary)
 
-    def noisy(self, token: Tensor, alpha: Tensor, generator: torch.Generator | None) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, alpha: Tensor, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, masked with probability 1 - alpha."""
         return torch.where(discrete.uniform_like(token, generator) < alpha[:, None], token, self.vocabulary)
 
@@ -108,7 +108,7 @@ class Absorbing:
         return torch.where(state == self.vocabulary, norm - unmask * log_weight_x, 0.0)
 
     def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: torch.Generator | None
+        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states after unmasking to j with weight `g exp(l_j)`, or not with weight `1 - g`."""
         unmask = ((later - now) / (1 - now)).view(-1, 1, 1)
@@ -132,11 +132,11 @@ class Uniform:
         other = (1 - self.start) / self.vocabulary
         return math.log(self.vocabulary) + kept * math.log(kept) + (self.vocabulary - 1) * other * math.log(other)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return uniform tokens."""
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(self, token: Tensor, alpha: Tensor, generator: torch.Generator | None) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, alpha: Tensor, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, resampled uniformly with probability 1 - alpha."""
         return noisy(token, alpha, self.vocabulary, generator)
 
@@ -157,7 +157,7 @@ class Uniform:
         return kl_divergence(q, self._tweedie(logits, state, now, later))
 
     def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: torch.Generator | None
+        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states drawn from Tweedie's step."""
         return draw_token(self._tweedie(logits, state, now, later).log(), generator)
@@ -186,12 +186,12 @@ class SEDD(Stepwise, discrete.DiscreteDiffusion):
         graphs: dict[str, Graph] = {"absorb": Absorbing(vocabulary), "uniform": Uniform(vocabulary)}
         self.graph = graphs[config.discrete.graph]
 
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return the estimate of the bound for M to infinity, the prior term included."""
         return super().limit(batch, generator) + self.graph.prior() * batch.ids.shape[1]
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return the score entropy, summed over positions."""
         time = time.double().to(token.device)
@@ -214,31 +214,23 @@ class SEDD(Stepwise, discrete.DiscreteDiffusion):
         """Return the divergence of the graph's first states, for all positions."""
         return self.graph.prior() * token.shape[1]
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return the initial states of the graph."""
         return self.graph.initial(count, length, generator)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens after the jumps of the graph."""
         return self.graph.noisy(token, self._grid(steps, token)[step], generator)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
+        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `KL(true step || analytic step)`."""
         grid, logits = self._grid(steps, token), self.log_score(state, step / steps, condition)
         return self.graph.step_kl(logits, token, state, grid[step], grid[step + 1])
 
     def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
+        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states after one analytic step."""
         grid = self._grid(steps, state)

@@ -19,6 +19,7 @@ from torch import Tensor
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, check_nfe
+from rdlm.random import Rng
 
 
 class Stepwise(Baseline, ABC):
@@ -35,16 +36,12 @@ class Stepwise(Baseline, ABC):
         return 0.0
 
     @abstractmethod
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Tensor:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return first states of the sampler, [count, length, ...]."""
 
     @abstractmethod
     def noisy(
-        self,
-        token: Int[Tensor, "batch length"],
-        step: Int[Tensor, " batch"],
-        steps: int,
-        generator: torch.Generator | None,
+        self, token: Int[Tensor, "batch length"], step: Int[Tensor, " batch"], steps: int, generator: Rng
     ) -> Tensor:
         """Return states `z_m ~ q(z_m | x)` for a step m of each sequence, [batch, length, ...]."""
 
@@ -56,18 +53,16 @@ class Stepwise(Baseline, ABC):
         step: Int[Tensor, " batch"],
         steps: int,
         condition: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Rng,
     ) -> Float[Tensor, "batch length"]:
         """Return, at every position, the term of step m or an unbiased estimate of it in nats."""
 
     @abstractmethod
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def advance(self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the states after a step; after the last one, token ids [count, length]."""
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
         check_nfe(nfe)
         token, steps = batch.ids, self.steps(batch.ids.shape[1], nfe)
@@ -78,12 +73,7 @@ class Stepwise(Baseline, ABC):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return token ids after M = `nfe` steps."""
         check_nfe(nfe)

@@ -38,7 +38,7 @@ from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
-from rdlm.random import Draw, draw_token
+from rdlm.random import Draw, Rng, draw_token
 
 FIRST, DECAY = 0.1414, 8.0
 """The clock at which tokens are decoded, and the exponent by which the slowest mode has decayed at its end."""
@@ -118,7 +118,7 @@ class TauLDR(Baseline):
         return (rate + AUXILIARY * decode).mean()
 
     @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def bound(self, batch: Batch, nfe: int, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound in continuous time; `nfe` is ignored."""
         token, condition = batch.ids, discrete.condition_of(batch)
         time = discrete.stratified_times(len(token), generator).to(token.device)
@@ -132,7 +132,7 @@ class TauLDR(Baseline):
         return (torch.xlogy(last, last) - last * self.spectrum.end.log()).sum(-1)
 
     def _terms(
-        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: Rng
     ) -> tuple[Float[Tensor, "batch length"], Float[Tensor, "batch length"]]:
         """Return the integrand with respect to uniform times, and the cross-entropy, at states of a noise time."""
         law = self.spectrum.transition(self.spectrum.clock(time).cpu()).to(token.device)  # [B, V, V]
@@ -167,12 +167,7 @@ class TauLDR(Baseline):
 
     @torch.no_grad()
     def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
+        self, count: int, length: int, nfe: int, generator: Rng = None, condition: Tensor | None = None
     ) -> Int[Tensor, "count length"]:
         """Return token ids: leaps from the end of the forward process to t = 0, with correctors, and a draw there."""
         check_nfe(nfe)
@@ -195,7 +190,7 @@ class TauLDR(Baseline):
         model = self.log_probs(state, time.expand(len(state)), condition).exp() @ law
         return self._backward(state) * model / model.gather(-1, state[..., None])
 
-    def _leap(self, state: Tensor, means: Float[Tensor, "count length v"], generator: torch.Generator | None) -> Tensor:
+    def _leap(self, state: Tensor, means: Float[Tensor, "count length v"], generator: Rng) -> Tensor:
         """Return the states after Poisson numbers of jumps: their sum, clamped, or the only one."""
         jumps = torch.poisson(means.clamp_max(1e6), generator=generator)
         if self.options.rates == "gauss":

@@ -24,7 +24,7 @@ from torch.nn import functional
 from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
 class UDLM(Stepwise, discrete.DiscreteDiffusion):
@@ -33,7 +33,7 @@ class UDLM(Stepwise, discrete.DiscreteDiffusion):
     card: Card | None = Card("uniform tokens", "bound", "UDLM", 0.0)
 
     def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return `alpha'_t / (alpha_t V)` times the sum of `r_j (exp(u_j) - 1 - u_j)` over positions and tokens."""
         time = time.double().clamp_min(torch.finfo(torch.float64).tiny).to(token.device)
@@ -53,25 +53,17 @@ class UDLM(Stepwise, discrete.DiscreteDiffusion):
         """Return the predicted log-probabilities of each token given the other positions."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return uniform tokens."""
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, resampled uniformly with probability `1 - alpha_m`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         return noisy(token, grid[step], self.vocabulary, generator)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
+        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `KL(q(z' | z, x) || model)`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
@@ -82,7 +74,7 @@ class UDLM(Stepwise, discrete.DiscreteDiffusion):
         return kl_divergence(q, p)
 
     def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
+        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states drawn from the model's posterior."""
         grid = discrete.alpha_grid(self.schedule, steps)
@@ -92,10 +84,7 @@ class UDLM(Stepwise, discrete.DiscreteDiffusion):
 
 
 def noisy(
-    token: Int[Tensor, "batch length"],
-    alpha: Float[Tensor, " batch"],
-    vocabulary: int,
-    generator: torch.Generator | None,
+    token: Int[Tensor, "batch length"], alpha: Float[Tensor, " batch"], vocabulary: int, generator: Rng
 ) -> Int[Tensor, "batch length"]:
     """Return `z ~ q(z | x)`: each token is kept with probability alpha and otherwise resampled uniformly."""
     resampled = torch.randint(vocabulary, token.shape, generator=generator).to(token.device)

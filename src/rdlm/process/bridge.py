@@ -31,6 +31,7 @@ from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.channel import Channel
 from rdlm.process.tokens import MANY_TOKENS, Codes, Tokens
+from rdlm.random import Rng
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class Bridge(Channel):
         """Return `<c_k - <x, c_k> x, u> = <c_k, u>` for a tangent step."""
         return self.tokens.cosines(step)
 
-    def noise(self, state: Float[Tensor, "... d"], generator: torch.Generator | None = None) -> Float[Tensor, "... d"]:
+    def noise(self, state: Float[Tensor, "... d"], generator: Rng = None) -> Float[Tensor, "... d"]:
         """Return a standard normal vector of the tangent space at each state, Eq. (41)."""
         return sphere.tangent_normal(state, generator)
 

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.process.tokens import Codes, Tokens, Vertices
+from rdlm.random import Rng
 
 TILE = 2**20
 """Scores to which evidence is added at once on a CPU; the fastest size measured."""
@@ -123,7 +124,7 @@ class Channel(ABC):
         """Return the product of a step with the direction towards every token."""
 
     @abstractmethod
-    def noise(self, state: Float[Tensor, "... d"], generator: torch.Generator | None = None) -> Float[Tensor, "... d"]:
+    def noise(self, state: Float[Tensor, "... d"], generator: Rng = None) -> Float[Tensor, "... d"]:
         """Return a standard normal step at each state."""
 
     @abstractmethod

@@ -20,6 +20,7 @@ from rdlm.errors import InputError
 from rdlm.geometry import special
 from rdlm.process.channel import Channel
 from rdlm.process.tokens import Tokens
+from rdlm.random import Rng
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Gaussian(Channel):
         """Return `<c_k - x, u>`."""
         return self.tokens.cosines(step) - (state * step).sum(-1, keepdim=True)
 
-    def noise(self, state: Float[Tensor, "... d"], generator: torch.Generator | None = None) -> Float[Tensor, "... d"]:
+    def noise(self, state: Float[Tensor, "... d"], generator: Rng = None) -> Float[Tensor, "... d"]:
         """Return a standard normal vector at each state."""
         return numbers.normal(state.shape, generator, state.dtype, state.device)
 

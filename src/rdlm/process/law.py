@@ -14,6 +14,7 @@ from rdlm.process.normal import NormalLaw, precompute, refined
 from rdlm.process.path import Law
 from rdlm.process.schedule import Grid
 from rdlm.process.simulated import SimulatedLaw
+from rdlm.random import Rng
 from rdlm.storage.tables import Parameters, Tables, cached
 
 LawName = Literal["exact", "normal", "simulated"]
@@ -22,9 +23,7 @@ FORMAT: Final = 3
 """Version of the cached tables, increased whenever the table of the same parameters changes."""
 
 
-def build(
-    name: LawName, bridge: Channel, grid: Grid, draws: int = 16384, generator: torch.Generator | None = None
-) -> Law:
+def build(name: LawName, bridge: Channel, grid: Grid, draws: int = 16384, generator: Rng = None) -> Law:
     """Return the law of that name: Eq. (20), Eq. (22) or Eq. (19).
 
     `draws` is the number of pairs in the exact law's table, or of simulated paths from which the normal law's

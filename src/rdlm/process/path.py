@@ -31,6 +31,7 @@ from rdlm.process.channel import Channel
 from rdlm.process.gaussian import Gaussian
 from rdlm.process.schedule import Grid
 from rdlm.process.tokens import Tokens, Vertices
+from rdlm.random import Rng
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,7 @@ def _checked(bridge: Bridge) -> Bridge:
 
 
 def switching_path(
-    vocabulary: int,
-    total: float,
-    switch_remaining: float,
-    kind: BridgeKind = "brownian",
-    family: type[Bridge] = Bridge,
+    vocabulary: int, total: float, switch_remaining: float, kind: BridgeKind = "brownian", family: type[Bridge] = Bridge
 ) -> Path:
     """Return the uniform path that switches to the masked one at `switch_remaining`, Eq. (32)."""
     first = uniform_path(vocabulary, total, kind, family)
@@ -169,12 +166,12 @@ class Law(ABC):
 
     @abstractmethod
     def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token; `remaining` broadcasts to the shape of `token`."""
 
     def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token at levels of the grid: 0 is the start and M the vertex."""
         return self.draw(token, self.grid.remaining.to(token.device)[level], generator)
@@ -200,14 +197,14 @@ class PathLaw(Law):
         return PathLaw(path, laws[0].grid, laws)
 
     def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token; `remaining` broadcasts to the shape of `token`."""
         states = [law.draw(token, remaining, generator) for law in self.laws]
         return self.path.select(torch.as_tensor(remaining, device=token.device), states)
 
     def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token at levels of the grid: 0 is the start and M the vertex."""
         remaining = self.grid.remaining.to(token.device)[level]

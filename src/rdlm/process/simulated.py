@@ -18,6 +18,7 @@ from rdlm.process.channel import Channel
 from rdlm.process.kernel import draw_token_step
 from rdlm.process.path import Law, Path, PathLaw
 from rdlm.process.schedule import Grid, StepCoefficients, check_total
+from rdlm.random import Rng
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class SimulatedLaw(Law):
         return SimulatedLaw(self.bridge, self.grid.to(device))
 
     def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return states at any remaining noise, Eq. (19): the last step ends at that noise level.
 
@@ -50,9 +51,7 @@ class SimulatedLaw(Law):
         vertex = self.bridge.tokens.at(token, state)
         return torch.where((target > 0)[..., None], state, vertex)
 
-    def _step(
-        self, state: Tensor, token: Tensor, before: Tensor, after: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
+    def _step(self, state: Tensor, token: Tensor, before: Tensor, after: Tensor, generator: Rng) -> Tensor:
         """Return the state after a step between two noise levels; unchanged where they are equal."""
         gain = torch.where(before > after, 1 - after / before, 0.0)
         coefficients = StepCoefficients(before.to(state.dtype), gain.to(state.dtype), (after * gain).to(state.dtype))

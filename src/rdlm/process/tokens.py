@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rdlm.errors import InputError
+from rdlm.random import Rng
 
 MANY_TOKENS = 1024
 """Number of tokens from which the evidence of codes is interpolated (error: 1e-5 nats) and not stored."""
@@ -109,7 +110,7 @@ class Codes(nn.Module):
     Only a copy from `learning` passes gradients to the rows: states, evidence and steps are otherwise constants.
     """
 
-    def __init__(self, vocabulary: int, coordinates: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, vocabulary: int, coordinates: int, generator: Rng = None) -> None:
         """Draw random rows, orthonormal ones where there are enough coordinates."""
         super().__init__()
         if coordinates < 3:
