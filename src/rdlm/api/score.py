@@ -27,8 +27,9 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
 from rdlm.likelihood.estimators import Advance
 from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, check_nfe
+from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
 from rdlm.methods.bound import check_weights, uniform_note
+from rdlm.methods.discrete import check_nfe
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 

@@ -12,7 +12,7 @@ from rdlm.data.store import Corpus
 from rdlm.errors import unknown
 from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import Baseline, Method
+from rdlm.methods.base import Method
 from rdlm.methods.bert_mouth import BertMouth
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion
@@ -69,8 +69,7 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
         method.network.belief.fit(corpus.rows, corpus.digest)
     if _has_frequencies(method.network, corpus.tokenizer.size):
         method.network.start_at_frequencies(corpus.rows())
-    if isinstance(method, Baseline):
-        method.fit(corpus.rows)
+    method.fit(corpus.rows)
     return method
 
 

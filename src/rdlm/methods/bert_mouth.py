@@ -24,15 +24,15 @@ RATE = 0.15
 class BertMouth(MDLM):
     """A masked language model with the sampler of masked diffusion."""
 
-    card: Card | None = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
-    order_name: str | None = "random"
+    card = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
+    order_name = "random"
 
     def integrand(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return the cross-entropy of masked positions, scaled to the length; not the integrand of the bound."""
         masked = discrete.uniform_like(token, generator) < RATE
-        return self._masked_cross_entropy(token, masked, condition) / RATE
+        return self.masked_cross_entropy(token, masked, condition) / RATE
 
     @torch.no_grad()
     def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:

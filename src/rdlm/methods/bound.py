@@ -35,7 +35,8 @@ from rdlm.likelihood import (
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance
-from rdlm.methods.base import BoundEstimator, Method, check_nfe
+from rdlm.methods.base import BoundEstimator, Method
+from rdlm.methods.discrete import check_nfe
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.bridge import Bridge
 from rdlm.process.channel import Channel

@@ -21,9 +21,8 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from rdlm.config import RunConfig
 from rdlm.likelihood.terms import mixture_excess
 from rdlm.methods import discrete
 from rdlm.methods.stepwise import Stepwise
@@ -37,8 +36,6 @@ class GaussianCodes(Stepwise):
     predicts is an input of the second. So predictions depend on the state alone, as the bound requires.
     """
 
-    config: RunConfig
-    network: nn.Module
     kernel: Literal["drift", "mixture"] = "drift"
     spread: int = 1
     """Inverse mean square of a vector's coordinates: 1 for entries of size 1, the dimension for unit vectors."""
@@ -142,13 +139,17 @@ class GaussianCodes(Stepwise):
         scale = strength.to(vector).view(-1, 1, 1)
         return scale * vector + scale.sqrt() * normal(vector.shape, generator, vector.dtype).to(vector.device)
 
+    def time(self, step: Int[Tensor, " batch"], steps: int) -> Float[Tensor, " batch"]:
+        """Return the time of call m."""
+        return self.times(steps).to(step.device)[step]
+
     def terms(
-        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return the term of call m, Eq. (74); of the last call, the cross-entropy of the token."""
         time = self.times(steps).to(token.device)
         gain = (self.strength(time[(step + 1).clamp_max(steps - 1)]) - self.strength(time[step])).view(-1, 1, 1)
-        log_probs = self.log_probs(state, time[step], condition).double()
+        log_probs = log_probs.double()
         decode = -log_probs.gather(-1, token[..., None])[..., 0]
         if self.kernel == "drift":
             moved = gain[..., 0] / 2 * self.squared_error(token, log_probs)
@@ -172,12 +173,11 @@ class GaussianCodes(Stepwise):
         )
         return (plus + minus) / 2
 
-    def advance(self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng) -> Tensor:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return the states with one more observation, or the tokens after the last call."""
-        time = self.times(steps).to(state.device)
-        log_probs = self.log_probs(state, time[step].expand(len(state)), condition).to(state.device)
         if step == steps - 1:
             return draw_token(log_probs, generator)
+        time = self.times(steps).to(state.device)
         return self.observed(state, log_probs, self.strength(time[step + 1]) - self.strength(time[step]), generator)
 
     def observed(self, state: Tensor, log_probs: Tensor, gain: Float[Tensor, ""], generator: Rng) -> Tensor:

@@ -17,7 +17,7 @@ from rdlm.config import PAPER_TOTAL_NOISE, Head, ProcessConfig, RunConfig, Trans
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.likelihood import Posterior, Problem, step_terms
-from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, Card
+from rdlm.methods.base import DEFAULT_NFE, Card, Method
 from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
@@ -111,14 +111,11 @@ class Process:
         return uniform_in_time(self.schedule, steps)
 
 
-class Rdlm:
+class Rdlm(Method):
     """The method: a process, a denoiser with its network, and an objective."""
 
-    card: Card | None = Card(
-        "bridges of a sphere to tokens", "bound", "the paper (RDLM)", 1.0, "series of the heat kernel"
-    )
-    claims_bound = True
-    bound_estimator: BoundEstimator | None = None
+    card = Card("bridges of a sphere to tokens", "bound", "the paper (RDLM)", 1.0, "series of the heat kernel")
+    bound_estimator = None
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config = config

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +24,7 @@ from torch.nn import functional
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Card
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence, marginal, noisy, posterior, ratio_excess, true_log_ratio
 from rdlm.random import Rng, draw_token
@@ -35,38 +34,6 @@ UNIFORM_START = 1e-3
 
 UNIFORM_END = 1e-4
 """Least share of uniform noise in a step of the uniform graph, the last one included."""
-
-
-class Graph(Protocol):
-    """The jumps of a token; log-scores are [batch, length, v], and times are given as alpha."""
-
-    @property
-    def start(self) -> float:
-        """Alpha at time 0."""
-
-    def prior(self) -> float:
-        """Return `KL(state at time 0 || initial state of the sampler)` per position, in nats."""
-
-    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
-        """Return the initial states of the sampler."""
-
-    def noisy(self, token: Tensor, alpha: Tensor, generator: Rng) -> Int[Tensor, "batch length"]:
-        """Return `z ~ q(z | x)` at a given alpha [batch]."""
-
-    def score_entropy(
-        self, logits: Tensor, token: Tensor, state: Tensor, alpha: Tensor
-    ) -> Float[Tensor, "batch length"]:
-        """Return the integrand of the continuous-time bound with respect to alpha."""
-
-    def step_kl(
-        self, logits: Tensor, token: Tensor, state: Tensor, now: Tensor, later: Tensor
-    ) -> Float[Tensor, "batch length"]:
-        """Return `KL(true step || sampler's step)` from alpha `now` to alpha `later`."""
-
-    def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: Rng
-    ) -> Int[Tensor, "batch length"]:
-        """Return the states after one step of the sampler."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +143,14 @@ class Uniform:
         return posterior(q_later, state, keep)
 
 
-class SEDD(Stepwise, discrete.DiscreteDiffusion):
+class SEDD(Stepwise, DiscreteDiffusion):
     """Score-entropy diffusion: a network of log-scores, a graph of jumps, and a schedule."""
 
-    card: Card | None = Card("masked or uniform tokens, by ratios", "bound", "SEDD", 0.0)
+    card = Card("masked or uniform tokens, by ratios", "bound", "SEDD", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)
-        graphs: dict[str, Graph] = {"absorb": Absorbing(vocabulary), "uniform": Uniform(vocabulary)}
-        self.graph = graphs[config.discrete.graph]
+        self.graph = Absorbing(vocabulary) if config.discrete.graph == "absorb" else Uniform(vocabulary)
 
     def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return the estimate of the bound for M to infinity, the prior term included."""
@@ -197,17 +163,17 @@ class SEDD(Stepwise, discrete.DiscreteDiffusion):
         time = time.double().to(token.device)
         alpha, rate = self._rescaled(discrete.alpha(self.schedule, time)), discrete.alpha_rate(self.schedule, time)
         state = self.graph.noisy(token, alpha, generator)
-        logits = self.log_score(state, time, condition)
+        logits = self.log_probs(state, time, condition)
         return rate * (1 - self.graph.start) * self.graph.score_entropy(logits, token, state, alpha).sum(-1)
 
     def _rescaled(self, alpha: Tensor) -> Tensor:
         """Return alpha mapped from [0, 1] to [start, 1]."""
         return self.graph.start + (1 - self.graph.start) * alpha
 
-    def log_score(
+    def log_probs(
         self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
     ) -> Float[Tensor, "batch length v"]:
-        """Return the network's logits in float64, from which the graph computes scores."""
+        """Return the network's logits in float64: log-scores, from which the graph computes those of its jumps."""
         return discrete.logits(self.network, state, time.float(), condition).double()
 
     def prior(self, token: Tensor, steps: int) -> float:
@@ -223,19 +189,16 @@ class SEDD(Stepwise, discrete.DiscreteDiffusion):
         return self.graph.noisy(token, self._grid(steps, token)[step], generator)
 
     def terms(
-        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `KL(true step || analytic step)`."""
-        grid, logits = self._grid(steps, token), self.log_score(state, step / steps, condition)
-        return self.graph.step_kl(logits, token, state, grid[step], grid[step + 1])
+        grid = self._grid(steps, token)
+        return self.graph.step_kl(log_probs, token, state, grid[step], grid[step + 1])
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng
-    ) -> Int[Tensor, "batch length"]:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return states after one analytic step."""
         grid = self._grid(steps, state)
-        logits = self.log_score(state, torch.full((len(state),), step / steps), condition)
-        return self.graph.step(logits, state, grid[step], grid[step + 1], generator)
+        return self.graph.step(log_probs, state, grid[step], grid[step + 1], generator)
 
     def _grid(self, steps: int, like: Tensor) -> Float[Tensor, " levels"]:
         """Return alpha at all levels of a chain."""

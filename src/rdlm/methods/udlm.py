@@ -22,15 +22,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdlm.methods import discrete
-from rdlm.methods.base import Card
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.methods.stepwise import Stepwise
 from rdlm.random import Rng, draw_token
 
 
-class UDLM(Stepwise, discrete.DiscreteDiffusion):
+class UDLM(Stepwise, DiscreteDiffusion):
     """Uniform-state diffusion: a network over noisy tokens and a time, and a schedule."""
 
-    card: Card | None = Card("uniform tokens", "bound", "UDLM", 0.0)
+    card = Card("uniform tokens", "bound", "UDLM", 0.0)
 
     def integrand(
         self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
@@ -63,24 +63,20 @@ class UDLM(Stepwise, discrete.DiscreteDiffusion):
         return noisy(token, grid[step], self.vocabulary, generator)
 
     def terms(
-        self, token: Tensor, state: Tensor, step: Tensor, steps: int, condition: Tensor | None, generator: Rng
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `KL(q(z' | z, x) || model)`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         now, later = grid[step], grid[step + 1]
-        predicted = self.log_probs(state, step / steps, condition).double().exp()
         true = functional.one_hot(token, self.vocabulary).double()
-        q, p = (posterior(marginal(x, later), state, now / later) for x in (true, predicted))
+        q, p = (posterior(marginal(x, later), state, now / later) for x in (true, log_probs.double().exp()))
         return kl_divergence(q, p)
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: Rng
-    ) -> Int[Tensor, "batch length"]:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return states drawn from the model's posterior."""
         grid = discrete.alpha_grid(self.schedule, steps)
-        predicted = self.log_probs(state, torch.full((len(state),), step / steps), condition).double().exp()
-        probs = posterior(marginal(predicted, grid[step + 1]), state, grid[step] / grid[step + 1])
-        return draw_token(probs.log(), generator)
+        prior = marginal(log_probs.double().exp(), grid[step + 1])
+        return draw_token(posterior(prior, state, grid[step] / grid[step + 1]).log(), generator)
 
 
 def noisy(
