@@ -56,9 +56,7 @@ class ARDM(MDLM):
         counts = planned_counts(curve, self.sampling_nfe(length, nfe), length)
         return torch.tensor(counts, dtype=torch.float64) / length
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `D / (D - c)` times the cross-entropy of the unknown positions, with c the time in whole positions."""
         length = token.shape[1]
         return self._call(token, (time.double() * length).floor() / length, condition, generator)

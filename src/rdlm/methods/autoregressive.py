@@ -36,9 +36,7 @@ class Autoregressive(Baseline):
         super().__init__(replace(config, model=model), vocabulary, classes, signal)
         self.layers = config.model.layers
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the negative log-likelihood in nats per token."""
         return -self._log_likelihoods(token, condition).mean()
 

@@ -161,9 +161,7 @@ class DiscreteDiffusion(Baseline):
         """Name of the schedule of `discrete.alpha`."""
         return self.config.discrete.schedule
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the continuous-time bound in nats per token, at stratified times."""
         return self.integrand(token, quantile, condition, generator).mean() / token.shape[1]
 

@@ -27,9 +27,7 @@ class BertMouth(MDLM):
     card = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
     order_name = "random"
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of masked positions, scaled to the length; not the integrand of the bound."""
         masked = discrete.uniform_like(token, generator) < RATE
         return self.masked_cross_entropy(token, masked, condition) / RATE

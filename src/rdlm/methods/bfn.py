@@ -77,9 +77,7 @@ class BFN(GaussianCodes):
         """Return the posterior of the tokens under a uniform prior, scaled to [-1, 1]."""
         return 2 * torch.softmax(state, dim=-1) - 1
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the loss in continuous time, or a random one of n steps, in nats per token."""
         steps, time = self.config.bfn.steps, quantile.to(token.device)
         if steps:

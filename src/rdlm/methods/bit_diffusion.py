@@ -74,9 +74,7 @@ class BitDiffusion(GaussianCodes):
         scale: Tensor = (given * (1 + given) / (goal * (1 + goal))).sqrt()
         return state * scale.to(state)
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the squared error of the predicted bits per coordinate, or the cross-entropy, at uniform times."""
         time = quantile.double().to(token.device)
         first = (torch.rand(len(token), generator=generator) < 0.5).to(token.device)

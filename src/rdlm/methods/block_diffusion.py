@@ -42,9 +42,7 @@ class BlockDiffusion(DiscreteDiffusion):
         """Return the calls: the same number for each block, at least one."""
         return self.blocks(length) * max(1, super().sampling_nfe(length, steps) // self.blocks(length))
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the integrand of masked diffusion, with a time for each block that is stratified over the batch."""
         count = self.blocks(token.shape[1])
         shift = torch.rand(count, generator=generator, dtype=torch.float64)

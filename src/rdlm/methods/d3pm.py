@@ -96,9 +96,7 @@ class D3PM(Stepwise):
             output = logistic_logits(output, state, self.vocabulary)
         return torch.log_softmax(output, dim=-1)
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `T (KL + w CE)` of a random step of all T in nats per token, with the weight w of the hybrid loss."""
         steps = self.options.steps
         step = (quantile * steps).long().clamp_max(steps - 1).to(token.device)
@@ -134,7 +132,7 @@ class D3PM(Stepwise):
 
     def terms(
         self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
-    ) -> Float[Tensor, "batch length"]:
+    ) -> Tensor:
         """Return `KL(q(x_s | x_t, x) || model)` of a step."""
         levels = self._levels(steps, state)
         later, jump = levels.marginal[step + 1], levels.jump[step]  # [B, S, S]

@@ -60,9 +60,7 @@ class DDSM(Baseline):
         lost there."""
         return LATEST / self.vocabulary * share.square()
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of the token per token."""
         share = quantile.double()
         weight = lineages(self.clock(share), self.vocabulary).to(token.device)

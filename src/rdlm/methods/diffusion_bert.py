@@ -64,9 +64,7 @@ class DiffusionBert(Stepwise, DiscreteDiffusion):
         """Return `log p(token | unmasked, still masked)` in float64; it is meaningful at masked positions only."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1).double()
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `lambda_k (-log p_k) + sum_l p_l lambda_l - lambda_k` at masked positions, lambda the rate of `r`."""
         time = time.to(token.device)
         state = self._masked(token, time, generator)
@@ -97,7 +95,7 @@ class DiffusionBert(Stepwise, DiscreteDiffusion):
 
     def terms(
         self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
-    ) -> Float[Tensor, "batch length"]:
+    ) -> Tensor:
         """Return the divergence of a step at masked positions, Eq. (77)."""
         reveal = self.reveal_probability(step, steps)[:, None]  # [B, 1, V]
         own = reveal.expand_as(log_probs).gather(-1, token[..., None])[..., 0]

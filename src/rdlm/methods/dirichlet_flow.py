@@ -57,9 +57,7 @@ class DirichletFlow(Baseline):
         """Return a network from points to logits."""
         return simplex_network("dirichlet_flow", self.config, self.vocabulary, classes, signal)
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of the token per token."""
         concentration = 1 - 2 * torch.log1p(-quantile.double()).to(token.device)
         log_probs = self.log_probs(self.points(token, concentration, generator), concentration, condition)

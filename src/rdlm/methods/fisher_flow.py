@@ -45,9 +45,7 @@ class FisherFlow(Baseline):
         """Return a network from points to logits, or to velocities."""
         return build(self.config.model, Interface(self.vocabulary, self.vocabulary, classes=classes, signal=signal))
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of the token, or the squared error of the velocity, per token."""
         # The sampler evaluates no time after 1 - cut.
         time = (quantile * (1 - self.config.fisher_flow.cut)).to(token.device)

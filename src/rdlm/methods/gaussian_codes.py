@@ -145,7 +145,7 @@ class GaussianCodes(Stepwise):
 
     def terms(
         self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
-    ) -> Float[Tensor, "batch length"]:
+    ) -> Tensor:
         """Return the term of call m, Eq. (74); of the last call, the cross-entropy of the token."""
         time = self.times(steps).to(token.device)
         gain = (self.strength(time[(step + 1).clamp_max(steps - 1)]) - self.strength(time[step])).view(-1, 1, 1)

@@ -34,9 +34,7 @@ class MAC(MDLM):
         """Return the calls, at most one per position."""
         return min(super().sampling_nfe(length, steps), length)
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return D times the mean cross-entropy of the positions after a canonical prefix of a random set."""
         length = token.shape[1]
         share = (1 - time.double()).sqrt()  # larger sets have longer prefixes

@@ -34,9 +34,7 @@ class MDLM(DiscreteDiffusion):
         super().__init__(config, vocabulary, classes, signal)
         self.order = config.discrete.order
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `alpha'_t / (1 - alpha_t)` times the cross-entropy of the masked positions."""
         alpha = discrete.alpha(self.schedule, time).to(token.device)
         weight = discrete.alpha_rate(self.schedule, time).to(token.device) / (1 - alpha)

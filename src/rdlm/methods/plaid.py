@@ -82,9 +82,7 @@ class LearnedVectors(GaussianCodes):
         """Return the logits of the tokens, with the evidence of the states if it is used."""
         return output + state @ self.codes(state).T if self.evidence else output
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the loss in nats per token, Eq. (79)."""
         return self.loss_terms(token, quantile, condition, generator).mean()
 

@@ -156,9 +156,7 @@ class SEDD(Stepwise, DiscreteDiffusion):
         """Return the estimate of the bound for M to infinity, the prior term included."""
         return super().limit(batch, generator) + self.graph.prior() * batch.ids.shape[1]
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the score entropy, summed over positions."""
         time = time.double().to(token.device)
         alpha, rate = self._rescaled(discrete.alpha(self.schedule, time)), discrete.alpha_rate(self.schedule, time)
@@ -190,7 +188,7 @@ class SEDD(Stepwise, DiscreteDiffusion):
 
     def terms(
         self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
-    ) -> Float[Tensor, "batch length"]:
+    ) -> Tensor:
         """Return `KL(true step || analytic step)`."""
         grid = self._grid(steps, token)
         return self.graph.step_kl(log_probs, token, state, grid[step], grid[step + 1])

@@ -108,9 +108,7 @@ class TauLDR(Baseline):
         """Return the log-probabilities of each token given the other positions, at noise times, in float64."""
         return torch.log_softmax(discrete.logits(self.network, state, 1 - time.float(), condition).double(), dim=-1)
 
-    def token_loss(
-        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the integrand of the bound at a random time and a little cross-entropy, in nats per token."""
         rate, decode = self._terms(token, quantile.double().to(token.device), condition, generator)
         return (rate + AUXILIARY * decode).mean()

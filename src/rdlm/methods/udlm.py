@@ -32,9 +32,7 @@ class UDLM(Stepwise, DiscreteDiffusion):
 
     card = Card("uniform tokens", "bound", "UDLM", 0.0)
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `alpha'_t / (alpha_t V)` times the sum of `r_j (exp(u_j) - 1 - u_j)` over positions and tokens."""
         time = time.double().clamp_min(torch.finfo(torch.float64).tiny).to(token.device)
         alpha, rate = discrete.alpha(self.schedule, time), discrete.alpha_rate(self.schedule, time)
@@ -64,7 +62,7 @@ class UDLM(Stepwise, DiscreteDiffusion):
 
     def terms(
         self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
-    ) -> Float[Tensor, "batch length"]:
+    ) -> Tensor:
         """Return `KL(q(z' | z, x) || model)`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         now, later = grid[step], grid[step + 1]
