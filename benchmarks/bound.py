@@ -15,8 +15,8 @@ from rdlm.data.batch import Batch
 from rdlm.likelihood import path_bound, step_terms, stratified_bound
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.exact import FreshLaw
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.order import TokenSchedule
-from rdlm.process.simulated import SimulatedLaw
 
 NETWORK = TransformerConfig(width=128, layers=3, heads=4)
 DEFAULT_NFE = 64

@@ -17,10 +17,10 @@ from rdlm.likelihood import Problem, paper_estimate, path_bound, path_profile, p
 from rdlm.likelihood.estimate import student
 from rdlm.likelihood.estimators import RowSampler
 from rdlm.process.kernel import Chain
+from rdlm.process.law import simulated_law
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path, constant_mixture, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import simulated_law
 
 # These posteriors cost next to nothing: large batches save the overhead of many calls.
 stratified_bound = partial(likelihood.stratified_bound, batch=256)
@@ -160,7 +160,7 @@ def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> No
     found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact", batch=8192)
     assert not found.claims_bound
     assert found.value + 4 * found.stderr < math.log(9)
-    monkeypatch.setattr("rdlm.likelihood.paper.DRAWS", 256)
+    monkeypatch.setattr("rdlm.likelihood.continuous.DRAWS", 256)
     single = replace(target, chains=(Chain(masked_path(3, S, "logarithm"), uniform_in_time(CLOCK, 128), "drift"),))
     assert not paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(14)).claims_bound
     assert paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(15), "exact", 0.0).claims_bound

@@ -15,9 +15,8 @@ from rdlm.config import DiscreteConfig, RunConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.methods.bert_mouth import RATE, BertMouth
 from rdlm.methods.diffusion_bert import DiffusionBert
-from rdlm.methods.mdlm import MDLM
+from rdlm.methods.mdlm import MDLM, RATE, BertMouth
 from rdlm.random import Draw
 
 

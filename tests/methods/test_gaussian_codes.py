@@ -16,7 +16,7 @@ from rdlm.errors import InputError
 from rdlm.likelihood.terms import mixture_excess
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion, bits
-from rdlm.process.gaussian import Gaussian
+from rdlm.process.channel import Gaussian
 from rdlm.process.kernel import StepCoefficients, step_log_density
 from rdlm.process.schedule import Grid
 from rdlm.process.tokens import Vertices

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdlm.model import loss as home
-from rdlm.model.loss import fused_cross_entropy
+from rdlm.model.denoiser import fused_cross_entropy
 
 
 def example(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

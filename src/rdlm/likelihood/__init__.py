@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdlm.likelihood.continuous import continuous
+from rdlm.likelihood.continuous import continuous, paper_estimate
 from rdlm.likelihood.estimate import CONFIDENCE, Curve, Estimate, sample_mean, sum_over_rows
 from rdlm.likelihood.estimators import (
     Problem,
@@ -13,7 +13,6 @@ from rdlm.likelihood.estimators import (
     per_window_bound,
     stratified_bound,
 )
-from rdlm.likelihood.paper import paper_estimate
 from rdlm.likelihood.terms import Posterior, kernel_terms, step_terms
 
 __all__ = [

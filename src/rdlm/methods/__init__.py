@@ -13,7 +13,6 @@ from rdlm.errors import unknown
 from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import Method
-from rdlm.methods.bert_mouth import BertMouth
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion
 from rdlm.methods.block_diffusion import BlockDiffusion
@@ -23,7 +22,7 @@ from rdlm.methods.diffusion_bert import DiffusionBert
 from rdlm.methods.dirichlet_flow import DirichletFlow
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
-from rdlm.methods.mdlm import MDLM
+from rdlm.methods.mdlm import MDLM, BertMouth
 from rdlm.methods.plaid import DiffusionLM, Plaid
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD

@@ -42,9 +42,8 @@ from rdlm.process.bridge import Bridge
 from rdlm.process.channel import Channel
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.law import LawName
+from rdlm.process.law import LawName, simulated_law
 from rdlm.process.order import TokenSchedule
-from rdlm.process.simulated import simulated_law
 from rdlm.random import Rng, generator_of
 
 States = Literal["exact", "simulated"]

@@ -24,6 +24,9 @@ from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.process.order import TokenSteps
 from rdlm.random import Rng, draw_token
 
+RATE = 0.15
+"""Share of masked tokens in the training of BERT-Mouth."""
+
 
 class MDLM(DiscreteDiffusion):
     """Masked diffusion: a network over partly masked tokens, and the schedule and order of unmasking."""
@@ -94,3 +97,20 @@ class MDLM(DiscreteDiffusion):
 def unmask_probability(grid: Float[Tensor, " levels"]) -> Float[Tensor, " steps"]:
     """Return `(alpha_{m+1} - alpha_m) / (1 - alpha_m)` of every step; 1 in the last step."""
     return (grid[1:] - grid[:-1]) / (1 - grid[:-1])
+
+
+class BertMouth(MDLM):
+    """BERT as a generator (BERT-Mouth): a masked language model with the bound and the sampler of masked diffusion.
+
+    Training masks a fixed share of the tokens; bound and sampler use every mask rate, also those on which the network
+    was not trained. The pseudo-likelihood of the original, the sum of `log p(x_i | all others)`, is not a likelihood,
+    and that of its Gibbs sampler is unknown; neither is implemented.
+    """
+
+    card = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
+    order_name = "random"
+
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
+        """Return the cross-entropy of masked positions in nats per token, scaled to the length; not the bound."""
+        masked = discrete.uniform_like(token, generator) < RATE
+        return (self.masked_cross_entropy(token, masked, condition) / RATE).mean() / token.shape[1]

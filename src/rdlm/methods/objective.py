@@ -27,9 +27,8 @@ from rdlm.data.batch import Batch
 from rdlm.likelihood.continuous import LAST
 from rdlm.likelihood.estimators import PROBABILITIES
 from rdlm.likelihood.terms import drift_error, position_terms
-from rdlm.model.denoiser import BlockMask, Denoiser
+from rdlm.model.denoiser import BlockMask, Denoiser, fused_cross_entropy
 from rdlm.model.layers import drop_condition
-from rdlm.model.loss import fused_cross_entropy
 from rdlm.process.order import Order, TokenSchedule
 from rdlm.process.path import Path
 from rdlm.process.schedule import Schedule

@@ -35,8 +35,7 @@ from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge
-from rdlm.process.channel import Channel
-from rdlm.process.gaussian import Gaussian
+from rdlm.process.channel import Channel, Gaussian
 from rdlm.process.path import Law, Path, PathLaw
 from rdlm.process.schedule import Grid, StepCoefficients, check_total
 from rdlm.process.tokens import Codes

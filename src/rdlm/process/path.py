@@ -27,8 +27,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start, uniform_start
-from rdlm.process.channel import Channel
-from rdlm.process.gaussian import Gaussian
+from rdlm.process.channel import Channel, Gaussian
 from rdlm.process.schedule import Grid
 from rdlm.process.tokens import Tokens, Vertices
 from rdlm.random import Rng

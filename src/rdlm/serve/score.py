@@ -33,8 +33,8 @@ from rdlm.errors import InputError
 from rdlm.likelihood import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
+from rdlm.sampling.constraints import encode_prompt
 from rdlm.sampling.denoisers import Query
-from rdlm.sampling.prompt import encode_prompt
 from rdlm.serve.engine import Engine, Job
 from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.schema import ScoreBody

@@ -18,8 +18,8 @@ from rdlm.api.generate import PreparedSampling, WindowStep, prepare
 from rdlm.api.language_model import LanguageModel
 from rdlm.errors import InputError
 from rdlm.process.layout import Layout
+from rdlm.sampling.constraints import OPEN, encode_prompt
 from rdlm.sampling.denoisers import evaluated
-from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.curves import mean_path
 from rdlm.serve.engine import Finished, Job, RunningSample

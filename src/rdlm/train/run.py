@@ -21,8 +21,7 @@ from rdlm.data.tokenizer import Unknown, from_json, to_standard
 from rdlm.display.progress import say
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.base import Method
-from rdlm.model.ema import MovingAverage
-from rdlm.model.network import parameter_count
+from rdlm.model.network import MovingAverage, parameter_count
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.files import read_json
 from rdlm.train.fit import OWN, fit_kind, fit_vocabulary
