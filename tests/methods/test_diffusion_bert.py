@@ -124,6 +124,6 @@ def test_one_mask_rate_is_trained_and_every_rate_is_scored():
     total = 0.0
     for hidden in itertools.product([False, True], repeat=LENGTH):
         chance = math.prod(RATE if one else 1 - RATE for one in hidden)
-        total += chance * float(method._masked_cross_entropy(token[None], torch.tensor([hidden]), None)) / RATE
+        total += chance * float(method.masked_cross_entropy(token[None], torch.tensor([hidden]), None)) / RATE
     losses = [float(method.loss(Batch(token.repeat(4000, 1)), Draw(0, step))) for step in range(8)]
     assert sum(losses) / 8 == pytest.approx(total / LENGTH, rel=0.05)
