@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rdlm.model import loss as home
+from rdlm.model import denoiser as home
 from rdlm.model.denoiser import fused_cross_entropy
 
 
