@@ -210,9 +210,7 @@ class Gaussian(Channel):
     def check_evidence(self) -> None:
         """The evidence is exact at any noise."""
 
-    def log_likelihood(
-        self, state: Float[Tensor, "... d"], remaining: Float[Tensor, ...] | float
-    ) -> Float[Tensor, "... v"]:
+    def log_likelihood(self, state: Tensor, remaining: Tensor | float) -> Tensor:
         """Return `<u, c_k> = <x, c_k> / B` for every token, Eq. (56); at the smallest noise where `B = 0`."""
         level = torch.as_tensor(remaining, dtype=state.dtype, device=state.device)
         return self.tokens.cosines(state / level.clamp_min(special.SMALLEST_NOISE)[..., None])
@@ -221,45 +219,35 @@ class Gaussian(Channel):
         """Return 1: the pull is `c_k - x`."""
         return torch.ones_like(cosine)
 
-    def token_direction(
-        self, state: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
-    ) -> Float[Tensor, "... d"]:
+    def token_direction(self, state: Tensor, token: Tensor, weight: Tensor) -> Tensor:
         """Return `w (c_k - x)`."""
         return self.tokens.add_(-weight[..., None] * state, token, weight)
 
-    def mixture_direction(
-        self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
-    ) -> Float[Tensor, "... d"]:
+    def mixture_direction(self, state: Tensor, weight: Tensor) -> Tensor:
         """Return `sum_k w_k (c_k - x)`."""
         return self.tokens.add_mean_(-weight.sum(-1, keepdim=True) * state, weight)
 
-    def squared_length(self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+    def squared_length(self, state: Tensor, weight: Tensor) -> Tensor:
         """Return the squared length of `mixture_direction`."""
         return self.mixture_direction(state, weight).square().sum(-1)
 
-    def squared_distance(self, state: Float[Tensor, "... d"], cosine: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    def squared_distance(self, state: Tensor, cosine: Tensor) -> Tensor:
         """Return `|c_k - x|^2` for unit vectors."""
         return state.square().sum(-1, keepdim=True) + 1 - 2 * cosine
 
-    def products(self, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+    def products(self, state: Tensor, step: Tensor) -> Tensor:
         """Return `<c_k - x, u>`."""
         return self.tokens.cosines(step) - (state * step).sum(-1, keepdim=True)
 
-    def noise(self, state: Float[Tensor, "... d"], generator: Rng = None) -> Float[Tensor, "... d"]:
+    def noise(self, state: Tensor, generator: Rng = None) -> Tensor:
         """Return a standard normal vector at each state."""
         return numbers.normal(state.shape, generator, state.dtype, state.device)
 
-    def move(self, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    def move(self, state: Tensor, step: Tensor) -> Tensor:
         """Return the sum of state and step."""
         return state + step
 
-    def move_(
-        self,
-        state: Float[Tensor, "... d"],
-        ambient: Float[Tensor, "... d"],
-        scale: Float[Tensor, ...] | None,
-        weight: Float[Tensor, ...],
-    ) -> Float[Tensor, "... d"]:
+    def move_(self, state: Tensor, ambient: Tensor, scale: Tensor | None, weight: Tensor) -> Tensor:
         """Return `x + s (a - w x)`."""
         step = ambient.addcmul_(state, weight[..., None], value=-1)
         return state + (step if scale is None else step.mul_(scale[..., None]))

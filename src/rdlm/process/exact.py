@@ -249,16 +249,12 @@ class ExactLaw(Law):
         """The draws of `c` at levels 0 to M-1."""
         return self.table[:-1, :, 1]
 
-    def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw_at_level(self, token: Tensor, level: Tensor, generator: Rng = None) -> Tensor:
         """Return states at grid levels (0 to M; M is the vertex), Eq. (20)."""
         radius, start_cosine, _, _ = self._rows(level.expand(token.shape), generator)
         return draw_states(self.bridge, token, radius, start_cosine, generator)
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, also between levels, Eq. (20)."""
         rising, inverse = self._levels
         target = torch.as_tensor(remaining, device=token.device).to(self.table.dtype)
@@ -285,10 +281,6 @@ class ExactLaw(Law):
         row = torch.randint(pairs, level.shape, generator=generator, device=level.device).add_(level, alpha=pairs)
         rows = self.table.flatten(0, 1).index_select(0, row.flatten())  # [M + 1, pairs, 4] -> [n, 4]
         return rows.view(*level.shape, 4).unbind(-1)
-
-    def to(self, device: torch.device | str) -> ExactLaw:
-        """Return the law with its table on `device`."""
-        return ExactLaw(self.bridge, self.grid.to(device), self.table.to(device))
 
 
 def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: Rng = None) -> ExactLaw:
@@ -319,9 +311,7 @@ class FreshLaw(Law):
     def _bridges(self) -> list[Bridge]:
         return [bridge for bridge in self.path.bridges if isinstance(bridge, Bridge)]
 
-    def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw_at_level(self, token: Tensor, level: Tensor, generator: Rng = None) -> Tensor:
         """Return states at grid levels (0 to M; M is the vertex), Eq. (20)."""
         level = level.expand(token.shape)
         remaining = self.grid.remaining.to(level.device)[level]
@@ -331,9 +321,7 @@ class FreshLaw(Law):
         pairs = [simulate_pairs(b, self.grid, own, generator) for b, own in zip(bridges, levels, strict=False)]
         return self._states(token, remaining, pairs, generator)
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, Eq. (20): the last step of each pair ends at that noise level."""
         levels = self.grid.remaining.to(token.device)
         target = torch.as_tensor(remaining, device=token.device).to(levels).expand(token.shape)
@@ -354,10 +342,6 @@ class FreshLaw(Law):
         ]
         return self.path.select(remaining, states)
 
-    def to(self, device: torch.device | str) -> FreshLaw:
-        """Return the law with its grid on `device`."""
-        return FreshLaw(self.path, self.grid.to(device))
-
 
 @dataclass(frozen=True, eq=False)
 class GaussianLaw(Law):
@@ -366,19 +350,13 @@ class GaussianLaw(Law):
     bridge: Gaussian
     grid: Grid
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return `(1 - B/S) c_k + sqrt(B (1 - B/S)) z`, Eq. (56)."""
         shape = (*token.shape, self.bridge.dimension)
         normal = numbers.normal(shape, generator, torch.float32, token.device)
         level = torch.as_tensor(remaining, device=token.device).to(normal).clamp_min(0).expand(token.shape)
         share = (1 - level / self.bridge.total).clamp_min(0)
         return self.bridge.tokens.add_(normal.mul_((level * share).sqrt()[..., None]), token, share)
-
-    def to(self, device: torch.device | str) -> GaussianLaw:
-        """Return the law with its grid on `device`."""
-        return GaussianLaw(self.bridge, self.grid.to(device))
 
 
 def fresh_law(path: Path, grid: Grid) -> Law:

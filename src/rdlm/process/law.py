@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError, unknown
@@ -39,13 +38,7 @@ class SimulatedLaw(Law):
     def __post_init__(self) -> None:
         check_total(self.grid, self.bridge.total)
 
-    def to(self, device: torch.device | str) -> SimulatedLaw:
-        """Return the law with its grid on `device`."""
-        return SimulatedLaw(self.bridge, self.grid.to(device))
-
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, Eq. (19): the last step ends at that noise level.
 
         With no remaining noise the state is the token's vertex, as after the chain's decode step.

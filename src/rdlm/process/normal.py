@@ -44,7 +44,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.errors import InputError, unknown
@@ -249,9 +249,7 @@ class NormalLaw(Law):
         angle, scale = self._at(torch.as_tensor(remaining, dtype=knots.dtype, device=knots.device))
         return angle.sin(), scale
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, Eq. (22): the vertex at 0, the start at `S`."""
         level = torch.as_tensor(remaining, dtype=self.grid.remaining.dtype, device=token.device).expand(token.shape)
         angle, scale = self._at(level)
@@ -275,10 +273,6 @@ class NormalLaw(Law):
         on_start = angle.cos().float() - start.token_coordinate * on_token
         point = start.point(device=token.device)
         return self.bridge.tokens.add_(on_start[..., None] * point, token, on_token)
-
-    def to(self, device: torch.device | str) -> NormalLaw:
-        """Return the law with its table on `device`."""
-        return NormalLaw(self.bridge, self.grid.to(device), self.angle.to(device), self.scale.to(device))
 
 
 def refined(grid: Grid, steps: int = 2000) -> Grid:
