@@ -59,7 +59,7 @@ def _outside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     narrow = subject.problem(batch, DEFAULT_NFE, token_schedule=TokenSchedule(0.01, "strided"))
     chain, step = problem.chains[0], torch.arange(rows) % DEFAULT_NFE
     remaining = chain.grid.remaining[step][:, None].expand(ids.shape)
-    posterior = partial(problem.log_probs, torch.arange(rows), 16, lambda done: None)
+    posterior = partial(problem.log_probs, torch.arange(rows))
     start = chain.path.bridge.start.point().repeat(*ids.shape, 1)
     law, simulated = FreshLaw(chain.path, chain.grid), SimulatedLaw(chain.path.bridge, subject.process.grid(STEPS))
     works: dict[str, Work] = {

@@ -257,11 +257,11 @@ def test_sequences_of_a_large_vocabulary_are_evaluated_a_few_at_a_time() -> None
     many = Problem(
         torch.zeros(400, 64, dtype=torch.long), (Chain(path, uniform_in_time(Geometric(), 64)),), (1.0,), _no
     )
-    assert 1 <= many.rows_at_once(16) * 64 * 30_522 <= PROBABILITIES
+    assert 1 <= many.rows_at_once * 64 * 30_522 <= PROBABILITIES
     longer = replace(many, token=torch.zeros(4, 512, dtype=torch.long))
-    assert longer.rows_at_once(16) == 1
+    assert longer.rows_at_once == 1
     few = replace(many, chains=(Chain(masked_path(27, S, "gaussian"), uniform_in_time(Geometric(), 64)),))
-    assert few.rows_at_once(16) >= 16
+    assert few.rows_at_once >= 16
 
 
 def _no(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:

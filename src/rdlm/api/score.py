@@ -405,7 +405,7 @@ def conditionals(
     level = chain.grid.remaining.to(start)
     if chain.token_steps.block:  # every position attends to the clean ones before it: one call for all
         rows, remaining = torch.arange(count, device=token.device), level[0].expand(token.shape)
-        return problem.log_probs(rows, BATCH_SIZE, lambda rows: None, start, remaining).double().cpu()
+        return replace(problem, batch=BATCH_SIZE).log_probs(rows, start, remaining).double().cpu()
     vertex, found = chain.path.bridge.tokens.at(digit, start), []
     for position in range(length):
         before = (torch.arange(length, device=token.device) < position).expand(token.shape)

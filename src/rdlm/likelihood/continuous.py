@@ -32,7 +32,7 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.likelihood.estimate import PER_BIN, Curve, Estimate, sample_mean, stratified
-from rdlm.likelihood.estimators import BATCH, Advance, Problem, Profile, RowSampler, check_finite
+from rdlm.likelihood.estimators import Advance, Problem, Profile, RowSampler, check_finite
 from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain
@@ -84,7 +84,7 @@ def strata_of(chain: Chain, bins: int) -> Strata:
 
 
 def continuous(
-    problem: Problem, evaluations: int, generator: Rng = None, batch: int = BATCH, advance: Advance = lambda count: None
+    problem: Problem, evaluations: int, generator: Rng = None, advance: Advance = lambda count: None
 ) -> Profile:
     """Return the bound in continuous time, Eq. (28) with Eq. (30)-(32), from about `evaluations` sequences and levels.
 
@@ -108,13 +108,13 @@ def continuous(
                 rows[chosen] = order.take(len(chosen))
                 row = rows[chosen].to(problem.token.device)
                 if len(row) and not (wanted == SWITCH and strata[path].switch < 0):
-                    terms = _terms(problem, strata[path], wanted, own[chosen], row, batch, generator)
+                    terms = _terms(problem, strata[path], wanted, own[chosen], row, generator)
                     check_finite(terms, torch.full((len(row),), -1))
                     value[chosen] = problem.weights[path] * terms.double().cpu()
         advance(len(stratum))
         return value, rows
 
-    curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once(batch)).folded(paths)
+    curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once).folded(paths)
     total = curve.total
     # The switch term is added to the bin before it.
     if strata[0].switch > 0:
@@ -126,13 +126,7 @@ def continuous(
 
 
 def _terms(
-    problem: Problem,
-    strata: Strata,
-    kind: int,
-    stratum: Int[Tensor, " n"],
-    row: Int[Tensor, " n"],
-    batch: int,
-    generator: Rng,
+    problem: Problem, strata: Strata, kind: int, stratum: Int[Tensor, " n"], row: Int[Tensor, " n"], generator: Rng
 ) -> Float[Tensor, " n"]:
     """Return one draw per row of its stratum's part of the bound; all strata are of one kind."""
     chain, token = strata.chain, problem.token[row]
@@ -142,7 +136,7 @@ def _terms(
     digit, level = chain.split(token), remaining[:, None].to(token.device).expand(token.shape)
     sphere_level = chain.per_sphere(level, digit)
     state = fresh_law(Path(bridge), chain.grid).draw(digit, sphere_level, generator)
-    log_probs = problem.log_probs(row, batch, lambda count: None, state, level.to(state))
+    log_probs = problem.log_probs(row, state, level.to(state))
     if kind == SWITCH:
         density = renoise(chain, token, state.dtype, generator)[1]
         return mixture_excess(density, log_probs, token).sum(-1)  # Eq. (32)
@@ -178,7 +172,6 @@ def paper_estimate(
     generator: Rng = None,
     law: LawName = "normal",
     cut: float = CUT,
-    batch: int = BATCH,
     advance: Advance = lambda count: None,
 ) -> Estimate:
     """Return the spliced integral of Eq. (33) in nats per sequence, at uniform times.
@@ -195,7 +188,7 @@ def paper_estimate(
     path_law = PathLaw.of(path, lambda bridge: build(law, bridge, chain.grid, DRAWS, generator))
     rows = RowSampler(len(problem.token), generator)
     values = []
-    for part in torch.arange(evaluations).split(batch):
+    for part in torch.arange(evaluations).split(problem.batch):
         row = rows.take(len(part)).to(problem.token.device)
         time = torch.rand(len(part), generator=generator, dtype=torch.float64) * (1 - cut)
         token = problem.token[row]
