@@ -23,7 +23,7 @@ FOLDERS = ("src", "benchmarks", "experiments", "torture", "tests", "scripts", "e
 
 FUNCTION_LINES, LONGEST_FUNCTION = 25, 80
 """Lines of a function: the 95th percentile and the maximum."""
-FILE_LINES, MOST_FILES, MOST_ROOT_MODULES = 600, 147, 8
+FILE_LINES, MOST_FILES, MOST_ROOT_MODULES = 600, 148, 8
 
 LAYERS = ["errors", "deprecated", "method_config", "config", "random", "presets", "storage", "pretrained", "display"]
 LAYERS += ["geometry", "process", "model", "data", "likelihood", "certify", "sampling", "methods", "train", "api"]
