@@ -24,7 +24,6 @@ from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.likelihood import (
     Estimate,
-    Problem,
     Profile,
     continuous,
     paper_estimate,
@@ -41,7 +40,7 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.process.bridge import Bridge
 from rdlm.process.channel import Channel
 from rdlm.process.exact import fresh_law
-from rdlm.process.kernel import Chain, Kernel
+from rdlm.process.kernel import Kernel
 from rdlm.process.law import LawName, simulated_law
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Rng, generator_of
@@ -192,22 +191,16 @@ def paper(
     """Return the paper's estimate for the method, Eq. (33); it is not a bound."""
     check_weights(method.network)
     problem = method.problem(batch, method.config.process.levels, "drift", TokenSchedule())
-    return paper_estimate(
-        _with_logarithm_bridge(problem), method.process.schedule, evaluations, generator, law, advance=advance
-    )
+    paths = [chain.path for chain in problem.chains]
+    paths = [
+        replace(path, bridge=_logarithm(path.bridge), second=path.second and _logarithm(path.second)) for path in paths
+    ]
+    chains = tuple(replace(chain, path=path) for chain, path in zip(problem.chains, paths, strict=True))
+    problem = replace(problem, chains=chains)
+    return paper_estimate(problem, method.process.schedule, evaluations, generator, law, advance=advance)
 
 
-def _with_logarithm_bridge(problem: Problem) -> Problem:
-    return replace(problem, chains=tuple(_logarithm(chain) for chain in problem.chains))
-
-
-def _logarithm(chain: Chain) -> Chain:
-    path = chain.path
-    second = None if path.second is None else _with_pull(path.second)
-    return replace(chain, path=replace(path, bridge=_with_pull(path.bridge), second=second))
-
-
-def _with_pull(channel: Channel) -> Bridge:
+def _logarithm(channel: Channel) -> Bridge:
     if not isinstance(channel, Bridge):
         raise InputError(f"the paper's estimator is for bridges of the sphere, not for the {channel.kind} channel")
     return replace(channel, kind="logarithm")

@@ -297,18 +297,12 @@ class Rdlm(Method):
         self, condition: Tensor | None = None, block_mask: BlockMask | None = None, given: Tensor | None = None
     ) -> Posterior:
         """Return `log p(token | states)` as a function of states and remaining noise; `given` is evidence, Eq. (57)."""
-        return partial(self._log_probs, condition, block_mask, given)
 
-    @torch.no_grad()
-    def _log_probs(
-        self,
-        condition: Tensor | None,
-        block_mask: BlockMask | None,
-        given: Tensor | None,
-        state: Tensor,
-        remaining: Tensor,
-    ) -> Tensor:
-        return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask, given=given)
+        @torch.no_grad()
+        def log_probs(state: Tensor, remaining: Tensor) -> Tensor:
+            return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask, given=given)
+
+        return log_probs
 
     def block_mask(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> BlockMask | None:
         """Return the attention mask of a chain's blocks, Eq. (49); None without blocks.

@@ -56,10 +56,12 @@ class BatchedRdlm(Rdlm):
     ) -> Posterior:
         """Return the function `log p(token | states)`, evaluated by the engine; texts have no condition."""
 
+        own = super().posterior(condition, block_mask, given)
+
         def log_probs(state: Tensor, remaining: Tensor) -> Tensor:
             if block_mask is not None and block_mask.cache is not None:  # rows of a cache are evaluated on this thread
                 self._job.check()
-                return self._log_probs(condition, block_mask, given, state, remaining)
+                return own(state, remaining)
             query = Query(state, remaining.expand(state.shape[:2]), block_mask=block_mask, given=given)
             return self._engine.evaluate(query, self._job)
 
