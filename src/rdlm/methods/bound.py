@@ -22,15 +22,7 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.likelihood import (
-    Estimate,
-    Profile,
-    continuous,
-    paper_estimate,
-    path_bound,
-    path_profile,
-    stratified_bound,
-)
+from rdlm.likelihood import Estimate, Profile, continuous, paper_estimate, path_bound, path_profile, stratified_bound
 from rdlm.likelihood.continuous import FINE
 from rdlm.likelihood.estimate import CONFIDENCE, student
 from rdlm.likelihood.estimators import Advance

@@ -87,9 +87,7 @@ class D3PM(Stepwise):
     def _levels(self, steps: int, like: Tensor) -> ChainLevels:
         return chain_levels(self.options, self.vocabulary, steps, like.device)
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return the predicted log-probabilities of each token, in float64."""
         output = discrete.logits(self.network, state, time.float(), condition).double()
         if self.options.head == "logistic":
@@ -107,7 +105,7 @@ class D3PM(Stepwise):
             losses = losses - self.options.hybrid * log_probs.gather(-1, token[..., None])[..., 0]
         return steps * losses.mean()
 
-    def time(self, step: Int[Tensor, " batch"], steps: int) -> Float[Tensor, " batch"]:
+    def time(self, step: Tensor, steps: int) -> Tensor:
         """Return 1 minus the share of the T steps that are left."""
         return self._levels(steps, step).time[step]
 
@@ -119,13 +117,13 @@ class D3PM(Stepwise):
         rows = self._levels(self.options.steps, token).marginal[0, : self.vocabulary]
         return kl_divergence(rows, end.to(rows))[token].sum(-1)
 
-    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return masks, or uniform tokens."""
         if self.options.matrix == "absorbing":
             return torch.full((count, length), self.vocabulary)
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return states drawn from the rows of the matrix of level m."""
         rows = self._levels(steps, token).marginal[step[:, None], token]  # [B, L, S]
         return draw_token(rows.log(), generator)

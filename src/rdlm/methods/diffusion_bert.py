@@ -58,9 +58,7 @@ class DiffusionBert(Stepwise, DiscreteDiffusion):
         weight = self.core.get_buffer("frequency").to(time.device).double()
         return 1 + self.config.discrete.spindle * math.pi * torch.cos(math.pi * time.double()[..., None]) * weight
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return `log p(token | unmasked, still masked)` in float64; it is meaningful at masked positions only."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1).double()
 
@@ -79,11 +77,11 @@ class DiffusionBert(Stepwise, DiscreteDiffusion):
         alpha = self.alpha(time).gather(-1, token)  # [B, V] -> [B, L]
         return torch.where(discrete.uniform_like(token, generator) < alpha, token, self.mask)
 
-    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return masks."""
         return torch.full((count, length), self.mask)
 
-    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return partly masked tokens."""
         return self._masked(token, step.double() / steps, generator)
 

@@ -123,11 +123,11 @@ class GaussianCodes(Stepwise):
             previous = previous.masked_fill(first[:, None, None], 0.0)
         return self.predict(state, time, condition, previous)
 
-    def initial(self, count: int, length: int, generator: Rng) -> Float[Tensor, "count length d"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return states without observations."""
         return torch.zeros_like(self.vector(torch.zeros(count, length, dtype=torch.long), torch.empty(())))
 
-    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Float[Tensor, "batch length d"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return the observations before call m."""
         return self.observe(token, self.strength(self.times(steps).to(token.device)[step]), generator)
 
@@ -139,7 +139,7 @@ class GaussianCodes(Stepwise):
         scale = strength.to(vector).view(-1, 1, 1)
         return scale * vector + scale.sqrt() * normal(vector.shape, generator, vector.dtype).to(vector.device)
 
-    def time(self, step: Int[Tensor, " batch"], steps: int) -> Float[Tensor, " batch"]:
+    def time(self, step: Tensor, steps: int) -> Tensor:
         """Return the time of call m."""
         return self.times(steps).to(step.device)[step]
 

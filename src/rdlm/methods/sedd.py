@@ -168,9 +168,7 @@ class SEDD(Stepwise, DiscreteDiffusion):
         """Return alpha mapped from [0, 1] to [start, 1]."""
         return self.graph.start + (1 - self.graph.start) * alpha
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return the network's logits in float64: log-scores, from which the graph computes those of its jumps."""
         return discrete.logits(self.network, state, time.float(), condition).double()
 
@@ -178,11 +176,11 @@ class SEDD(Stepwise, DiscreteDiffusion):
         """Return the divergence of the graph's first states, for all positions."""
         return self.graph.prior() * token.shape[1]
 
-    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return the initial states of the graph."""
         return self.graph.initial(count, length, generator)
 
-    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return tokens after the jumps of the graph."""
         return self.graph.noisy(token, self._grid(steps, token)[step], generator)
 

@@ -45,17 +45,15 @@ class UDLM(Stepwise, DiscreteDiffusion):
         excess = ratio_excess(model, true_log_ratio(token, state, log_odds, self.vocabulary), state)
         return rate / alpha / self.vocabulary * excess.sum(-1)
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return the predicted log-probabilities of each token given the other positions."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1)
 
-    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return uniform tokens."""
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return tokens, resampled uniformly with probability `1 - alpha_m`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         return noisy(token, grid[step], self.vocabulary, generator)
