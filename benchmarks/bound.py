@@ -12,7 +12,8 @@ from benchmarks.fixtures import LETTERS, SMALL_TABLE, TINY, Timed, method, token
 from benchmarks.measure import Figure, Work, alternate, at_least, at_most
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
-from rdlm.likelihood import path_bound, step_terms, stratified_bound
+from rdlm.likelihood.estimators import path_bound, stratified_bound
+from rdlm.likelihood.terms import step_terms
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.exact import FreshLaw
 from rdlm.process.law import SimulatedLaw

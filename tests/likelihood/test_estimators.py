@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import replace
 
@@ -12,18 +11,9 @@ from torch import Tensor
 
 from rdlm.data.sources import markov, skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import (
-    Problem,
-    continuous,
-    paper_estimate,
-    path_bound,
-    path_profile,
-    per_window_bound,
-    stratified_bound,
-    sum_over_rows,
-)
-from rdlm.likelihood.estimate import student
-from rdlm.likelihood.estimators import RowSampler
+from rdlm.likelihood.continuous import continuous, paper_estimate
+from rdlm.likelihood.estimate import student, sum_over_rows
+from rdlm.likelihood.estimators import Problem, RowSampler, path_bound, path_profile, per_window_bound, stratified_bound
 from rdlm.process.kernel import Chain
 from rdlm.process.law import simulated_law
 from rdlm.process.order import TokenSchedule
@@ -165,7 +155,7 @@ def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> No
     found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact")
     assert not found.claims_bound
     assert found.value + 4 * found.stderr < math.log(9)
-    monkeypatch.setattr(importlib.import_module("rdlm.likelihood.continuous"), "DRAWS", 256)  # a function has its name
+    monkeypatch.setattr("rdlm.likelihood.continuous.DRAWS", 256)
     single = replace(target, chains=(Chain(masked_path(3, S, "logarithm"), uniform_in_time(CLOCK, 128), "drift"),))
     assert not paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(14)).claims_bound
     assert paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(15), "exact", 0.0).claims_bound

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import skewed, uniform
-from rdlm.likelihood import Problem, continuous, path_terms, step_terms
-from rdlm.likelihood.estimators import PROBABILITIES
-from rdlm.likelihood.terms import drift_error, mixture_excess
+from rdlm.likelihood.continuous import continuous
+from rdlm.likelihood.estimators import PROBABILITIES, Problem, path_terms
+from rdlm.likelihood.terms import drift_error, mixture_excess, step_terms
 from rdlm.methods.mdlm import MDLM
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, step_log_density

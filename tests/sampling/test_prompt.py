@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdlm.data.sources import Source, markov
 from rdlm.errors import InputError
-from rdlm.likelihood import path_terms
+from rdlm.likelihood.estimators import path_terms
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path

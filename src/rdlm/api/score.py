@@ -24,8 +24,8 @@ from rdlm.config import OrderChoice
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
-from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
-from rdlm.likelihood.estimators import Advance
+from rdlm.likelihood.estimate import Estimate, sum_over_rows
+from rdlm.likelihood.estimators import Advance, path_bound, per_window_bound
 from rdlm.methods.autoregressive import Autoregressive
 from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
 from rdlm.methods.bound import check_weights, uniform_note

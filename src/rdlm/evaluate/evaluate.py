@@ -24,7 +24,8 @@ from rdlm.evaluate.samples import (
     known_words,
     sample_entropy,
 )
-from rdlm.likelihood import Estimate, Profile
+from rdlm.likelihood.estimate import Estimate
+from rdlm.likelihood.estimators import Profile
 from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound, uniform_note
 from rdlm.process.order import ONE_STEP, TokenSchedule
 from rdlm.random import generator_of

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rdlm.likelihood import Estimate
-from rdlm.likelihood.estimate import student
+from rdlm.likelihood.estimate import Estimate, student
 
 
 @dataclass(frozen=True)

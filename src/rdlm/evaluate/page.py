@@ -15,7 +15,7 @@ from rdlm.display.figure import canvas
 from rdlm.evaluate.evaluate import Evaluation
 from rdlm.evaluate.metrics import Metric
 from rdlm.evaluate.samples import unigrams
-from rdlm.likelihood import Profile
+from rdlm.likelihood.estimators import Profile
 from rdlm.train.report import environment, html_page, html_table, text_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import InputError
 from rdlm.evaluate.metrics import Metric, count_metric, metric_of, perplexity_metric
-from rdlm.likelihood import Estimate, sample_mean
+from rdlm.likelihood.estimate import Estimate, sample_mean
 from rdlm.methods.autoregressive import Autoregressive
 
 

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.likelihood import Estimate, Profile, continuous, paper_estimate, path_bound, path_profile, stratified_bound
-from rdlm.likelihood.continuous import FINE
-from rdlm.likelihood.estimate import CONFIDENCE, student
-from rdlm.likelihood.estimators import Advance
+from rdlm.likelihood.continuous import FINE, continuous, paper_estimate
+from rdlm.likelihood.estimate import CONFIDENCE, Estimate, student
+from rdlm.likelihood.estimators import Advance, Profile, path_bound, path_profile, stratified_bound
 from rdlm.methods.base import BoundEstimator, Method
 from rdlm.methods.discrete import check_nfe
 from rdlm.methods.rdlm import Rdlm

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rdlm.config import PAPER_TOTAL_NOISE, Head, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.likelihood import Posterior, Problem, step_terms
+from rdlm.likelihood.estimators import Problem
+from rdlm.likelihood.terms import Posterior, step_terms
 from rdlm.methods.base import DEFAULT_NFE, Card, Method
 from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rdlm.geometry import special
-from rdlm.likelihood import Posterior
+from rdlm.likelihood.terms import Posterior
 from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain, indices, per_sphere, to_device
 from rdlm.process.path import PathLaw

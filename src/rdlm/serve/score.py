@@ -30,7 +30,7 @@ from rdlm.api.score import (
     split_windows,
 )
 from rdlm.errors import InputError
-from rdlm.likelihood import Posterior
+from rdlm.likelihood.terms import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
 from rdlm.sampling.constraints import encode_prompt
