@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.process.kernel import Chain, step_log_density, step_log_density_parts, token_step_parts
+from rdlm.process.kernel import Chain, draw_token_step, step_log_density, step_log_density_parts, token_step_parts
 from rdlm.process.path import Law
 from rdlm.random import Rng, on_device
 
@@ -126,9 +126,9 @@ def renoise(
     density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
     for step in range(chain.switch + 1):
         coefficients = chain.coefficients(torch.full_like(digit, step), state)
-        pull, noise = token_step_parts(bridge, state, digit, coefficients, generator)
-        density += step_log_density(bridge, state, pull + noise, coefficients)
-        state = bridge.move(state, pull + noise)
+        move = draw_token_step(bridge, state, digit, coefficients, generator)
+        density += step_log_density(bridge, state, move, coefficients)
+        state = bridge.move(state, move)
     return state, chain.join(density)
 
 
