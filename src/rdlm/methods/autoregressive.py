@@ -31,7 +31,7 @@ class Autoregressive(Baseline):
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if isinstance(config.model, ConvolutionConfig):
-            raise InputError("the autoregressive method needs a causal network: convolutions depend on later positions")
+            raise InputError("autoregressive needs a causal network: use model.kind transformer or convolution2d")
         model = replace(config.model, causal=True)
         super().__init__(replace(config, model=model), vocabulary, classes, signal)
         self.layers = config.model.layers

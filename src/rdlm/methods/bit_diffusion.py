@@ -63,12 +63,12 @@ class BitDiffusion(GaussianCodes):
         return output @ (self.codes(output).T + 1) / 2 if self.options.head == "bit" else output
 
     def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
-        """Return the states after a step, `ahead` steps further than the next call is told, or the tokens."""
+        """Return the states after a step, `ahead` steps further than the time of the next call, or the tokens."""
         if step == steps - 1 or self.options.ahead == 0:
             return super().advance(log_probs, state, step, steps, generator)
         time = self.times(steps).to(state.device)
         reached = (time[step + 1] + self.options.ahead / steps).clamp_max(time[-1])
-        start, told, goal = self.strength(torch.stack((time[step], time[step + 1], reached)))
+        start, given, goal = self.strength(torch.stack((time[step], time[step + 1], reached)))
         state = self.observed(state, log_probs, goal - start, generator)
         # The same `sqrt(g) c + sqrt(1 - g) z` as a sum of observations with the strength of the next call.
         scale: Tensor = (given * (1 + given) / (goal * (1 + goal))).sqrt()
