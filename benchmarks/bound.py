@@ -12,11 +12,12 @@ from benchmarks.fixtures import LETTERS, SMALL_TABLE, TINY, Timed, method, token
 from benchmarks.measure import Figure, Work, alternate, at_least, at_most
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
-from rdlm.likelihood import path_bound, step_terms, stratified_bound
+from rdlm.likelihood.estimators import path_bound, stratified_bound
+from rdlm.likelihood.terms import step_terms
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.exact import FreshLaw
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.order import TokenSchedule
-from rdlm.process.simulated import SimulatedLaw
 
 NETWORK = TransformerConfig(width=128, layers=3, heads=4)
 DEFAULT_NFE = 64
@@ -59,7 +60,7 @@ def _outside(subject: Rdlm, batch: Batch, turns: int) -> list[Figure]:
     narrow = subject.problem(batch, DEFAULT_NFE, token_schedule=TokenSchedule(0.01, "strided"))
     chain, step = problem.chains[0], torch.arange(rows) % DEFAULT_NFE
     remaining = chain.grid.remaining[step][:, None].expand(ids.shape)
-    posterior = partial(problem.log_probs, torch.arange(rows), 16, lambda done: None)
+    posterior = partial(problem.log_probs, torch.arange(rows))
     start = chain.path.bridge.start.point().repeat(*ids.shape, 1)
     law, simulated = FreshLaw(chain.path, chain.grid), SimulatedLaw(chain.path.bridge, subject.process.grid(STEPS))
     works: dict[str, Work] = {

@@ -12,9 +12,9 @@ from benchmarks.fixtures import LETTERS
 from benchmarks.measure import Figure, Work, alternate, at_least, at_most, within
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start
 from rdlm.process.exact import ExactLaw, tabulate
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.normal import precompute
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 from rdlm.random import normals
 
 SCHEDULE = Geometric()

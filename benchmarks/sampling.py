@@ -18,8 +18,7 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Transformer
 from rdlm.process.order import TokenSchedule
 from rdlm.random import RandomStreams, generator_of
-from rdlm.sampling.batching import Batcher, drive
-from rdlm.sampling.denoisers import GuidedDenoiser, Query
+from rdlm.sampling.denoisers import Batcher, GuidedDenoiser, Query, drive
 from rdlm.sampling.sampler import Sampler, State
 from rdlm.sampling.solvers import SOLVERS
 

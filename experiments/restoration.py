@@ -170,7 +170,7 @@ def beam_search(method: Autoregressive, frequency: Tensor, beam: int, smoothing:
     def run(evidence: Tensor) -> Tensor:
         rows, length, size = evidence.shape
         cache, value = Cache(method.layers), torch.zeros(rows, 1)
-        token = torch.full((rows, 1, 1), method.start_id)  # [rows, hypotheses, positions]
+        token = torch.full((rows, 1, 1), method.mask)  # [rows, hypotheses, positions]
         for position in range(length):
             logits = method.network(token[:, :, -1].flatten()[:, None], 0.0, None, None, cache)
             law = logits.log_softmax(-1).view(rows, -1, size) + evidence[:, position, None]

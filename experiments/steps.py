@@ -29,8 +29,7 @@ from rdlm.data.batch import Batch
 from rdlm.display.figure import canvas
 from rdlm.errors import InputError, unknown
 from rdlm.evaluate.metrics import Scorer, divergences, generative_perplexity, sample_entropy
-from rdlm.likelihood import stratified_bound
-from rdlm.likelihood.estimators import Advance
+from rdlm.likelihood.estimators import Advance, stratified_bound
 from rdlm.methods.bound import check_weights
 from rdlm.process.order import Order, TokenSchedule
 from rdlm.random import generator_of

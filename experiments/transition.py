@@ -24,10 +24,10 @@ from rdlm.display.progress import bar
 from rdlm.display.text_table import table
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.normal import KummerName, from_projections, mean_projections
 from rdlm.process.path import Law
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 
 TIMES: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 LAWS: Final = ("exact", "normal, corrected", "normal, printed", "normal, coded")

@@ -44,8 +44,7 @@ from rdlm.methods.bound import Setting, measure_bound, repeated_bound
 from rdlm.methods.mdlm import MDLM
 from rdlm.methods.objective import CODES_EVERY
 from rdlm.methods.rdlm import Rdlm
-from rdlm.model.ema import MovingAverage
-from rdlm.model.network import use_precision
+from rdlm.model.network import MovingAverage, use_precision
 from rdlm.presets import NO_BLOCKS, SMALL
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw, generator_of

@@ -30,6 +30,9 @@ from torch import Tensor
 
 from rdlm.errors import DamagedFileError
 
+Rng = torch.Generator | None
+"""A source of random numbers; None is torch's global one."""
+
 # -- generators by key and the draws of training -------------------------------------------------
 
 
@@ -39,7 +42,7 @@ def generator_of(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def on_device(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+def on_device(generator: Rng, device: torch.device) -> Rng:
     """Return a generator for `device`: the given one if it is on that device, else a new one seeded from it."""
     if generator is None or generator.device.type == device.type:
         return generator
@@ -106,7 +109,7 @@ TILE: Final = 2**17
 
 def normal(
     shape: Sequence[int],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
@@ -195,7 +198,7 @@ def check_numbers(log_probs: Tensor) -> None:
         )
 
 
-def draw_token(log_probs: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, ...]:
+def draw_token(log_probs: Tensor, generator: Rng = None) -> Int[Tensor, ...]:
     """Return tokens drawn from log-probabilities, by inverting their cumulative sum in float64.
 
     Gumbel noise in float32 would silently lower the temperature.
@@ -254,12 +257,12 @@ def _inverse(cumulative: Float[Tensor, "... v"], target: Float[Tensor, ...]) -> 
 class RandomStreams:
     """Random draws for a batch of samples: one generator per sample, or a single one (or None) for all of them."""
 
-    def __init__(self, generators: Sequence[torch.Generator | None], batch: int) -> None:
+    def __init__(self, generators: Sequence[Rng], batch: int) -> None:
         self.generators, self.batch = list(generators), batch
         self.separate = len(self.generators) == batch
         """Whether every sample has its own generator."""
 
-    def rows(self) -> Iterator[tuple[slice, torch.Generator | None]]:
+    def rows(self) -> Iterator[tuple[slice, Rng]]:
         """Yield each generator with the slice of samples that draw from it."""
         share = self.batch // len(self.generators)
         for index, generator in enumerate(self.generators):

@@ -16,7 +16,7 @@ from rdlm.api.output import Frame
 from rdlm.api.score import Effort, Score
 from rdlm.config import ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.tokenizer import Characters, Levels, Tokenizer
-from rdlm.likelihood import Estimate
+from rdlm.likelihood.estimate import Estimate
 from rdlm.methods.rdlm import Rdlm
 
 NASTY = "<b>&\"'x"

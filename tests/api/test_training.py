@@ -144,7 +144,7 @@ def test_the_bound_of_an_own_bridge_is_that_of_its_sampler() -> None:
     made = with_own_bridge()
     batch = tokens(3, 3000, 2)
     by_steps, error = mean_and_error(made.bound(batch, 4, generator_of("steps")))
-    paths = path_bound(made.problem(batch, 4), 1, generator_of("paths"), batch=3000)[0].sum((0, 2))
+    paths = path_bound(replace(made.problem(batch, 4), batch=3000), 1, generator_of("paths"))[0].sum((0, 2))
     by_paths, other = mean_and_error(paths)
     assert abs(by_steps - by_paths) < 4 * (error**2 + other**2) ** 0.5
     assert max(error, other) < 0.08

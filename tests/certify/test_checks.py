@@ -34,7 +34,7 @@ from rdlm.cli import main as cli
 from rdlm.cli.certify import Law
 from rdlm.data import sources
 from rdlm.errors import InputError
-from rdlm.likelihood import Estimate
+from rdlm.likelihood.estimate import Estimate
 
 SMALL = Plan(400)
 MARKOV = sources.markov(3)

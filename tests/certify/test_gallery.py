@@ -17,7 +17,7 @@ from rdlm.certify.gallery import GALLERY, Estimator
 from rdlm.certify.oracle import Oracle
 from rdlm.data import sources
 from rdlm.data.sources import Source
-from rdlm.likelihood import sample_mean
+from rdlm.likelihood.estimate import sample_mean
 
 BY_NAME = {estimator.__name__: estimator for estimator in GALLERY}
 VALID = [name for name, estimator in BY_NAME.items() if GALLERY[estimator]]

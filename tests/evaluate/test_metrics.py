@@ -15,7 +15,7 @@ from rdlm.evaluate.metrics import (
     perplexity_metric,
     size_of_texts,
 )
-from rdlm.likelihood import Estimate
+from rdlm.likelihood.estimate import Estimate
 
 
 def test_size_counts_characters_and_words_of_each_text() -> None:

@@ -22,7 +22,7 @@ from rdlm.config import DataConfig, ProcessConfig, RunConfig, TrainingConfig, Tr
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters
 from rdlm.errors import InputError
-from rdlm.likelihood import stratified_bound
+from rdlm.likelihood.estimators import stratified_bound
 from rdlm.methods import build
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule

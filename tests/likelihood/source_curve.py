@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rdlm.likelihood import Curve, Posterior, step_terms
-from rdlm.likelihood.estimate import stratified
+from rdlm.likelihood.estimate import Curve, stratified
+from rdlm.likelihood.terms import Posterior, step_terms
 from rdlm.process.exact import FreshLaw
 from rdlm.process.kernel import Chain
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rdlm.data.sources import markov, skewed, uniform
-from rdlm.likelihood import Estimate, certificate
+from rdlm.likelihood import certificate
 from rdlm.likelihood.certificate import Case, Verdict, cases, draw_information, markov_ngram, measure
+from rdlm.likelihood.estimate import Estimate
 from rdlm.model.belief import Ngram
 from rdlm.process.kernel import Kernel
 from rdlm.process.order import TokenSchedule

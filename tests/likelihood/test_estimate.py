@@ -11,8 +11,16 @@ from torch import Tensor
 
 from rdlm.data.sources import skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import CONFIDENCE, Curve, Estimate, sample_mean, sum_over_rows
-from rdlm.likelihood.estimate import pair_strata, stratified, student
+from rdlm.likelihood.estimate import (
+    CONFIDENCE,
+    Curve,
+    Estimate,
+    pair_strata,
+    sample_mean,
+    stratified,
+    student,
+    sum_over_rows,
+)
 from rdlm.likelihood.estimators import RowSampler
 from rdlm.process.kernel import Chain
 from rdlm.process.path import joint_posterior, masked_path

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from rdlm import likelihood
 from rdlm.data.sources import markov, skewed
 from rdlm.errors import InputError
-from rdlm.likelihood import Problem, paper_estimate, path_bound, path_profile, per_window_bound, sum_over_rows
-from rdlm.likelihood.estimate import student
-from rdlm.likelihood.estimators import RowSampler
+from rdlm.likelihood.continuous import continuous, paper_estimate
+from rdlm.likelihood.estimate import student, sum_over_rows
+from rdlm.likelihood.estimators import Problem, RowSampler, path_bound, path_profile, per_window_bound, stratified_bound
 from rdlm.process.kernel import Chain
+from rdlm.process.law import simulated_law
 from rdlm.process.order import TokenSchedule
 from rdlm.process.path import Path, constant_mixture, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import simulated_law
 
-# These posteriors cost next to nothing: large batches save the overhead of many calls.
-stratified_bound = partial(likelihood.stratified_bound, batch=256)
-continuous = partial(likelihood.continuous, batch=256)
 CLOCK = Geometric()
 S = CLOCK.total
 SOURCE = markov()
@@ -46,12 +41,12 @@ def problem(
         assert len(state) == len(row)
         return joint_posterior(path, SOURCE.log_joint, state, remaining)
 
-    return Problem(token, (chain,), (1.0,), model)
+    return Problem(token, (chain,), (1.0,), model, batch=256)  # one that costs next to nothing
 
 
 def truth(target: Problem, paths: int = 40, seed: int = 9) -> tuple[float, float]:
     """Return the mean bound of the very sequences, and its standard error, from many paths of each."""
-    sums = path_bound(target, paths, torch.Generator().manual_seed(seed), batch=256).sum((1, 3))
+    sums = path_bound(target, paths, torch.Generator().manual_seed(seed)).sum((1, 3))
     return float(sums.mean()), float((sums.var(0).mean() / sums.numel()).sqrt())
 
 
@@ -156,11 +151,11 @@ def test_the_papers_estimator_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> No
     def model(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:
         return joint_posterior(path, flat, state, remaining)
 
-    target = Problem(token, (Chain(path, uniform_in_time(CLOCK, 128), "drift"),), (1.0,), model)
-    found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact", batch=8192)
+    target = Problem(token, (Chain(path, uniform_in_time(CLOCK, 128), "drift"),), (1.0,), model, batch=8192)
+    found = paper_estimate(target, CLOCK, 60_000, torch.Generator().manual_seed(13), "exact")
     assert not found.claims_bound
     assert found.value + 4 * found.stderr < math.log(9)
-    monkeypatch.setattr("rdlm.likelihood.paper.DRAWS", 256)
+    monkeypatch.setattr("rdlm.likelihood.continuous.DRAWS", 256)
     single = replace(target, chains=(Chain(masked_path(3, S, "logarithm"), uniform_in_time(CLOCK, 128), "drift"),))
     assert not paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(14)).claims_bound
     assert paper_estimate(single, CLOCK, 64, torch.Generator().manual_seed(15), "exact", 0.0).claims_bound

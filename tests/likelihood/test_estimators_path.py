@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdlm.data.sources import Source, markov, skewed
-from rdlm.likelihood import path_terms
+from rdlm.likelihood.estimators import path_terms
 from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps

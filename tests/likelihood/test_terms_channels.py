@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from rdlm.config import RunConfig, TransformerConfig
 from rdlm.data.sources import skewed, uniform
-from rdlm.likelihood import Problem, continuous, path_terms, step_terms
-from rdlm.likelihood.estimators import PROBABILITIES
-from rdlm.likelihood.terms import drift_error, mixture_excess
+from rdlm.likelihood.continuous import continuous
+from rdlm.likelihood.estimators import PROBABILITIES, Problem, path_terms
+from rdlm.likelihood.terms import drift_error, mixture_excess, step_terms
 from rdlm.methods.mdlm import MDLM
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, step_log_density
@@ -87,7 +87,7 @@ def test_a_step_of_the_bound_has_the_weight_of_masked_diffusion(step: int) -> No
     law = fresh_law(path, chain.grid)
     found = step_terms(posterior, chain, law, token, torch.full((3,), step), torch.Generator().manual_seed(5)).sum(-1)
     masked = steps.offsets(3, LENGTH, torch.Generator().manual_seed(5)) >= step
-    expected = mdlm._masked_cross_entropy(token, masked, None) / (4 - step)
+    expected = mdlm.masked_cross_entropy(token, masked, None) / (4 - step)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
 
 
@@ -257,11 +257,11 @@ def test_sequences_of_a_large_vocabulary_are_evaluated_a_few_at_a_time() -> None
     many = Problem(
         torch.zeros(400, 64, dtype=torch.long), (Chain(path, uniform_in_time(Geometric(), 64)),), (1.0,), _no
     )
-    assert 1 <= many.rows_at_once(16) * 64 * 30_522 <= PROBABILITIES
+    assert 1 <= many.rows_at_once * 64 * 30_522 <= PROBABILITIES
     longer = replace(many, token=torch.zeros(4, 512, dtype=torch.long))
-    assert longer.rows_at_once(16) == 1
+    assert longer.rows_at_once == 1
     few = replace(many, chains=(Chain(masked_path(27, S, "gaussian"), uniform_in_time(Geometric(), 64)),))
-    assert few.rows_at_once(16) >= 16
+    assert few.rows_at_once >= 16
 
 
 def _no(row: Tensor, state: Tensor, remaining: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 from rdlm.data.sources import skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.likelihood import path_terms, step_terms
-from rdlm.likelihood.estimators import forced_step
+from rdlm.likelihood.estimators import forced_step, path_terms
+from rdlm.likelihood.terms import step_terms
 from rdlm.process.bridge import Bridge
 from rdlm.process.kernel import Chain, Kernel, step_log_density
 from rdlm.process.layout import Layout

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rdlm.data.sources import Source, markov, skewed, uniform
 from rdlm.geometry import sphere
-from rdlm.likelihood import Estimate, path_terms
+from rdlm.likelihood.estimate import Estimate
+from rdlm.likelihood.estimators import path_terms
 from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps

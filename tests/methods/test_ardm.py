@@ -120,13 +120,13 @@ def test_the_likelihood_in_the_canonical_order_is_exact(nfe):
 
 def test_training_sees_canonical_prefixes_of_random_sets():
     method, seen = method_of(MAC), set()
-    original = method._masked_cross_entropy
+    original = method.masked_cross_entropy
 
     def watch(token, masked, condition):
         seen.update(map(tuple, masked.tolist()))
         return original(token, masked, condition)
 
-    method._masked_cross_entropy = watch
+    method.masked_cross_entropy = watch
     batch = Batch(TOKEN.repeat(2000, 1))
     assert float(method.loss(batch, Draw(0, 1))) > 0
     every = set(itertools.product([False, True], repeat=3)) - {(False,) * 3}
@@ -137,13 +137,13 @@ def test_longer_prefixes_are_drawn_more_often():
     """Three positions: all are queried with probability `int 2 s s^3 ds`, and none is in the prefix in one case of
     six."""
     method, masks = method_of(MAC), []
-    original = method._masked_cross_entropy
+    original = method.masked_cross_entropy
 
     def watch(token, masked, condition):
         masks.append(masked)
         return original(token, masked, condition)
 
-    method._masked_cross_entropy = watch
+    method.masked_cross_entropy = watch
     method.loss(Batch(TOKEN.repeat(20_000, 1)), Draw(0, 1))
     whole = int(masks[0].all(-1).sum())
     assert binomtest(whole, 20_000, 2 / 5 / 6).pvalue > 1e-3

@@ -39,7 +39,7 @@ def test_one_block_is_masked_diffusion(nfe):
     hidden = torch.rand(64, 6, generator=torch.Generator().manual_seed(2)) < 0.6
     with torch.no_grad():
         one = method._cross_entropy(TOKEN, hidden, None).sum(-1)
-        other = masked._masked_cross_entropy(TOKEN, hidden, None)
+        other = masked.masked_cross_entropy(TOKEN, hidden, None)
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     repeated = Batch(TOKEN[:1].repeat(6000, 1))
     values = [m.bound(repeated, nfe, torch.Generator().manual_seed(3)) for m in (method, masked)]

@@ -15,9 +15,8 @@ from rdlm.config import DiscreteConfig, RunConfig
 from rdlm.data import sources
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.methods.bert_mouth import RATE, BertMouth
 from rdlm.methods.diffusion_bert import DiffusionBert
-from rdlm.methods.mdlm import MDLM
+from rdlm.methods.mdlm import MDLM, RATE, BertMouth
 from rdlm.random import Draw
 
 
@@ -125,6 +124,6 @@ def test_one_mask_rate_is_trained_and_every_rate_is_scored():
     total = 0.0
     for hidden in itertools.product([False, True], repeat=LENGTH):
         chance = math.prod(RATE if one else 1 - RATE for one in hidden)
-        total += chance * float(method._masked_cross_entropy(token[None], torch.tensor([hidden]), None)) / RATE
+        total += chance * float(method.masked_cross_entropy(token[None], torch.tensor([hidden]), None)) / RATE
     losses = [float(method.loss(Batch(token.repeat(4000, 1)), Draw(0, step))) for step in range(8)]
     assert sum(losses) / 8 == pytest.approx(total / LENGTH, rel=0.05)

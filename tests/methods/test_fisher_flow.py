@@ -17,8 +17,8 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.schedule import uniform_in_log_remaining
-from rdlm.process.simulated import SimulatedLaw
 
 
 class Sure(nn.Module):

@@ -16,7 +16,7 @@ from rdlm.errors import InputError
 from rdlm.likelihood.terms import mixture_excess
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion, bits
-from rdlm.process.gaussian import Gaussian
+from rdlm.process.channel import Gaussian
 from rdlm.process.kernel import StepCoefficients, step_log_density
 from rdlm.process.schedule import Grid
 from rdlm.process.tokens import Vertices
@@ -190,7 +190,8 @@ def test_asymmetric_times_reach_less_noise_than_the_network_is_told():
     method.network = Certain()
     steps, generator = 10, torch.Generator().manual_seed(0)
     state = method.initial(20_000, 1, generator)
-    state = method.advance(state, 0, steps, None, generator)
+    log_probs = method.log_probs(state, torch.zeros(20_000))
+    state = method.advance(log_probs, state, 0, steps, generator)
     told, goal = method.strength(torch.tensor([0.1, 0.3], dtype=torch.float64))
     seen = state * (goal * (1 + goal) / (told * (1 + told))).sqrt().float()
     assert seen[..., 0].mean().item() == pytest.approx(goal.item(), abs=4 * float((goal / 20_000).sqrt()))

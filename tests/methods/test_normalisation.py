@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
-from rdlm.likelihood import path_bound
+from rdlm.likelihood.estimators import path_bound
 from rdlm.methods import METHODS
 from rdlm.methods.base import Method
 from rdlm.model.belief import BeliefNetwork

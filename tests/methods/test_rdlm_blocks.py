@@ -15,8 +15,7 @@ from torch import Tensor
 from rdlm.config import ConvolutionConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.likelihood import path_bound, stratified_bound
-from rdlm.likelihood.estimators import path_terms
+from rdlm.likelihood.estimators import path_bound, path_terms, stratified_bound
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.order import TokenSchedule
 from rdlm.random import Draw

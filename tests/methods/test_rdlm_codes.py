@@ -18,8 +18,8 @@ from rdlm.methods.bound import Setting, measure_bound
 from rdlm.methods.objective import bound_of_codes, codes_loss
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model import denoiser
-from rdlm.model.ema import MovingAverage
-from rdlm.model.loss import fused_cross_entropy
+from rdlm.model.denoiser import fused_cross_entropy
+from rdlm.model.network import MovingAverage
 from rdlm.process import channel
 from rdlm.process.order import TokenSchedule
 from rdlm.process.tokens import Codes

@@ -93,7 +93,7 @@ def sampler_law(method: SEDD, nfe: int) -> torch.Tensor:
     grid = method._rescaled(discrete.alpha_grid(method.schedule, nfe))
     for step in range(nfe):
         state = torch.arange(states)[:, None]
-        logits = method.log_score(state, torch.full((states,), step / nfe))
+        logits = method.log_probs(state, torch.full((states,), step / nfe))
         law = law @ step_matrix(method, logits, state, grid[step], grid[step + 1])
     return law[:4]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rdlm.errors import InputError
-from rdlm.model.ema import MovingAverage
+from rdlm.model.network import MovingAverage
 
 
 def walk(network: nn.Module, average: MovingAverage, steps: int) -> list[dict[str, torch.Tensor]]:

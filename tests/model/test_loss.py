@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rdlm.model import loss as home
-from rdlm.model.loss import fused_cross_entropy
+from rdlm.model import denoiser as home
+from rdlm.model.denoiser import fused_cross_entropy
 
 
 def example(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

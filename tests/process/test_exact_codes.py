@@ -11,10 +11,9 @@ from torch import Tensor
 from experiments.discrepancy import permutation_test
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start
 from rdlm.process.exact import ExactLaw, FreshLaw, draw_states, tabulate
-from rdlm.process.law import _parameters
+from rdlm.process.law import SimulatedLaw, _parameters
 from rdlm.process.path import Law, masked_path
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 from rdlm.process.tokens import Codes
 
 CLOCK = Geometric()

@@ -9,9 +9,9 @@ import torch
 
 from rdlm.process.exact import FreshLaw, simulate_pairs, tabulate
 from rdlm.process.kernel import Chain
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.path import Path, masked_path, switching_path
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 GRID = uniform_in_time(CLOCK, 12)

@@ -10,12 +10,12 @@ import torch
 
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
+from rdlm.process.channel import Gaussian
 from rdlm.process.exact import exact_law, fresh_law
-from rdlm.process.gaussian import Gaussian
 from rdlm.process.kernel import step_log_density
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.path import masked_path
 from rdlm.process.schedule import Geometric, Grid, StepCoefficients, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 from rdlm.process.tokens import Codes
 
 CLOCK = Geometric()

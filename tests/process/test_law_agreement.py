@@ -10,9 +10,9 @@ import torch
 from experiments.discrepancy import permutation_test
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.normal import precompute
 from rdlm.process.schedule import Cosine, Geometric, uniform_in_log_remaining, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)

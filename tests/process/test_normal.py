@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, Start, masked_start, uniform_start
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.normal import from_projections, kummer, match_moments, mean_projections, precompute, refined
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 

@@ -9,9 +9,9 @@ import torch
 
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import tabulate
+from rdlm.process.law import SimulatedLaw
 from rdlm.process.normal import projected_paths, radial_paths
 from rdlm.process.schedule import Geometric, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 PATHS = 12_000

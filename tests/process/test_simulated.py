@@ -13,9 +13,8 @@ from rdlm.errors import InputError
 from rdlm.geometry import sphere
 from rdlm.process.bridge import Bridge, masked_start, uniform_start
 from rdlm.process.exact import pair_step
-from rdlm.process.law import build
+from rdlm.process.law import SimulatedLaw, build
 from rdlm.process.schedule import Geometric, StepCoefficients, uniform_in_log_remaining, uniform_in_time
-from rdlm.process.simulated import SimulatedLaw
 
 CLOCK = Geometric()
 

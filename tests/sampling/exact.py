@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from rdlm.data.sources import Source
-from rdlm.likelihood import Posterior
+from rdlm.likelihood.terms import Posterior
 from rdlm.process.kernel import Chain
 from rdlm.process.path import Path, joint_posterior
 from rdlm.process.schedule import Geometric, Schedule

@@ -12,8 +12,7 @@ from rdlm.api.generate import PreparedSampling, prepare
 from rdlm.api.language_model import LanguageModel
 from rdlm.config import DenoiserConfig, ProcessConfig, RunConfig, SamplingOptions, TransformerConfig
 from rdlm.methods.rdlm import Rdlm
-from rdlm.sampling.batching import Batcher, drive
-from rdlm.sampling.denoisers import Query
+from rdlm.sampling.denoisers import Batcher, Query, drive
 from rdlm.sampling.sampler import Output
 from rdlm.sampling.solvers import SOLVERS
 from tests.sampling.untrained import tiny

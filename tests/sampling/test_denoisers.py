@@ -15,8 +15,7 @@ from rdlm.methods.rdlm import Rdlm
 from rdlm.model.transformer import Cache, Transformer
 from rdlm.process.order import TokenSchedule
 from rdlm.random import RandomStreams, generator_of
-from rdlm.sampling.batching import Batcher, drive
-from rdlm.sampling.denoisers import GuidedDenoiser, evaluated
+from rdlm.sampling.denoisers import Batcher, GuidedDenoiser, drive, evaluated
 from rdlm.sampling.sampler import Sampler, StepInfo
 from rdlm.sampling.solvers import SOLVERS
 from tests.sampling.untrained import tiny

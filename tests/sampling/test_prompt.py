@@ -12,13 +12,13 @@ from torch import Tensor
 
 from rdlm.data.sources import Source, markov
 from rdlm.errors import InputError
-from rdlm.likelihood import path_terms
+from rdlm.likelihood.estimators import path_terms
 from rdlm.process.kernel import Chain
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path
 from rdlm.process.schedule import uniform_in_time
 from rdlm.random import RandomStreams
-from rdlm.sampling.prompt import windows
+from rdlm.sampling.constraints import windows
 from tests.sampling.exact import SCHEDULE, exact_posterior, output_of, p_value, sampler_of
 
 S = SCHEDULE.total

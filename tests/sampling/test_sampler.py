@@ -21,8 +21,7 @@ from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.process.path import Path, joint_posterior, masked_path, switching_path
 from rdlm.process.schedule import uniform_in_time
 from rdlm.random import RandomStreams, generator_of
-from rdlm.sampling.batching import Batcher, drive
-from rdlm.sampling.denoisers import GuidedDenoiser
+from rdlm.sampling.denoisers import Batcher, GuidedDenoiser, drive
 from rdlm.sampling.sampler import Output, Sampler, StepInfo, sample_chain
 from rdlm.sampling.solvers import SOLVERS
 from tests.sampling.exact import SCHEDULE, exact_posterior, output_of, p_value, sampler_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from rdlm.data.sources import Source, markov, skewed
 from rdlm.errors import InputError
 from rdlm.geometry import sphere
-from rdlm.likelihood import path_terms
+from rdlm.likelihood.estimators import path_terms
 from rdlm.process.kernel import Chain, Kernel
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import masked_path, switching_path

@@ -142,7 +142,7 @@ def test_a_signal_shuts_down_gracefully(runs: Path, ending: signal.Signals) -> N
 SLOW = """
 import sys, time
 from rdlm.cli.main import main
-from rdlm.sampling.batching import Batcher
+from rdlm.sampling.denoisers import Batcher
 from rdlm.serve import openai
 evaluate, prepare = Batcher.__call__, openai.prepare
 Batcher.__call__ = lambda self, queries: (time.sleep(100), evaluate(self, queries))[1]

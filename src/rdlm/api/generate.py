@@ -31,10 +31,18 @@ from rdlm.process.path import Path as ProcessPath
 from rdlm.process.schedule import Grid, equal_information, uniform_in_log_remaining
 from rdlm.random import RandomStreams, generator_of
 from rdlm.sampling.automaton import Automaton, Restriction, compile_regex, shortened, token_codes
-from rdlm.sampling.batching import Batcher, drive
-from rdlm.sampling.constraints import Classifier, Constraints
-from rdlm.sampling.denoisers import GuidedDenoiser, Query
-from rdlm.sampling.prompt import OPEN, Prompt, Window, framed, infilled, restricted, windows
+from rdlm.sampling.constraints import (
+    OPEN,
+    Classifier,
+    Constraints,
+    Prompt,
+    Window,
+    framed,
+    infilled,
+    restricted,
+    windows,
+)
+from rdlm.sampling.denoisers import Batcher, GuidedDenoiser, Query, drive
 from rdlm.sampling.sampler import Output, Sampler, StepInfo
 from rdlm.sampling.solvers import Solver, solver_of
 from rdlm.storage.files import read_json

@@ -19,8 +19,7 @@ from rdlm.api.decoding import certain, posterior_of, rows_of_call
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.restore import Evidence, check_evidence
 from rdlm.errors import InputError
-from rdlm.likelihood import Estimate
-from rdlm.likelihood.estimate import sample_mean
+from rdlm.likelihood.estimate import Estimate, sample_mean
 from rdlm.process.order import TokenSchedule, TokenSteps
 from rdlm.random import generator_of
 

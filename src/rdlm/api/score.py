@@ -25,11 +25,12 @@ from rdlm.config import OrderChoice
 from rdlm.data.batch import Batch
 from rdlm.data.tokenizer import Characters, Ids, Unknown
 from rdlm.errors import InputError
-from rdlm.likelihood import Estimate, path_bound, per_window_bound, sum_over_rows
-from rdlm.likelihood.estimators import Advance
+from rdlm.likelihood.estimate import Estimate, sum_over_rows
+from rdlm.likelihood.estimators import Advance, path_bound, per_window_bound
 from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, check_nfe
+from rdlm.methods.base import DEFAULT_NFE, BoundEstimator
 from rdlm.methods.bound import check_weights, uniform_note
+from rdlm.methods.discrete import check_nfe
 from rdlm.process.order import TokenSchedule
 from rdlm.random import generator_of
 
@@ -403,7 +404,7 @@ def conditionals(
     level = chain.grid.remaining.to(start)
     if chain.token_steps.block:  # every position attends to the clean ones before it: one call for all
         rows, remaining = torch.arange(count, device=token.device), level[0].expand(token.shape)
-        return problem.log_probs(rows, BATCH_SIZE, lambda rows: None, start, remaining).double().cpu()
+        return replace(problem, batch=BATCH_SIZE).log_probs(rows, start, remaining).double().cpu()
     vertex, found = chain.path.bridge.tokens.at(digit, start), []
     for position in range(length):
         before = (torch.arange(length, device=token.device) < position).expand(token.shape)

@@ -33,9 +33,8 @@ from rdlm.certify.oracle import Oracle
 from rdlm.data import sources
 from rdlm.data.sources import Source
 from rdlm.errors import InputError, check_integer
-from rdlm.likelihood import Estimate, sample_mean
 from rdlm.likelihood.certificate import CERTAINTY
-from rdlm.likelihood.estimate import student
+from rdlm.likelihood.estimate import Estimate, sample_mean, student
 from rdlm.random import generator_of
 
 Outcome = Literal["held", "violated", "cannot tell"]

@@ -32,7 +32,8 @@ from rdlm.evaluate.metrics import (
     sample_entropy,
     size_of_texts,
 )
-from rdlm.likelihood import Estimate, Profile
+from rdlm.likelihood.estimate import Estimate
+from rdlm.likelihood.estimators import Profile
 from rdlm.methods.base import Baseline, Method
 from rdlm.methods.bound import REPEATS, Setting, check_weights, measure_bound, paper, repeated_bound, uniform_note
 from rdlm.methods.mdlm import MDLM

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from rdlm.data.tokenizer import Tokenizer
 from rdlm.errors import InputError
-from rdlm.likelihood import Estimate, sample_mean
-from rdlm.likelihood.estimate import student
+from rdlm.likelihood.estimate import Estimate, sample_mean, student
 from rdlm.methods.autoregressive import Autoregressive
 
 

@@ -14,7 +14,7 @@ from rdlm.api.language_model import LanguageModel
 from rdlm.display.figure import canvas
 from rdlm.evaluate.evaluate import Evaluation
 from rdlm.evaluate.metrics import unigrams
-from rdlm.likelihood import Profile
+from rdlm.likelihood.estimators import Profile
 from rdlm.train.report import html_page, html_table, text_of
 
 if TYPE_CHECKING:

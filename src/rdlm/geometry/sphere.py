@@ -15,6 +15,7 @@ from torch import Tensor
 from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special
+from rdlm.random import Rng
 
 
 def project(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -101,7 +102,7 @@ def transport(
 def uniform(
     shape: Sequence[int],
     d: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "*batch d"]:
@@ -111,7 +112,7 @@ def uniform(
     return project(numbers.normal((*shape, d), generator, dtype, device))
 
 
-def tangent_normal(x: Float[Tensor, "*batch d"], generator: torch.Generator | None = None) -> Float[Tensor, "*batch d"]:
+def tangent_normal(x: Float[Tensor, "*batch d"], generator: Rng = None) -> Float[Tensor, "*batch d"]:
     """Return one standard normal vector of the tangent space at each x, Eq. (41)."""
     return tangent(x, numbers.normal(x.shape, generator, x.dtype, x.device))
 

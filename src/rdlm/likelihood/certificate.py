@@ -19,7 +19,9 @@ from torch import Tensor
 from rdlm.data import sources
 from rdlm.data.sources import Source
 from rdlm.display.figure import canvas
-from rdlm.likelihood import Estimate, Posterior, path_terms
+from rdlm.likelihood.estimate import Estimate
+from rdlm.likelihood.estimators import path_terms
+from rdlm.likelihood.terms import Posterior
 from rdlm.model.belief import Belief, HiddenMarkov, Ngram
 from rdlm.process.bridge import BridgeKind
 from rdlm.process.kernel import Chain, Kernel

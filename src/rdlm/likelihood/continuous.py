@@ -10,6 +10,10 @@ there: the last term is part of the bound, and no interval of time is omitted. A
 The states are those of a chain of `FINE` steps plus one step that ends at the drawn level. They differ from the
 diffusion's by that chain's discretisation error, which is smaller than the usual confidence interval.
 
+The paper's estimator, Eq. (33), is included for comparison (`paper_estimate`). Its times are uniform up to a cut, its
+states are drawn from a given law, a switching path is spliced from one path before the switch and another after it, and
+the switch term and the decode term are omitted. Each of these alone invalidates the bound.
+
 | variable | symbol |
 |---|---|
 | `remaining` | `B` |
@@ -27,12 +31,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.errors import InputError
-from rdlm.likelihood.estimate import PER_BIN, Curve, stratified
-from rdlm.likelihood.estimators import BATCH, Advance, Problem, Profile, RowSampler, check_finite
+from rdlm.likelihood.estimate import PER_BIN, Curve, Estimate, sample_mean, stratified
+from rdlm.likelihood.estimators import Advance, Problem, Profile, RowSampler, check_finite
 from rdlm.likelihood.terms import drift_error, mixture_excess, renoise
 from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain
-from rdlm.process.path import Path
+from rdlm.process.law import LawName, build
+from rdlm.process.path import Path, PathLaw
+from rdlm.process.schedule import Schedule
+from rdlm.random import Rng
 
 FINE = 512
 """Steps of the chain that draws the states."""
@@ -77,11 +84,7 @@ def strata_of(chain: Chain, bins: int) -> Strata:
 
 
 def continuous(
-    problem: Problem,
-    evaluations: int,
-    generator: torch.Generator | None = None,
-    batch: int = BATCH,
-    advance: Advance = lambda count: None,
+    problem: Problem, evaluations: int, generator: Rng = None, advance: Advance = lambda count: None
 ) -> Profile:
     """Return the bound in continuous time, Eq. (28) with Eq. (30)-(32), from about `evaluations` sequences and levels.
 
@@ -105,13 +108,13 @@ def continuous(
                 rows[chosen] = order.take(len(chosen))
                 row = rows[chosen].to(problem.token.device)
                 if len(row) and not (wanted == SWITCH and strata[path].switch < 0):
-                    terms = _terms(problem, strata[path], wanted, own[chosen], row, batch, generator)
+                    terms = _terms(problem, strata[path], wanted, own[chosen], row, generator)
                     check_finite(terms, torch.full((len(row),), -1))
                     value[chosen] = problem.weights[path] * terms.double().cpu()
         advance(len(stratum))
         return value, rows
 
-    curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once(batch)).folded(paths)
+    curve = stratified(measure, paths * shares, evaluations, problem.rows_at_once).folded(paths)
     total = curve.total
     # The switch term is added to the bin before it.
     if strata[0].switch > 0:
@@ -123,13 +126,7 @@ def continuous(
 
 
 def _terms(
-    problem: Problem,
-    strata: Strata,
-    kind: int,
-    stratum: Int[Tensor, " n"],
-    row: Int[Tensor, " n"],
-    batch: int,
-    generator: torch.Generator | None,
+    problem: Problem, strata: Strata, kind: int, stratum: Int[Tensor, " n"], row: Int[Tensor, " n"], generator: Rng
 ) -> Float[Tensor, " n"]:
     """Return one draw per row of its stratum's part of the bound; all strata are of one kind."""
     chain, token = strata.chain, problem.token[row]
@@ -139,7 +136,7 @@ def _terms(
     digit, level = chain.split(token), remaining[:, None].to(token.device).expand(token.shape)
     sphere_level = chain.per_sphere(level, digit)
     state = fresh_law(Path(bridge), chain.grid).draw(digit, sphere_level, generator)
-    log_probs = problem.log_probs(row, batch, lambda count: None, state, level.to(state))
+    log_probs = problem.log_probs(row, state, level.to(state))
     if kind == SWITCH:
         density = renoise(chain, token, state.dtype, generator)[1]
         return mixture_excess(density, log_probs, token).sum(-1)  # Eq. (32)
@@ -150,7 +147,7 @@ def _terms(
 
 
 def _remaining(
-    strata: Strata, kind: int, stratum: Int[Tensor, " n"], generator: torch.Generator | None
+    strata: Strata, kind: int, stratum: Int[Tensor, " n"], generator: Rng
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return a noise level `B` for each row, and the width `du = (1/B) d(-log B)` that it represents."""
     if kind in (SWITCH, DECODE):
@@ -159,3 +156,55 @@ def _remaining(
     ratio = (strata.remaining[stratum] / strata.remaining[stratum + 1]).log()
     remaining = strata.remaining[stratum] * torch.exp(-ratio * torch.rand(len(stratum), generator=generator).double())
     return remaining, ratio / remaining
+
+
+CUT = 1e-3
+"""Length of the interval before time 1 that is left out."""
+
+DRAWS = 16384
+"""Draws in the table of a law."""
+
+
+def paper_estimate(
+    problem: Problem,
+    schedule: Schedule,
+    evaluations: int,
+    generator: Rng = None,
+    law: LawName = "normal",
+    cut: float = CUT,
+    advance: Advance = lambda count: None,
+) -> Estimate:
+    """Return the spliced integral of Eq. (33) in nats per sequence, at uniform times.
+
+    It is a bound only for a path without a switch, with the exact or the simulated law and no cut.
+    """
+    if not 0 <= cut < 1:
+        raise InputError(f"the cut must lie in [0, 1), got {cut}")
+    chain, path = problem.chains[0], problem.chains[0].path
+    if len(problem.chains) > 1:
+        raise InputError("the paper's estimator supports one path, with or without a switch, not a mixture")
+    if any(bridge.kind != "logarithm" for bridge in path.bridges):
+        raise InputError("the paper's estimator requires the logarithm bridge")
+    path_law = PathLaw.of(path, lambda bridge: build(law, bridge, chain.grid, DRAWS, generator))
+    rows = RowSampler(len(problem.token), generator)
+    values = []
+    for part in torch.arange(evaluations).split(problem.batch):
+        row = rows.take(len(part)).to(problem.token.device)
+        time = torch.rand(len(part), generator=generator, dtype=torch.float64) * (1 - cut)
+        token = problem.token[row]
+        remaining = schedule.remaining(time)[:, None].expand(token.shape).to(token.device)
+        digit = chain.split(token)
+        level = chain.per_sphere(remaining, digit)
+        state = path_law.draw(digit, level, generator)
+        log_probs = problem.model(row, state, remaining.to(state))
+        error = chain.gather(drift_error(chain, state, digit, level.to(state), log_probs)).double().sum(-1).cpu()
+        check_finite(error, torch.full((len(part),), -1))
+        values.append(error * _weight(schedule, time) * (1 - cut))
+        advance(len(part))
+    claims = path.second is None and law != "normal" and cut == 0
+    return sample_mean(torch.cat(values), claims)
+
+
+def _weight(schedule: Schedule, time: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Return `beta / (2 B^2)`, the weight of a drift error at a time: `(du / dt) / 2` with `u = 1/B`, Eq. (28)."""
+    return schedule.rate(time) / (2 * schedule.remaining(time).square())

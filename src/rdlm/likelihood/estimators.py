@@ -28,14 +28,14 @@ from rdlm.process.exact import fresh_law
 from rdlm.process.kernel import Chain, draw_token_step, mean_step_log_density, step_log_density
 from rdlm.process.path import Law, Path
 from rdlm.process.schedule import Grid
-from rdlm.random import on_device
+from rdlm.random import Rng, on_device
 
 
 def path_terms(
     posterior: Posterior,
     chain: Chain,
     token: Int[Tensor, "batch length"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     dtype: torch.dtype = torch.float32,
     known: int = 0,
 ) -> Float[Tensor, "nfe batch length"]:
@@ -64,7 +64,7 @@ def path_terms(
 
 
 def _offsets(
-    chain: Chain, token: Int[Tensor, "batch length"], known: int, generator: torch.Generator | None
+    chain: Chain, token: Int[Tensor, "batch length"], known: int, generator: Rng
 ) -> Int[Tensor, "batch length"]:
     """Return the first step of each position, as in the sampler: known tokens end before step 0.
 
@@ -83,7 +83,7 @@ def forced_step(
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
     log_probs: Float[Tensor, "batch length v"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> tuple[Tensor, Float[Tensor, "batch length"]]:
     """Return the states after one step of the tokens' bridges, Eq. (19), and each position's term, Eq. (28)-(32)."""
     bridge, digit = chain.path.bridge, chain.split(token)
@@ -107,9 +107,6 @@ def forced_step(
     return after, torch.where(last, -log_probs.gather(-1, token[..., None])[..., 0], term)
 
 
-BATCH = 16
-"""Sequences per network evaluation."""
-
 MANY, NUMBERS = 256, 1 << 19
 """Largest number of sequences whose states are drawn at once, and of values in them (they should fit into cache)."""
 
@@ -132,6 +129,8 @@ class Problem:
     [rows, length, v]."""
     known: int = 0
     """Tokens of a given prompt at the beginning of every sequence; only `path_bound` takes them."""
+    batch: int = 16
+    """Sequences per network evaluation."""
 
     def __post_init__(self) -> None:
         if self.token.ndim != 2 or self.token.shape[0] < 1 or self.token.shape[1] < 2:
@@ -142,28 +141,25 @@ class Problem:
         """`M`, the number of network evaluations."""
         return self.chains[0].nfe
 
-    def rows_at_once(self, batch: int) -> int:
+    @property
+    def rows_at_once(self) -> int:
         """Return the number of sequences whose states are in memory together."""
         chain = self.chains[0]
         digits = 1 if chain.joint is None else chain.joint.digits
         vocabulary = chain.path.bridge.vocabulary if chain.joint is None else chain.joint.vocabulary
         width = max(digits * chain.path.bridge.dimension, 0 if chain.joint is None else vocabulary)
         few = max(1, PROBABILITIES // (self.token.shape[1] * vocabulary))
-        return min(few, max(batch, min(MANY, NUMBERS // (self.token.shape[1] * width))))
+        return min(few, max(self.batch, min(MANY, NUMBERS // (self.token.shape[1] * width))))
 
     def log_probs(
-        self, row: Int[Tensor, " rows"], batch: int, advance: Advance, state: Tensor, remaining: Tensor
+        self, row: Int[Tensor, " rows"], state: Tensor, remaining: Tensor, advance: Advance = lambda count: None
     ) -> Float[Tensor, "rows length v"]:
         """Return the model's log-probabilities of some rows, evaluated `batch` of them at a time."""
         found = []
-        for part in torch.arange(len(row), device=row.device).split(batch):
+        for part in torch.arange(len(row), device=row.device).split(self.batch):
             found.append(self.model(row[part], state[part], remaining[part]))
             advance(len(part))
         return torch.cat(found)
-
-    def posterior(self, row: Int[Tensor, " rows"], batch: int, advance: Advance) -> Posterior:
-        """Return `log_probs` of some rows as a function of states and remaining noise."""
-        return partial(self.log_probs, row, batch, advance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +179,7 @@ class Profile:
 class RowSampler:
     """Rows of a data set in random order without replacement; a new permutation when all have been used."""
 
-    def __init__(self, count: int, generator: torch.Generator | None) -> None:
+    def __init__(self, count: int, generator: Rng) -> None:
         self._count, self._generator = count, generator
         self._left = torch.empty(0, dtype=torch.long)
 
@@ -198,9 +194,8 @@ class RowSampler:
 def stratified_bound(
     problem: Problem,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     law: Callable[[Path, Grid], Law] = fresh_law,
-    batch: int = BATCH,
     advance: Advance = lambda count: None,
 ) -> Profile:
     """Return the bound from single steps, Eq. (28)-(32), with about `evaluations` sequence-steps.
@@ -223,7 +218,7 @@ def stratified_bound(
             rows[chosen] = order.take(len(chosen))
             row = rows[chosen].to(problem.token.device)
             terms = step_terms(
-                problem.posterior(row, batch, advance),
+                partial(problem.log_probs, row, advance=advance),
                 problem.chains[number],
                 laws[number],
                 problem.token[row],
@@ -236,17 +231,13 @@ def stratified_bound(
         return value, rows
 
     # The chains of a mixture use the same bins.
-    curve = stratified(measure, chains * bins, evaluations, problem.rows_at_once(batch)).folded(chains)
+    curve = stratified(measure, chains * bins, evaluations, problem.rows_at_once).folded(chains)
     chain = problem.chains[0]
     return Profile(curve.total, curve, chain.grid.remaining[edges] if chain.asynchronous is None else None)
 
 
 def per_window_bound(
-    problem: Problem,
-    draws: int,
-    generator: torch.Generator | None = None,
-    batch: int = BATCH,
-    advance: Advance = lambda count: None,
+    problem: Problem, draws: int, generator: Rng = None, advance: Advance = lambda count: None
 ) -> Float[Tensor, "draws n length"]:
     """Return `draws` estimates of each position's part of every sequence's bound, Eq. (28)-(32), in nats.
 
@@ -258,12 +249,12 @@ def per_window_bound(
     sizes = torch.bincount(pair_strata(draws))
     firsts = sizes.cumsum(0) - sizes
     parts = [(int(firsts[part]), int(sizes[part])) for part in pair_strata(draws).tolist()]
-    for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.rows_at_once(batch)):
+    for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.rows_at_once):
         for draw, (first, size) in enumerate(parts):
             quantile = (first + size * torch.rand(len(row), generator=generator)) / draws
             step = (quantile * problem.nfe).long().clamp_max(problem.nfe - 1).to(row.device)
             for chain, weight, law in zip(problem.chains, problem.weights, laws, strict=True):
-                posterior = problem.posterior(row, batch, advance)
+                posterior = partial(problem.log_probs, row, advance=advance)
                 terms = step_terms(posterior, chain, law, problem.token[row], step, generator)
                 found[draw, row] += weight * problem.nfe * terms.double()
     # Once, as every read synchronises with the device.
@@ -272,18 +263,14 @@ def per_window_bound(
 
 
 def path_bound(
-    problem: Problem,
-    paths: int = 1,
-    generator: torch.Generator | None = None,
-    batch: int = BATCH,
-    advance: Advance = lambda count: None,
+    problem: Problem, paths: int = 1, generator: Rng = None, advance: Advance = lambda count: None
 ) -> Float[Tensor, "paths nfe n length"]:
     """Return the terms of every position along `paths` simulated paths of its sequence, Eq. (28)-(32), in nats."""
     found = torch.zeros(paths, problem.nfe, *problem.token.shape, dtype=torch.float64, device=problem.token.device)
     for path in range(paths):
-        for row in torch.arange(len(problem.token), device=problem.token.device).split(batch):
+        for row in torch.arange(len(problem.token), device=problem.token.device).split(problem.batch):
             for chain, weight in zip(problem.chains, problem.weights, strict=True):
-                posterior, token = problem.posterior(row, batch, advance), problem.token[row]
+                posterior, token = partial(problem.log_probs, row, advance=advance), problem.token[row]
                 terms = path_terms(posterior, chain, token, generator, known=problem.known)
                 found[path][:, row] += weight * terms
     check_finite(found.sum((0, 1, 3)), torch.full((len(problem.token),), -1))

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.process.kernel import Chain, step_log_density, step_log_density_parts, token_step_parts
+from rdlm.process.kernel import Chain, draw_token_step, step_log_density, step_log_density_parts, token_step_parts
 from rdlm.process.path import Law
-from rdlm.random import on_device
+from rdlm.random import Rng, on_device
 
 Posterior = Callable[[Tensor, Tensor], Tensor]
 """`log p(token | states)`: maps states [batch, length, d] (with digits: [batch, length, m, d]) and remaining noise
@@ -39,7 +39,7 @@ def step_terms(
     law: Law,
     token: Int[Tensor, "batch length"],
     step: Int[Tensor, " batch"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> Float[Tensor, "batch length"]:
     """Return each position's term of the bound in nats at one global step per sequence, times its weight, Eq. (35).
 
@@ -62,7 +62,7 @@ def position_terms(
     token: Int[Tensor, "batch length"],
     local: Int[Tensor, "batch length"],
     log_probs: Float[Tensor, "batch length v"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> Float[Tensor, "batch length"]:
     """Return the term of every position at its local step: kernel, switch or decode, Eq. (28)-(30) and (32)."""
     decode = -log_probs.gather(-1, token[..., None])[..., 0]  # Eq. (30)
@@ -80,7 +80,7 @@ def kernel_terms(
     token: Int[Tensor, ...],
     local: Int[Tensor, ...],
     log_probs: Float[Tensor, "... v"],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> Float[Tensor, ...]:
     """Return `KL(bridge's step || model's step)`: in closed form, Eq. (28), or from one draw of the step, Eq. (29).
 
@@ -113,7 +113,7 @@ def drift_error(
 
 
 def renoise(
-    chain: Chain, token: Int[Tensor, ...], dtype: torch.dtype, generator: torch.Generator | None = None
+    chain: Chain, token: Int[Tensor, ...], dtype: torch.dtype, generator: Rng = None
 ) -> tuple[Float[Tensor, ...], Float[Tensor, "... v"]]:
     """Return states of the second bridge just after the switch, and the log-density of their paths per token, Eq. (32).
 
@@ -126,9 +126,9 @@ def renoise(
     density = torch.zeros(*digit.shape, bridge.vocabulary, dtype=dtype, device=token.device)
     for step in range(chain.switch + 1):
         coefficients = chain.coefficients(torch.full_like(digit, step), state)
-        pull, noise = token_step_parts(bridge, state, digit, coefficients, generator)
-        density += step_log_density(bridge, state, pull + noise, coefficients)
-        state = bridge.move(state, pull + noise)
+        move = draw_token_step(bridge, state, digit, coefficients, generator)
+        density += step_log_density(bridge, state, move, coefficients)
+        state = bridge.move(state, move)
     return state, chain.join(density)
 
 

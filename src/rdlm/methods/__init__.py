@@ -12,8 +12,7 @@ from rdlm.data.store import Corpus
 from rdlm.errors import unknown
 from rdlm.methods.ardm import ARDM
 from rdlm.methods.autoregressive import Autoregressive
-from rdlm.methods.base import Baseline, Method
-from rdlm.methods.bert_mouth import BertMouth
+from rdlm.methods.base import Method
 from rdlm.methods.bfn import BFN
 from rdlm.methods.bit_diffusion import BitDiffusion
 from rdlm.methods.block_diffusion import BlockDiffusion
@@ -23,7 +22,7 @@ from rdlm.methods.diffusion_bert import DiffusionBert
 from rdlm.methods.dirichlet_flow import DirichletFlow
 from rdlm.methods.fisher_flow import FisherFlow
 from rdlm.methods.mac import MAC
-from rdlm.methods.mdlm import MDLM
+from rdlm.methods.mdlm import MDLM, BertMouth
 from rdlm.methods.plaid import DiffusionLM, Plaid
 from rdlm.methods.rdlm import Rdlm
 from rdlm.methods.sedd import SEDD
@@ -69,8 +68,7 @@ def build(config: RunConfig, corpus: Corpus) -> Method:
         method.network.belief.fit(corpus.rows, corpus.digest)
     if _has_frequencies(method.network, corpus.tokenizer.size):
         method.network.start_at_frequencies(corpus.rows())
-    if isinstance(method, Baseline):
-        method.fit(corpus.rows)
+    method.fit(corpus.rows)
     return method
 
 

@@ -19,14 +19,13 @@ from functools import lru_cache
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Card, check_nfe
+from rdlm.methods.base import Card
 from rdlm.methods.mdlm import MDLM
-from rdlm.random import Draw
+from rdlm.random import Draw, Rng
 
 BINS = 32
 """Shares of known positions at which losses are kept."""
@@ -38,13 +37,14 @@ EVERY, MEMORY = 100, 0.8
 class ARDM(MDLM):
     """Masked diffusion in which every call decodes a planned number of positions, in a random order."""
 
-    card: Card | None = Card("masked tokens, exact counts, planned calls", "bound", "ARDM", 0.0)
-    order_name: str | None = "random"
+    card = Card("masked tokens, exact counts, planned calls", "bound", "ARDM", 0.0)
+    order_name = "random"
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        super().__init__(config, vocabulary, classes, signal)
-        self.core = self.network
-        self.core.register_buffer("curve", torch.zeros(BINS))  # losses by share of known positions; 0: not measured
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return the network, with the losses by share of known positions as a buffer; 0: not measured."""
+        self.core = super().new_network(classes, signal)
+        self.core.register_buffer("curve", torch.zeros(BINS))
+        return self.core
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the calls, at most one per position."""
@@ -52,37 +52,33 @@ class ARDM(MDLM):
 
     def levels(self, nfe: int, length: int) -> Float[Tensor, " levels"]:
         """Return the share of known positions before every call, and 1: the best plan for the measured losses."""
-        check_nfe(nfe)
         curve = tuple(self.core.get_buffer("curve").tolist())
         counts = planned_counts(curve, self.sampling_nfe(length, nfe), length)
         return torch.tensor(counts, dtype=torch.float64) / length
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `D / (D - c)` times the cross-entropy of the unknown positions, with c the time in whole positions."""
         length = token.shape[1]
         return self._call(token, (time.double() * length).floor() / length, condition, generator)
 
     def _call(
-        self, token: Tensor, level: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, level: Float[Tensor, " batch"], condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, " batch"]:
         """Return D times the mean cross-entropy of the unknown positions of a call."""
         level = level.to(token.device)
-        masked = self._thresholds(token, 0, generator) >= level[:, None]
-        return self._masked_cross_entropy(token, masked, condition) / (1 - level)
+        masked = self.thresholds(token, 0, generator) >= level[:, None]
+        return self.masked_cross_entropy(token, masked, condition) / (1 - level)
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one call.
 
         The call is that of a random position of the order, so large calls are drawn more often.
         """
-        token, length = batch.ids, batch.ids.shape[1]
+        length = token.shape[1]
         grid = self.levels(nfe, length)
         place = (discrete.stratified_steps(len(token), length, generator) + 0.5) / length
         level = grid[torch.searchsorted(grid, place.double()) - 1]
-        return self._call(token, level, discrete.condition_of(batch), generator)
+        return self._call(token, level, condition, generator)
 
     @torch.no_grad()
     def renew(self, held_out: Batch, draw: Draw) -> None:
@@ -100,7 +96,7 @@ class ARDM(MDLM):
         mean = torch.where(count == 0, old, torch.where(old == 0, mean, MEMORY * old + (1 - MEMORY) * mean))
         curve.copy_(mean)
 
-    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def thresholds(self, token: Tensor, nfe: int, generator: Rng) -> Float[Tensor, "batch length"]:
         """Return the middle of the interval of levels in which each position is decoded, from its rank in the order."""
         rank = discrete.uniform_like(token, generator).argsort(-1).argsort(-1)
         return (rank + 0.5).double() / token.shape[1]

@@ -23,26 +23,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import Interface, RunConfig
+from rdlm.config import Interface
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
-from rdlm.random import Draw
+from rdlm.random import Rng
 
 
 class BFN(GaussianCodes):
     """Bayesian flow network: posteriors of noisy observations in, distributions of tokens out."""
 
-    card: Card | None = Card("Gaussian observations of one-hot vectors", "bound", "BFN", 0.0)
+    card = Card("Gaussian observations of one-hot vectors", "bound", "BFN", 0.0)
     kernel: Literal["drift", "mixture"] = "mixture"
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.vocabulary = config, vocabulary
-        self.accuracy = vocabulary * config.bfn.accuracy
-        interface = Interface(vocabulary, vocabulary, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from posteriors of tokens to logits."""
+        return build(self.config.model, Interface(self.vocabulary, self.vocabulary, classes=classes, signal=signal))
+
+    @property
+    def accuracy(self) -> float:
+        """`V b`."""
+        return self.vocabulary * self.config.bfn.accuracy
 
     def times(self, steps: int) -> Float[Tensor, " steps"]:
         """Return `i / n` for i = 0 .. n, with n = M - 1 observations."""
@@ -74,19 +77,18 @@ class BFN(GaussianCodes):
         """Return the posterior of the tokens under a uniform prior, scaled to [-1, 1]."""
         return 2 * torch.softmax(state, dim=-1) - 1
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the loss in continuous time, or a random one of n steps, in nats per token."""
-        generator, token, steps = draw.generator(), batch.ids, self.config.bfn.steps
-        condition = discrete.training_condition(batch, self.config, generator)
-        time = draw.quantiles(len(token)).to(token.device)
+        steps, time = self.config.bfn.steps, quantile.to(token.device)
         if steps:
             step = (time * (steps + 1)).long().clamp_max(steps)
             state = self.noisy(token, step, steps + 1, generator)
-            return (steps + 1) * self.terms(token, state, step, steps + 1, condition, generator).mean()
+            log_probs = self.log_probs(state, self.time(step, steps + 1), condition)
+            return (steps + 1) * self.terms(log_probs, token, state, step, steps + 1, generator).mean()
         return self._integrand(token, time.double(), condition, generator).mean()
 
     @torch.no_grad()
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound for n to infinity, reconstruction included."""
         token, condition = batch.ids, discrete.condition_of(batch)
         time = discrete.stratified_times(len(token), generator).to(token.device)
@@ -96,7 +98,7 @@ class BFN(GaussianCodes):
         return (self._integrand(token, time, condition, generator) + decode).sum(-1)
 
     def _integrand(
-        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `V b t |e_k - p|^2`, Eq. (75): half the rate of the strength times the squared error."""
         log_probs = self.log_probs(self.observe(token, self.strength(time), generator), time, condition)

@@ -23,26 +23,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rdlm.config import Interface, RunConfig
-from rdlm.data.batch import Batch
-from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
-from rdlm.random import Draw
+from rdlm.random import Rng
 
 
 class BitDiffusion(GaussianCodes):
     """Gaussian diffusion of bits: noisy bits in, distributions of bits or tokens out."""
 
-    card: Card | None = Card("Gaussian noise on bits", "bound", "Analog Bits", 8.0, "error of a Riemann sum, about 4/M")
+    card = Card("Gaussian noise on bits", "bound", "Analog Bits", 8.0, "error of a Riemann sum, about 4/M")
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.options = config, config.bit_diffusion
+        self.options = config.bit_diffusion
         self.claims_bound = self.options.ahead == 0
         self.table = bits(vocabulary) if self.options.codes == "bits" else 2 * torch.eye(vocabulary) - 1  # [V, n]
-        outputs = self.table.shape[1] if self.options.head == "bit" else vocabulary
-        interface = Interface(self.table.shape[1], outputs, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
+        super().__init__(config, vocabulary, classes, signal)
+
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from noisy vectors to logits of bits or tokens."""
+        width = self.table.shape[1]
+        outputs = width if self.options.head == "bit" else self.vocabulary
+        return build(self.config.model, Interface(width, outputs, classes=classes, signal=signal))
 
     def times(self, steps: int) -> Float[Tensor, " steps"]:
         """Return `m / M`."""
@@ -60,26 +62,21 @@ class BitDiffusion(GaussianCodes):
         """Return the logits of the tokens: with the head bit, the sums of the logits of the bits that are 1."""
         return output @ (self.codes(output).T + 1) / 2 if self.options.head == "bit" else output
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return the states after a step, `ahead` steps further than the time of the next call, or the tokens."""
         if step == steps - 1 or self.options.ahead == 0:
-            return super().advance(state, step, steps, condition, generator)
+            return super().advance(log_probs, state, step, steps, generator)
         time = self.times(steps).to(state.device)
         reached = (time[step + 1] + self.options.ahead / steps).clamp_max(time[-1])
         start, given, goal = self.strength(torch.stack((time[step], time[step + 1], reached)))
-        log_probs = self.log_probs(state, time[step].expand(len(state)), condition).to(state.device)
         state = self.observed(state, log_probs, goal - start, generator)
         # The same `sqrt(g) c + sqrt(1 - g) z` as a sum of observations with the strength of the next call.
         scale: Tensor = (given * (1 + given) / (goal * (1 + goal))).sqrt()
         return state * scale.to(state)
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the squared error of the predicted bits per coordinate, or the cross-entropy, at uniform times."""
-        generator, token = draw.generator(), batch.ids
-        condition = discrete.training_condition(batch, self.config, generator)
-        time = draw.quantiles(len(token)).double().to(token.device)
+        time = quantile.double().to(token.device)
         first = (torch.rand(len(token), generator=generator) < 0.5).to(token.device)
         log_probs = self.log_probs(self.observe(token, self.strength(time), generator), time, condition, first)
         if self.options.loss == "cross_entropy":

@@ -15,25 +15,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rdlm.config import RunConfig, TransformerConfig
-from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
-from rdlm.methods.base import Card, check_nfe
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.methods.mdlm import unmask_probability
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
-class BlockDiffusion(discrete.DiscreteDiffusion):
+class BlockDiffusion(DiscreteDiffusion):
     """Masked diffusion of one block after the other."""
 
-    card: Card | None = Card("masked tokens, block by block", "bound", "BD3-LM", 0.0)
-    order_name: str | None = "left-to-right"
+    card = Card("masked tokens, block by block", "bound", "BD3-LM", 0.0)
+    order_name = "left-to-right"
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         if not isinstance(config.model, TransformerConfig):
             raise InputError("block_diffusion needs a transformer: attention is masked by blocks")
         super().__init__(config, vocabulary, classes, signal)
-        self.mask, self.block = vocabulary, config.discrete.block
+        self.block = config.discrete.block
 
     def blocks(self, length: int) -> int:
         """Return the number of blocks of a sequence; the last one may be shorter."""
@@ -43,9 +42,7 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         """Return the calls: the same number for each block, at least one."""
         return self.blocks(length) * max(1, super().sampling_nfe(length, steps) // self.blocks(length))
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the integrand of masked diffusion, with a time for each block that is stratified over the batch."""
         count = self.blocks(token.shape[1])
         shift = torch.rand(count, generator=generator, dtype=torch.float64)
@@ -55,11 +52,9 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         masked = discrete.uniform_like(token, generator) >= alpha
         return (weight * self._cross_entropy(token, masked, condition)).sum(-1)
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound, from one step of every block."""
-        check_nfe(nfe)
-        token, count = batch.ids, self.blocks(batch.ids.shape[1])
+        count = self.blocks(token.shape[1])
         steps = self.sampling_nfe(token.shape[1], nfe) // count
         grid = discrete.alpha_grid(self.schedule, steps)
         first = discrete.stratified_steps(len(token), steps, generator)
@@ -67,7 +62,7 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         step = (first[:, None] + shift) % steps  # [B, C]
         masked = discrete.uniform_like(token, generator) >= self._spread(grid[step], token)
         weight = self._spread(unmask_probability(grid)[step], token)
-        losses = self._cross_entropy(token, masked, discrete.condition_of(batch))
+        losses = self._cross_entropy(token, masked, condition)
         return steps * (weight * losses).sum(-1)
 
     def _spread(self, values: Float[Tensor, "batch blocks"], token: Tensor) -> Float[Tensor, "batch length"]:
@@ -89,22 +84,13 @@ class BlockDiffusion(discrete.DiscreteDiffusion):
         logits: Tensor = self.network(ids.to(device), 0.0, moved, block=self.block, doubled=doubled)
         return torch.log_softmax(logits.to(ids.device), dim=-1)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
+    def sample(self, count: int, length: int, nfe: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return token ids, one block after the other."""
-        check_nfe(nfe)
         steps = self.sampling_nfe(length, nfe) // self.blocks(length)
         token = torch.full((count, length), self.mask)
         for begin in range(0, length, self.block):
             now = token[:, : begin + self.block]  # a view: the blocks so far and this one
-            known = condition if condition is None or condition.ndim < 3 else condition[:, : now.shape[1]]
+            known = discrete.condition_at(condition, slice(now.shape[1]))
             threshold = discrete.uniform_like(now[:, begin:], generator)
             for alpha in discrete.alpha_grid(self.schedule, steps)[1:]:
                 unmasked = (now[:, begin:] == self.mask) & (threshold < alpha)  # [B, block]

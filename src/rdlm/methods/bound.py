@@ -22,29 +22,19 @@ from torch import Tensor, nn
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.likelihood import (
-    Estimate,
-    Problem,
-    Profile,
-    continuous,
-    paper_estimate,
-    path_bound,
-    path_profile,
-    stratified_bound,
-)
-from rdlm.likelihood.continuous import FINE
-from rdlm.likelihood.estimate import CONFIDENCE, student
-from rdlm.likelihood.estimators import Advance
-from rdlm.methods.base import BoundEstimator, Method, check_nfe
+from rdlm.likelihood.continuous import FINE, continuous, paper_estimate
+from rdlm.likelihood.estimate import CONFIDENCE, Estimate, student
+from rdlm.likelihood.estimators import Advance, Profile, path_bound, path_profile, stratified_bound
+from rdlm.methods.base import BoundEstimator, Method
+from rdlm.methods.discrete import check_nfe
 from rdlm.methods.rdlm import Rdlm
 from rdlm.process.bridge import Bridge
 from rdlm.process.channel import Channel
 from rdlm.process.exact import fresh_law
-from rdlm.process.kernel import Chain, Kernel
-from rdlm.process.law import LawName
+from rdlm.process.kernel import Kernel
+from rdlm.process.law import LawName, simulated_law
 from rdlm.process.order import TokenSchedule
-from rdlm.process.simulated import simulated_law
-from rdlm.random import generator_of
+from rdlm.random import Rng, generator_of
 
 States = Literal["exact", "simulated"]
 
@@ -127,7 +117,7 @@ def measure_bound(
     batch: Batch,
     setting: Setting,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     advance: Advance = lambda count: None,
 ) -> Profile:
     """Return the bound of the method on the sequences of `batch`, from about `evaluations` network evaluations.
@@ -150,12 +140,7 @@ def measure_bound(
 
 @torch.no_grad()
 def repeated_bound(
-    method: Method,
-    batch: Batch,
-    nfe: int,
-    seed: int,
-    most: int = REPEATS[1],
-    advance: Advance = lambda count: None,
+    method: Method, batch: Batch, nfe: int, seed: int, most: int = REPEATS[1], advance: Advance = lambda count: None
 ) -> Bound:
     """Return the mean bound of sequences, repeating the estimate until its error is small relative to the sampling
     error.
@@ -190,29 +175,23 @@ def paper(
     method: Rdlm,
     batch: Batch,
     evaluations: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     law: LawName = "normal",
     advance: Advance = lambda count: None,
 ) -> Estimate:
     """Return the paper's estimate for the method, Eq. (33); it is not a bound."""
     check_weights(method.network)
     problem = method.problem(batch, method.config.process.levels, "drift", TokenSchedule())
-    return paper_estimate(
-        _with_logarithm_bridge(problem), method.process.schedule, evaluations, generator, law, advance=advance
-    )
+    paths = [chain.path for chain in problem.chains]
+    paths = [
+        replace(path, bridge=_logarithm(path.bridge), second=path.second and _logarithm(path.second)) for path in paths
+    ]
+    chains = tuple(replace(chain, path=path) for chain, path in zip(problem.chains, paths, strict=True))
+    problem = replace(problem, chains=chains)
+    return paper_estimate(problem, method.process.schedule, evaluations, generator, law, advance=advance)
 
 
-def _with_logarithm_bridge(problem: Problem) -> Problem:
-    return replace(problem, chains=tuple(_logarithm(chain) for chain in problem.chains))
-
-
-def _logarithm(chain: Chain) -> Chain:
-    path = chain.path
-    second = None if path.second is None else _with_pull(path.second)
-    return replace(chain, path=replace(path, bridge=_with_pull(path.bridge), second=second))
-
-
-def _with_pull(channel: Channel) -> Bridge:
+def _logarithm(channel: Channel) -> Bridge:
     if not isinstance(channel, Bridge):
         raise InputError(f"the paper's estimator is for bridges of the sphere, not for the {channel.kind} channel")
     return replace(channel, kind="logarithm")

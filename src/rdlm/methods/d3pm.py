@@ -30,14 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rdlm.config import D3PMConfig, Interface, RunConfig
-from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence
 from rdlm.model.network import build
-from rdlm.random import Draw, draw_token
+from rdlm.random import Rng, draw_token
 
 LARGEST = 1 << 26
 """Most entries of the matrices of all steps: 512 MiB in float64."""
@@ -63,10 +62,10 @@ class ChainLevels(NamedTuple):
 class D3PM(Stepwise):
     """Discrete diffusion in T steps: a network over states and times, and a transition matrix for each step."""
 
-    card: Card | None = Card("uniform, absorbing or Gaussian matrices, T steps", "bound", "D3PM", 0.0)
+    card = Card("uniform, absorbing or Gaussian matrices, T steps", "bound", "D3PM", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.vocabulary, self.options = config, vocabulary, config.d3pm
+        self.options = config.d3pm
         self.size = vocabulary + (self.options.matrix == "absorbing")
         if self.options.steps * self.size**2 > LARGEST:
             most = LARGEST // self.size**2
@@ -74,9 +73,12 @@ class D3PM(Stepwise):
                 f"d3pm.steps {self.options.steps} for {self.size} states need matrices of {self.size}^2 numbers each: "
                 + (f"use at most {most} steps" if most else "use mdlm or udlm, which need no matrices")
             )
-        outputs = 2 if self.options.head == "logistic" else vocabulary
-        interface = Interface(vocabulary + 1, outputs, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
+        super().__init__(config, vocabulary, classes, signal)
+
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from ids 0 .. V to logits of tokens, or to location and scale of ordered tokens."""
+        outputs = 2 if self.options.head == "logistic" else self.vocabulary
+        return build(self.config.model, Interface(self.vocabulary + 1, outputs, classes=classes, signal=signal))
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the steps, at most T."""
@@ -85,26 +87,27 @@ class D3PM(Stepwise):
     def _levels(self, steps: int, like: Tensor) -> ChainLevels:
         return chain_levels(self.options, self.vocabulary, steps, like.device)
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return the predicted log-probabilities of each token, in float64."""
         output = discrete.logits(self.network, state, time.float(), condition).double()
         if self.options.head == "logistic":
             output = logistic_logits(output, state, self.vocabulary)
         return torch.log_softmax(output, dim=-1)
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `T (KL + w CE)` of a random step of all T in nats per token, with the weight w of the hybrid loss."""
-        generator, token, steps = draw.generator(), batch.ids, self.options.steps
-        condition = discrete.training_condition(batch, self.config, generator)
-        step = (draw.quantiles(len(token)) * steps).long().clamp_max(steps - 1).to(token.device)
+        steps = self.options.steps
+        step = (quantile * steps).long().clamp_max(steps - 1).to(token.device)
         state = self.noisy(token, step, steps, generator)
-        log_probs = self.log_probs(state, self._levels(steps, token).time[step], condition)
-        losses = self._divergence(log_probs, token, state, step, steps)
+        log_probs = self.log_probs(state, self.time(step, steps), condition)
+        losses = self.terms(log_probs, token, state, step, steps, generator)
         if self.options.hybrid:
             losses = losses - self.options.hybrid * log_probs.gather(-1, token[..., None])[..., 0]
         return steps * losses.mean()
+
+    def time(self, step: Tensor, steps: int) -> Tensor:
+        """Return 1 minus the share of the T steps that are left."""
+        return self._levels(steps, step).time[step]
 
     def prior(self, token: Int[Tensor, "batch length"], steps: int) -> Float[Tensor, " batch"]:
         """Return `KL(q(x_T | x) || end)`, summed over positions."""
@@ -114,36 +117,21 @@ class D3PM(Stepwise):
         rows = self._levels(self.options.steps, token).marginal[0, : self.vocabulary]
         return kl_divergence(rows, end.to(rows))[token].sum(-1)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return masks, or uniform tokens."""
         if self.options.matrix == "absorbing":
             return torch.full((count, length), self.vocabulary)
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return states drawn from the rows of the matrix of level m."""
         rows = self._levels(steps, token).marginal[step[:, None], token]  # [B, L, S]
         return draw_token(rows.log(), generator)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Float[Tensor, "batch length"]:
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
+    ) -> Tensor:
         """Return `KL(q(x_s | x_t, x) || model)` of a step."""
-        time = self._levels(steps, token).time[step]
-        return self._divergence(self.log_probs(state, time, condition), token, state, step, steps)
-
-    def _divergence(
-        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int
-    ) -> Float[Tensor, "batch length"]:
-        """Return the divergence of a step from the predicted tokens."""
         levels = self._levels(steps, state)
         later, jump = levels.marginal[step + 1], levels.jump[step]  # [B, S, S]
         true = later.gather(1, token[..., None].expand(-1, -1, self.size))
@@ -154,12 +142,9 @@ class D3PM(Stepwise):
         """Return the distribution of the less noisy state under the predicted tokens."""
         return log_probs.exp() @ later[..., : self.vocabulary, :]
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return states drawn from the model's posterior; the last step, to `Qbar = I`, draws tokens."""
         levels = self._levels(steps, state)
-        log_probs = self.log_probs(state, levels.time[step].expand(len(state)), condition)
         jump = levels.jump[step].expand(len(state), -1, -1)
         law = step_back(self._mixed(log_probs, levels.marginal[step + 1]), jump, state)
         return draw_token(law.log(), generator)
@@ -168,7 +153,7 @@ class D3PM(Stepwise):
 class Multinomial(D3PM):
     """Multinomial diffusion: D3PM with uniform matrices, trained on its bound alone."""
 
-    card: Card | None = Card("uniform matrices, T steps", "bound", "Multinomial diffusion", 0.0)
+    card = Card("uniform matrices, T steps", "bound", "Multinomial diffusion", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         uniform = replace(config.d3pm, matrix="uniform", head="logits", hybrid=0.0)

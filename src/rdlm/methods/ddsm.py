@@ -29,12 +29,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import RunConfig
-from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
+from rdlm.methods.base import Baseline, Card
 from rdlm.methods.dirichlet_flow import dirichlet_points, on_simplex, simplex_network
-from rdlm.random import Draw, check_numbers, draw_token
+from rdlm.random import Rng, check_numbers, draw_token
 
 LINEAGES = 64
 """N: for the start `Dir(1 + N e_k)` the token is practically certain."""
@@ -50,30 +48,27 @@ TIMES = 256
 class DDSM(Baseline):
     """Jacobi diffusion of the simplex: a network over points and times, and the score of its posterior."""
 
-    card: Card | None = Card("Jacobi diffusion of the simplex, Euler steps", "estimate", "DDSM")
+    card = Card("Jacobi diffusion of the simplex, Euler steps", "estimate", "DDSM")
     claims_bound = False
-    bound_estimator: BoundEstimator | None = "steps"
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.vocabulary = config, vocabulary
-        self.network: nn.Module = simplex_network("ddsm", config, vocabulary, classes, signal)
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from points to logits."""
+        return simplex_network("ddsm", self.config, self.vocabulary, classes, signal)
 
     def clock(self, share: Tensor) -> Tensor:
         """Return the time t of a share of [0, 1]; early times are dense, because most information about the token is
         lost there."""
         return LATEST / self.vocabulary * share.square()
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of the token per token."""
-        generator, token = draw.generator(), batch.ids
-        condition = discrete.training_condition(batch, self.config, generator)
-        share = draw.quantiles(len(token)).double()
+        share = quantile.double()
         weight = lineages(self.clock(share), self.vocabulary).to(token.device)
         log_probs, _ = self.log_probs(self.points(token, weight, generator), weight, share, condition)
         return functional.nll_loss(log_probs.flatten(0, 1), token.flatten())
 
     def points(
-        self, token: Int[Tensor, "batch length"], weight: Float[Tensor, "batch n"], generator: torch.Generator | None
+        self, token: Int[Tensor, "batch length"], weight: Float[Tensor, "batch n"], generator: Rng
     ) -> Float[Tensor, "batch length v"]:
         """Return points `x ~ sum_m q_m Dir(1 + m e_k)`, in float64."""
         each = weight[:, None].expand(*token.shape, -1)
@@ -101,11 +96,8 @@ class DDSM(Baseline):
         each = each + m * (torch.digamma(1 + m) - torch.digamma(size + m))
         return float((weight * each).sum())
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound in continuous time; `nfe` is ignored."""
-        check_nfe(nfe)
-        token, condition = batch.ids, discrete.condition_of(batch)
         share = discrete.stratified_times(min(len(token), TIMES), generator)
         place = torch.arange(len(token)) % len(share)
         weight, share = lineages(self.clock(share), self.vocabulary)[place].to(token.device), share[place]
@@ -118,7 +110,7 @@ class DDSM(Baseline):
         return (speed * rate / 2 + decode + self.prior()).sum(-1)
 
     def _decode(
-        self, token: Int[Tensor, "batch length"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Int[Tensor, "batch length"], condition: Tensor | None, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return `-log p(k | x_0)` at a point of the start."""
         first = torch.zeros(len(token), dtype=torch.float64)
@@ -126,17 +118,8 @@ class DDSM(Baseline):
         log_probs, _ = self.log_probs(self.points(token, weight, generator), weight, first, condition)
         return -log_probs.gather(-1, token[..., None])[..., 0]
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
+    def sample(self, count: int, length: int, nfe: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return tokens drawn after M - 1 Euler steps of the reversed diffusion; with one call, at its start."""
-        check_nfe(nfe)
         none = torch.zeros(count, length, dtype=torch.long)
         point = dirichlet_points(none, torch.ones(count, length, dtype=torch.float64), self.vocabulary, generator)
         shares = torch.linspace(1, 0, nfe, dtype=torch.float64)
@@ -175,10 +158,7 @@ def evidence_of(
 
 
 def reverse_step(
-    point: Float[Tensor, "batch length v"],
-    score: Float[Tensor, "batch length v"],
-    step: float,
-    generator: torch.Generator | None,
+    point: Float[Tensor, "batch length v"], score: Float[Tensor, "batch length v"], step: float, generator: Rng
 ) -> Float[Tensor, "batch length v"]:
     """Return the points after an Euler step of the reversed diffusion, on the simplex."""
     pull = point * (score - (point * score).sum(-1, keepdim=True))

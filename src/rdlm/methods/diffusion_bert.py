@@ -22,24 +22,24 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from rdlm.config import RunConfig
 from rdlm.methods import discrete
-from rdlm.methods.base import Card
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.methods.stepwise import Stepwise
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
-class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
+class DiffusionBert(Stepwise, DiscreteDiffusion):
     """Masked diffusion that reveals frequent tokens first."""
 
-    card: Card | None = Card("masked tokens, frequent ones first", "bound", "DiffusionBERT", 0.0)
+    card = Card("masked tokens, frequent ones first", "bound", "DiffusionBERT", 0.0)
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        super().__init__(config, vocabulary, classes, signal)
-        self.mask, self.core = vocabulary, self.network
-        self.core.register_buffer("frequency", torch.zeros(vocabulary))  # w_k; 0: all tokens alike
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return the network, with the weights `w_k` as a buffer; 0: all tokens alike."""
+        self.core = super().new_network(classes, signal)
+        self.core.register_buffer("frequency", torch.zeros(self.vocabulary))
+        return self.core
 
     def fit(self, rows: Callable[[], Tensor]) -> None:
         """Set the schedule from the counts of tokens in the training data."""
@@ -58,15 +58,11 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         weight = self.core.get_buffer("frequency").to(time.device).double()
         return 1 + self.config.discrete.spindle * math.pi * torch.cos(math.pi * time.double()[..., None]) * weight
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return `log p(token | unmasked, still masked)` in float64; it is meaningful at masked positions only."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1).double()
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `lambda_k (-log p_k) + sum_l p_l lambda_l - lambda_k` at masked positions, lambda the rate of `r`."""
         time = time.to(token.device)
         state = self._masked(token, time, generator)
@@ -76,20 +72,16 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         losses = -own * log_probs.gather(-1, token[..., None])[..., 0] + (log_probs.exp() * rate).sum(-1) - own
         return torch.where(state == self.mask, losses, 0.0).sum(-1)
 
-    def _masked(
-        self, token: Tensor, time: Float[Tensor, " batch"], generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def _masked(self, token: Tensor, time: Float[Tensor, " batch"], generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, each masked with probability `1 - alpha_k(t)`."""
         alpha = self.alpha(time).gather(-1, token)  # [B, V] -> [B, L]
         return torch.where(discrete.uniform_like(token, generator) < alpha, token, self.mask)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return masks."""
         return torch.full((count, length), self.mask)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return partly masked tokens."""
         return self._masked(token, step.double() / steps, generator)
 
@@ -100,29 +92,19 @@ class DiffusionBert(Stepwise, discrete.DiscreteDiffusion):
         return torch.where(last, 1.0, (later - now) / (1 - now)).clamp(0, 1)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Float[Tensor, "batch length"]:
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
+    ) -> Tensor:
         """Return the divergence of a step at masked positions, Eq. (77)."""
         reveal = self.reveal_probability(step, steps)[:, None]  # [B, 1, V]
-        log_probs = self.log_probs(state, step / steps, condition)
         own = reveal.expand_as(log_probs).gather(-1, token[..., None])[..., 0]
         stay = (log_probs.exp() * (1 - reveal)).sum(-1)  # 1 - sum_l p_l r_l, without its loss of digits
         waiting = torch.xlogy(1 - own, 1 - own) - torch.xlogy(1 - own, stay)
         losses = waiting - own * log_probs.gather(-1, token[..., None])[..., 0]
         return torch.where(state == self.mask, losses, 0.0)
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return states after unmasking to l with probability `p_l r_l`."""
         reveal = self.reveal_probability(torch.tensor(step), steps).to(state.device)  # [V]
-        log_probs = self.log_probs(state, torch.full((len(state),), step / steps), condition)
         probs = log_probs.exp()
         law = torch.cat((probs * reveal, (probs * (1 - reveal)).sum(-1, keepdim=True)), dim=-1)  # the mask is state V
         return torch.where(state == self.mask, draw_token(law.log(), generator), state)

@@ -26,13 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rdlm.config import Interface, RunConfig
-from rdlm.data.batch import Batch
 from rdlm.errors import InputError
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
+from rdlm.methods.base import Baseline, Card
 from rdlm.methods.fisher_flow import trace_of_jacobian, trace_probes
 from rdlm.model.network import build
-from rdlm.random import Draw, check_numbers, draw_token
+from rdlm.random import Rng, check_numbers, draw_token
 
 NODES = 64
 """Nodes of the quadrature of C."""
@@ -50,27 +49,22 @@ LEAST = 1e-12
 class DirichletFlow(Baseline):
     """Flow matching on the simplex: a network over points and concentrations, and the flow of its posterior."""
 
-    card: Card | None = Card("Dirichlet points of the simplex", "estimate", "Dirichlet flow matching")
+    card = Card("Dirichlet points of the simplex", "estimate", "Dirichlet flow matching")
     claims_bound = False
-    bound_estimator: BoundEstimator | None = "path"
+    bound_estimator = "path"
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.options, self.vocabulary = config, config.dirichlet_flow, vocabulary
-        self.network: nn.Module = simplex_network("dirichlet_flow", config, vocabulary, classes, signal)
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from points to logits."""
+        return simplex_network("dirichlet_flow", self.config, self.vocabulary, classes, signal)
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of the token per token."""
-        generator, token = draw.generator(), batch.ids
-        condition = discrete.training_condition(batch, self.config, generator)
-        concentration = 1 - 2 * torch.log1p(-draw.quantiles(len(token)).double()).to(token.device)
+        concentration = 1 - 2 * torch.log1p(-quantile.double()).to(token.device)
         log_probs = self.log_probs(self.points(token, concentration, generator), concentration, condition)
         return functional.nll_loss(log_probs.flatten(0, 1), token.flatten())
 
     def points(
-        self,
-        token: Int[Tensor, "batch length"],
-        concentration: Float[Tensor, " batch"],
-        generator: torch.Generator | None,
+        self, token: Int[Tensor, "batch length"], concentration: Float[Tensor, " batch"], generator: Rng
     ) -> Float[Tensor, "batch length v"]:
         """Return points `x ~ Dir(1 + (a - 1) e_k)`, in float64."""
         level = concentration.double()[:, None].expand(token.shape)
@@ -85,7 +79,7 @@ class DirichletFlow(Baseline):
         """Return the predicted log-probabilities of the tokens; the network's time is `1 - 2 / (a + 1)`."""
         time = 1 - 2 / (concentration.to(point.device) + 1)
         logits = discrete.logits(self.network, point.float(), time.float(), condition).to(point)
-        if self.options.evidence:
+        if self.config.dirichlet_flow.evidence:
             logits = logits + (concentration - 1).to(point).view(-1, 1, 1) * point.clamp_min(LEAST).log()
         return torch.log_softmax(logits, dim=-1)
 
@@ -99,19 +93,10 @@ class DirichletFlow(Baseline):
 
     def _levels(self, calls: int) -> list[float]:
         """Return the concentrations of all calls, from 1 to the last."""
-        return torch.linspace(1, self.options.last, max(2, calls), dtype=torch.float64).tolist()
+        return torch.linspace(1, self.config.dirichlet_flow.last, max(2, calls), dtype=torch.float64).tolist()
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
+    def sample(self, count: int, length: int, nfe: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return tokens drawn at the end of M - 1 Euler steps; with one call, at the start."""
-        check_nfe(nfe)
         levels = self._levels(nfe)
         first = torch.zeros(count, length, dtype=torch.long)
         point = self.points(first, torch.ones(count), generator)
@@ -122,37 +107,34 @@ class DirichletFlow(Baseline):
         last = levels[-1] if nfe > 1 else 1.0
         return draw_token(self.log_probs(point, torch.full((count,), last).double(), condition), generator)
 
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of `-log p` from the divergence; *not a bound*, see above.
 
         The integral uses midpoint steps of two network evaluations each.
         """
-        check_nfe(nfe)
-        token, last, size = batch.ids, self.options.last, self.vocabulary
-        condition, level = discrete.condition_of(batch), torch.full((len(batch.ids),), self.options.last).double()
-        point = self.points(token, level.to(token.device), generator)
+        last, size = self.config.dirichlet_flow.last, self.vocabulary
+        level = torch.full((len(token),), last, dtype=torch.float64, device=token.device)
+        point = self.points(token, level, generator)
         own = point.gather(-1, token[..., None])[..., 0]
-        with torch.no_grad():
-            decode = -self.log_probs(point, level.to(token.device), condition).gather(-1, token[..., None])[..., 0]
+        decode = -self.log_probs(point, level, condition).gather(-1, token[..., None])[..., 0]
         constant = math.lgamma(size - 1 + last) - math.lgamma(last) - math.lgamma(size)
         value = (constant + (last - 1) * own.log() + decode).sum(-1)
         for after, now in pairwise(reversed(self._levels(1 + max(1, nfe // 2)))):
             width = after - now
-            with torch.no_grad():
-                middle = on_simplex(point - width / 2 * self.velocity(point, after, condition))
+            middle = on_simplex(point - width / 2 * self.velocity(point, after, condition))
             velocity, divergence = self._divergence(middle, (after + now) / 2, condition, generator)
             point = on_simplex(point - width * velocity)
             value = value + width * divergence
         return value
 
     def _divergence(
-        self, point: Tensor, concentration: float, condition: Tensor | None, generator: torch.Generator | None
+        self, point: Tensor, concentration: float, condition: Tensor | None, generator: Rng
     ) -> tuple[Tensor, Float[Tensor, " batch"]]:
         """Return the velocity at a point and its divergence on the simplex: probes are made to sum to zero."""
         with torch.enable_grad():
             point = point.detach().requires_grad_()
             velocity = self.velocity(point, concentration, condition)
-            probes = trace_probes(velocity, self.options.divergence == "exact", generator)
+            probes = trace_probes(velocity, self.config.dirichlet_flow.divergence == "exact", generator)
             probes = [probe - probe.mean(-1, keepdim=True) for probe in probes]
             return velocity.detach(), trace_of_jacobian(velocity, point, probes)
 
@@ -168,10 +150,7 @@ def simplex_network(name: str, config: RunConfig, vocabulary: int, classes: int,
 
 
 def dirichlet_points(
-    token: Int[Tensor, "batch length"],
-    level: Float[Tensor, "batch length"],
-    vocabulary: int,
-    generator: torch.Generator | None,
+    token: Int[Tensor, "batch length"], level: Float[Tensor, "batch length"], vocabulary: int, generator: Rng
 ) -> Float[Tensor, "batch length v"]:
     """Return points `x ~ Dir(1 + (a - 1) e_k)` with a level `a` for each position, from Gamma variables, in float64."""
     shape = (*token.shape, vocabulary)

@@ -1,4 +1,4 @@
-"""Discrete diffusion over token ids: the base class of MDLM, UDLM and SEDD, and functions for all baselines.
+"""Functions of the baselines: networks of token ids, conditions, the schedule of discrete diffusion, random draws.
 
 Time 0 is noise and time 1 is data. At time t a token is kept with probability `alpha_t`. The sampler of M network
 evaluations goes from `alpha_m` to `alpha_{m+1}` in step m, on the grid `alpha_0 = 0 < ... < alpha_M = 1`.
@@ -13,7 +13,6 @@ evaluations goes from `alpha_m` to `alpha_{m+1}` in step m, on the grid `alpha_0
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 
 import torch
 from jaxtyping import Float, Int
@@ -21,45 +20,10 @@ from torch import Tensor, nn
 
 from rdlm.config import Interface, NetworkConfig, RunConfig
 from rdlm.data.batch import Batch
-from rdlm.methods.base import Baseline, check_nfe
+from rdlm.errors import InputError
 from rdlm.model.layers import drop_condition
 from rdlm.model.network import build
-from rdlm.random import Draw
-
-
-class DiscreteDiffusion(Baseline, ABC):
-    """A discrete diffusion that is trained on the integrand of its continuous-time bound at random times."""
-
-    claims_bound = True
-
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.vocabulary = config, vocabulary
-        self.schedule = config.discrete.schedule
-        self.network: nn.Module = token_network(config.model, vocabulary, classes, signal)
-
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
-        """Return the continuous-time bound in nats per token, at stratified times."""
-        generator = draw.generator()
-        condition = training_condition(batch, self.config, generator)
-        time = draw.quantiles(len(batch.ids))
-        return self.integrand(batch.ids, time, condition, generator).mean() / batch.ids.shape[1]
-
-    @torch.no_grad()
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
-        """Return, for each sequence, an unbiased estimate in nats of the bound for M to infinity, from one time."""
-        time = stratified_times(len(batch.ids), generator)
-        return self.integrand(batch.ids, time, condition_of(batch), generator)
-
-    @abstractmethod
-    def integrand(
-        self,
-        token: Int[Tensor, "batch length"],
-        time: Float[Tensor, " batch"],
-        condition: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Float[Tensor, " batch"]:
-        """Return the integrand of the continuous-time bound in nats, at one time per sequence."""
-
+from rdlm.random import Rng
 
 # -- network and condition ------------------------------------------------------------------------
 
@@ -102,6 +66,17 @@ def condition_rows(condition: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if condition is None else condition[rows.to(condition.device)]
 
 
+def condition_at(condition: Tensor | None, part: slice) -> Tensor | None:
+    """Return the condition of some positions: a signal [B, L, S] has one entry per position, labels [B] have none."""
+    return condition if condition is None or condition.ndim < 3 else condition[:, part]
+
+
+def check_nfe(nfe: int) -> None:
+    """Raise an error unless there is at least one network evaluation."""
+    if nfe < 1:
+        raise InputError(f"at least one network call is needed, got {nfe}")
+
+
 # -- schedule and random draws --------------------------------------------------------------------
 
 
@@ -125,18 +100,18 @@ def alpha_grid(schedule: str, nfe: int) -> Float[Tensor, " levels"]:
     return grid
 
 
-def stratified_times(count: int, generator: torch.Generator | None) -> Float[Tensor, " count"]:
+def stratified_times(count: int, generator: Rng) -> Float[Tensor, " count"]:
     """Return equally spaced points of [0, 1) with one common random shift, in random order."""
     points = (torch.arange(count) + torch.rand((), generator=generator, dtype=torch.float64)) / count
     return points[torch.randperm(count, generator=generator)]
 
 
-def stratified_steps(count: int, nfe: int, generator: torch.Generator | None) -> Int[Tensor, " count"]:
+def stratified_steps(count: int, nfe: int, generator: Rng) -> Int[Tensor, " count"]:
     """Return a random step in 0 .. M - 1 for each sequence, stratified over the batch."""
     check_nfe(nfe)
     return (stratified_times(count, generator) * nfe).long().clamp_max(nfe - 1)
 
 
-def uniform_like(ids: Int[Tensor, ...], generator: torch.Generator | None) -> Float[Tensor, ...]:
+def uniform_like(ids: Int[Tensor, ...], generator: Rng) -> Float[Tensor, ...]:
     """Return a uniform number of [0, 1) for each entry of `ids`, in float64: float32 cannot resolve alpha near 1."""
     return torch.rand(ids.shape, generator=generator, dtype=torch.float64).to(ids.device)

@@ -26,33 +26,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rdlm.config import Interface, RunConfig
-from rdlm.data.batch import Batch
+from rdlm.config import Interface
 from rdlm.geometry import special, sphere
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
+from rdlm.methods.base import Baseline, Card
 from rdlm.model.network import build
-from rdlm.random import Draw, check_numbers
+from rdlm.random import Rng, check_numbers
 
 
 class FisherFlow(Baseline):
     """Flow matching: a network over points of the sphere and a time, and the flow of its velocity."""
 
-    card: Card | None = Card("geodesic flow of a sphere", "estimate", "Fisher-Flow")
+    card = Card("geodesic flow of a sphere", "estimate", "Fisher-Flow")
     claims_bound = False
-    bound_estimator: BoundEstimator | None = "path"
+    bound_estimator = "path"
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.vocabulary = config, vocabulary
-        interface = Interface(vocabulary, vocabulary, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from points to logits, or to velocities."""
+        return build(self.config.model, Interface(self.vocabulary, self.vocabulary, classes=classes, signal=signal))
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the cross-entropy of the token, or the squared error of the velocity, per token."""
-        generator, token = draw.generator(), batch.ids
-        condition = discrete.training_condition(batch, self.config, generator)
         # The sampler evaluates no time after 1 - cut.
-        time = (draw.quantiles(len(token)) * (1 - self.config.fisher_flow.cut)).to(token.device)
+        time = (quantile * (1 - self.config.fisher_flow.cut)).to(token.device)
         point = self.interpolate(self.origin(len(token), token.shape[1], generator).to(token.device), token, time)
         if self.config.fisher_flow.predict == "posterior":
             log_probs = torch.log_softmax(self._output(point, time, condition), dim=-1)
@@ -62,7 +58,7 @@ class FisherFlow(Baseline):
         error = sphere.tangent(point, self._output(point, time, condition)) - target
         return error.square().sum(-1).mean()
 
-    def origin(self, count: int, length: int, generator: torch.Generator | None) -> Float[Tensor, "count length v"]:
+    def origin(self, count: int, length: int, generator: Rng) -> Float[Tensor, "count length v"]:
         """Return uniform points of the positive orthant, the image of the simplex, or of the sphere."""
         point = sphere.uniform((count, length), self.vocabulary, generator)
         return point.abs() if self.config.fisher_flow.origin == "orthant" else point
@@ -92,15 +88,7 @@ class FisherFlow(Baseline):
         """Return the network's logits or velocity; coordinates of size 1/sqrt(V) are rescaled to order one."""
         return discrete.logits(self.network, point.float() * math.sqrt(self.vocabulary), time, condition)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
+    def sample(self, count: int, length: int, nfe: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the vertices nearest to the end points of `nfe` geodesic steps."""
         point = self.origin(count, length, generator)
         for kappa, after in pairwise(self._kappas(nfe)):
@@ -112,24 +100,21 @@ class FisherFlow(Baseline):
 
     def _kappas(self, steps: int) -> list[float]:
         """Return `kappa` from 1 down to the cut, equally spaced in `lambda`."""
-        check_nfe(steps)
         return [self.config.fisher_flow.cut ** (step / steps) for step in range(steps + 1)]
 
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of `-log p` from the divergence; *not a bound*, see above.
 
         The integral uses midpoint steps of two network evaluations each, whose error is of second order.
         """
-        token, cut = batch.ids, self.config.fisher_flow.cut
+        cut = self.config.fisher_flow.cut
         origin = self.origin(len(token), token.shape[1], generator).to(token.device)
         point = self.interpolate(origin, token, 1 - cut)
         value = self._log_contraction(origin, token).double().sum(-1)
-        condition = discrete.condition_of(batch)
         kappas = self._kappas(max(1, nfe // 2))
         width = math.log(1 / cut) / (len(kappas) - 1)
         for kappa, after in pairwise(reversed(kappas)):
-            with torch.no_grad():
-                midpoint = sphere.exponential(point, -width / 2 * self.velocity(point, kappa, condition))
+            midpoint = sphere.exponential(point, -width / 2 * self.velocity(point, kappa, condition))
             velocity, divergence = self._divergence(midpoint, math.sqrt(kappa * after), condition, generator)
             velocity = sphere.transport(midpoint, point, velocity)
             point = sphere.project(sphere.exponential(point, -width * velocity))
@@ -144,7 +129,7 @@ class FisherFlow(Baseline):
         return (self.vocabulary - 2) * (ratio.log() - math.log(cut)) - math.log(cut)
 
     def _divergence(
-        self, point: Tensor, kappa: float, condition: Tensor | None, generator: torch.Generator | None
+        self, point: Tensor, kappa: float, condition: Tensor | None, generator: Rng
     ) -> tuple[Tensor, Float[Tensor, " batch"]]:
         """Return the velocity at a point and its divergence on the product of spheres.
 
@@ -158,7 +143,7 @@ class FisherFlow(Baseline):
             return velocity.detach(), trace_of_jacobian(velocity, point, probes)
 
 
-def trace_probes(like: Tensor, exact: bool, generator: torch.Generator | None) -> list[Tensor]:
+def trace_probes(like: Tensor, exact: bool, generator: Rng) -> list[Tensor]:
     """Return all unit vectors for the exact trace, or one vector of random signs (Hutchinson's estimator)."""
     if exact:
         size = like.shape[1] * like.shape[2]

@@ -21,13 +21,12 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from rdlm.config import RunConfig
 from rdlm.likelihood.terms import mixture_excess
 from rdlm.methods import discrete
 from rdlm.methods.stepwise import Stepwise
-from rdlm.random import draw_token, normal
+from rdlm.random import Rng, draw_token, normal
 
 
 class GaussianCodes(Stepwise):
@@ -37,8 +36,6 @@ class GaussianCodes(Stepwise):
     predicts is an input of the second. So predictions depend on the state alone, as the bound requires.
     """
 
-    config: RunConfig
-    network: nn.Module
     kernel: Literal["drift", "mixture"] = "drift"
     spread: int = 1
     """Inverse mean square of a vector's coordinates: 1 for entries of size 1, the dimension for unit vectors."""
@@ -126,37 +123,33 @@ class GaussianCodes(Stepwise):
             previous = previous.masked_fill(first[:, None, None], 0.0)
         return self.predict(state, time, condition, previous)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Float[Tensor, "count length d"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return states without observations."""
         return torch.zeros_like(self.vector(torch.zeros(count, length, dtype=torch.long), torch.empty(())))
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Float[Tensor, "batch length d"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return the observations before call m."""
         return self.observe(token, self.strength(self.times(steps).to(token.device)[step]), generator)
 
     def observe(
-        self, token: Tensor, strength: Float[Tensor, " batch"], generator: torch.Generator | None
+        self, token: Tensor, strength: Float[Tensor, " batch"], generator: Rng
     ) -> Float[Tensor, "batch length d"]:
         """Return `a c_k + sqrt(a) z`."""
         vector = self.vector(token, torch.empty((), device=token.device))
         scale = strength.to(vector).view(-1, 1, 1)
         return scale * vector + scale.sqrt() * normal(vector.shape, generator, vector.dtype).to(vector.device)
 
+    def time(self, step: Tensor, steps: int) -> Tensor:
+        """Return the time of call m."""
+        return self.times(steps).to(step.device)[step]
+
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Float[Tensor, "batch length"]:
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
+    ) -> Tensor:
         """Return the term of call m, Eq. (74); of the last call, the cross-entropy of the token."""
         time = self.times(steps).to(token.device)
         gain = (self.strength(time[(step + 1).clamp_max(steps - 1)]) - self.strength(time[step])).view(-1, 1, 1)
-        log_probs = self.log_probs(state, time[step], condition).double()
+        log_probs = log_probs.double()
         decode = -log_probs.gather(-1, token[..., None])[..., 0]
         if self.kernel == "drift":
             moved = gain[..., 0] / 2 * self.squared_error(token, log_probs)
@@ -169,7 +162,7 @@ class GaussianCodes(Stepwise):
         return (self.vector(token, log_probs) - self.mean(log_probs)).square().sum(-1)
 
     def _mixture_term(
-        self, token: Tensor, log_probs: Tensor, gain: Tensor, generator: torch.Generator | None
+        self, token: Tensor, log_probs: Tensor, gain: Tensor, generator: Rng
     ) -> Float[Tensor, "batch length"]:
         """Return the divergence of the mixture from an antithetic pair of draws."""
         vector = self.vector(token, log_probs)
@@ -180,19 +173,14 @@ class GaussianCodes(Stepwise):
         )
         return (plus + minus) / 2
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return the states with one more observation, or the tokens after the last call."""
-        time = self.times(steps).to(state.device)
-        log_probs = self.log_probs(state, time[step].expand(len(state)), condition).to(state.device)
         if step == steps - 1:
             return draw_token(log_probs, generator)
+        time = self.times(steps).to(state.device)
         return self.observed(state, log_probs, self.strength(time[step + 1]) - self.strength(time[step]), generator)
 
-    def observed(
-        self, state: Tensor, log_probs: Tensor, gain: Float[Tensor, ""], generator: torch.Generator | None
-    ) -> Tensor:
+    def observed(self, state: Tensor, log_probs: Tensor, gain: Float[Tensor, ""], generator: Rng) -> Tensor:
         """Return the states with an observation of strength `gain` of the predicted mean, or of a drawn token."""
         gain = gain.to(state)
         aim = self.mean(log_probs) if self.kernel == "drift" else self.vector(draw_token(log_probs, generator), state)

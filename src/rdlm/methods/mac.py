@@ -18,25 +18,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Card, check_nfe
+from rdlm.methods.base import Card
 from rdlm.methods.mdlm import MDLM
+from rdlm.random import Rng
 
 
 class MAC(MDLM):
     """Masked prediction in one canonical order."""
 
-    card: Card | None = Card("masked tokens, canonical order", "exact", "MAC", 0.0)
-    order_name: str | None = "canonical"
+    card = Card("masked tokens, canonical order", "exact", "MAC", 0.0)
+    order_name = "canonical"
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the calls, at most one per position."""
         return min(super().sampling_nfe(length, steps), length)
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return D times the mean cross-entropy of the positions after a canonical prefix of a random set."""
         length = token.shape[1]
         share = (1 - time.double()).sqrt()  # larger sets have longer prefixes
@@ -49,29 +47,25 @@ class MAC(MDLM):
         prefix = (((1 + 4 * prefix * count * (count + 1)).sqrt() - 1) / 2).floor()  # p < count, in proportion to p + 1
         first = length - count + prefix  # at least one position is unknown, unless none is queried
         masked = place >= first.clamp_max(length - 1)
-        return self._masked_cross_entropy(token, masked, condition) * length / masked.sum(-1)
+        return self.masked_cross_entropy(token, masked, condition) * length / masked.sum(-1)
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of the exact `-log p`, from one call."""
-        token, length = batch.ids, batch.ids.shape[1]
-        grid = self.levels(nfe, length).to(token.device)
+        grid = self.levels(nfe, token.shape[1]).to(token.device)
         step = discrete.stratified_steps(len(token), len(grid) - 1, generator).to(token.device)
-        threshold = self._thresholds(token, 0, generator)
-        log_probs = self.log_probs(
-            torch.where(threshold >= grid[step, None], self.mask, token), discrete.condition_of(batch)
-        )
-        decided = (threshold >= grid[step, None]) & (threshold < grid[step + 1, None])
+        threshold = self.thresholds(token, nfe, generator)
+        unknown = threshold >= grid[step, None]
+        log_probs = self.log_probs(torch.where(unknown, self.mask, token), condition)
+        decided = unknown & (threshold < grid[step + 1, None])
         log_prob = log_probs.gather(-1, token[..., None])[..., 0].double()
         return (len(grid) - 1) * torch.where(decided, -log_prob, 0.0).sum(-1)
 
     def levels(self, nfe: int, length: int) -> Float[Tensor, " levels"]:
         """Return the share of known positions before every call, and 1: calls of equal size."""
-        check_nfe(nfe)
         calls = self.sampling_nfe(length, nfe)
         return (torch.arange(calls + 1, dtype=torch.float64) * length / calls).round() / length
 
-    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def thresholds(self, token: Tensor, nfe: int, generator: Rng) -> Float[Tensor, "batch length"]:
         """Return the middle of the interval of levels in which each position is decoded, from its canonical rank."""
         length = token.shape[1]
         rank = canonical_ranks(length, self.config.discrete.stride).to(token.device)

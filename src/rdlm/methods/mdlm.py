@@ -19,32 +19,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rdlm.config import RunConfig
-from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Card
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.process.order import TokenSteps
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
+
+RATE = 0.15
+"""Share of masked tokens in the training of BERT-Mouth."""
 
 
-class MDLM(discrete.DiscreteDiffusion):
+class MDLM(DiscreteDiffusion):
     """Masked diffusion: a network over partly masked tokens, and the schedule and order of unmasking."""
 
-    card: Card | None = Card("masked tokens, random or strided order", "bound", "MDLM", 0.0)
+    card = Card("masked tokens, random or strided order", "bound", "MDLM", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)
-        self.mask, self.order = vocabulary, config.discrete.order
+        self.order = config.discrete.order
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `alpha'_t / (1 - alpha_t)` times the cross-entropy of the masked positions."""
         alpha = discrete.alpha(self.schedule, time).to(token.device)
         weight = discrete.alpha_rate(self.schedule, time).to(token.device) / (1 - alpha)
         masked = discrete.uniform_like(token, generator) >= alpha[:, None]
-        return weight * self._masked_cross_entropy(token, masked, condition)
+        return weight * self.masked_cross_entropy(token, masked, condition)
 
-    def _masked_cross_entropy(
+    def masked_cross_entropy(
         self, token: Int[Tensor, "batch length"], masked: Bool[Tensor, "batch length"], condition: Tensor | None
     ) -> Float[Tensor, " batch"]:
         """Return the sum of `-log p(x_i | unmasked)` over the masked positions."""
@@ -58,29 +58,20 @@ class MDLM(discrete.DiscreteDiffusion):
         """Return `log p(token | unmasked)` at every position; it is meaningful at masked positions only."""
         return torch.log_softmax(discrete.logits(self.network, state, 0.0, condition), dim=-1)
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an unbiased estimate in nats of its bound with M = `nfe`, from one step."""
-        token, grid = batch.ids, self.levels(nfe, batch.ids.shape[1])
+        grid = self.levels(nfe, token.shape[1])
         step = discrete.stratified_steps(len(token), nfe, generator)
         weight = unmask_probability(grid)[step].to(token.device)
-        masked = self._thresholds(token, nfe, generator) >= grid[step].to(token.device)[:, None]
-        return nfe * weight * self._masked_cross_entropy(token, masked, discrete.condition_of(batch))
+        masked = self.thresholds(token, nfe, generator) >= grid[step].to(token.device)[:, None]
+        return nfe * weight * self.masked_cross_entropy(token, masked, condition)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
+    def sample(self, count: int, length: int, nfe: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return token ids, unmasked in `nfe` steps; the network is only evaluated for sequences that changed."""
         token = torch.full((count, length), self.mask)
         log_probs = torch.zeros(count, length, self.vocabulary)
         changed = torch.ones(count, dtype=torch.bool)
-        threshold = self._thresholds(token, nfe, generator)
+        threshold = self.thresholds(token, nfe, generator)
         for alpha in self.levels(nfe, length)[1:]:
             if changed.any():
                 rows = discrete.condition_rows(condition, changed)
@@ -94,7 +85,7 @@ class MDLM(discrete.DiscreteDiffusion):
         """Return `alpha_0 = 0 < ... < alpha_M = 1`, the expected share of unmasked positions before every step."""
         return discrete.alpha_grid(self.schedule, nfe)
 
-    def _thresholds(self, token: Tensor, nfe: int, generator: torch.Generator | None) -> Float[Tensor, "batch length"]:
+    def thresholds(self, token: Tensor, nfe: int, generator: Rng) -> Float[Tensor, "batch length"]:
         """Return the value of alpha above which each position is unmasked."""
         if self.order == "random":
             return discrete.uniform_like(token, generator)
@@ -106,3 +97,20 @@ class MDLM(discrete.DiscreteDiffusion):
 def unmask_probability(grid: Float[Tensor, " levels"]) -> Float[Tensor, " steps"]:
     """Return `(alpha_{m+1} - alpha_m) / (1 - alpha_m)` of every step; 1 in the last step."""
     return (grid[1:] - grid[:-1]) / (1 - grid[:-1])
+
+
+class BertMouth(MDLM):
+    """BERT as a generator (BERT-Mouth): a masked language model with the bound and the sampler of masked diffusion.
+
+    Training masks a fixed share of the tokens; bound and sampler use every mask rate, also those on which the network
+    was not trained. The pseudo-likelihood of the original, the sum of `log p(x_i | all others)`, is not a likelihood,
+    and that of its Gibbs sampler is unknown; neither is implemented.
+    """
+
+    card = Card("masked tokens, trained at one mask rate", "bound", "BERT-Mouth", 0.0)
+    order_name = "random"
+
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
+        """Return the cross-entropy of masked positions in nats per token, scaled to the length; not the bound."""
+        masked = discrete.uniform_like(token, generator) < RATE
+        return (self.masked_cross_entropy(token, masked, condition) / RATE).mean() / token.shape[1]

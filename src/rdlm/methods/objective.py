@@ -27,14 +27,13 @@ from rdlm.data.batch import Batch
 from rdlm.likelihood.continuous import LAST
 from rdlm.likelihood.estimators import PROBABILITIES
 from rdlm.likelihood.terms import drift_error, position_terms
-from rdlm.model.denoiser import BlockMask, Denoiser
+from rdlm.model.denoiser import BlockMask, Denoiser, fused_cross_entropy
 from rdlm.model.layers import drop_condition
-from rdlm.model.loss import fused_cross_entropy
 from rdlm.process.order import Order, TokenSchedule
 from rdlm.process.path import Path
 from rdlm.process.schedule import Schedule
 from rdlm.process.tokens import MANY_TOKENS, Codes
-from rdlm.random import on_device
+from rdlm.random import Rng, on_device
 
 if TYPE_CHECKING:
     from rdlm.methods.rdlm import Rdlm
@@ -200,7 +199,7 @@ def mean_unfinished(loss: Float[Tensor, "batch length"], time: Tensor) -> Float[
 
 
 def _drift_error(
-    method: Rdlm, token: Tensor, times: TrainingTimes, condition: Tensor | None, generator: torch.Generator | None
+    method: Rdlm, token: Tensor, times: TrainingTimes, condition: Tensor | None, generator: Rng
 ) -> Float[Tensor, " batch"]:
     """Return the drift error of the chain on the training grid, at the grid step of each position's time, Eq. (37)."""
     grid = method.training_grid
@@ -236,11 +235,7 @@ class TrainingTimes:
 
 
 def draw_times(
-    config: ObjectiveConfig,
-    proposal: Proposal,
-    quantile: Float[Tensor, " batch"],
-    length: int,
-    generator: torch.Generator | None = None,
+    config: ObjectiveConfig, proposal: Proposal, quantile: Float[Tensor, " batch"], length: int, generator: Rng = None
 ) -> TrainingTimes:
     """Return times for a batch: synchronous, mixed, Eq. (51), asynchronous, Eq. (35), or 0; some behind a prefix."""
     common, weight = proposal.times(quantile)
@@ -268,7 +263,7 @@ def draw_times(
 
 
 def draw_readings(
-    token: Int[Tensor, "batch length"], size: int, generator: torch.Generator | None = None
+    token: Int[Tensor, "batch length"], size: int, generator: Rng = None
 ) -> Float[Tensor, "batch length v"]:
     """Return the evidence of random readings of sequences, as in `rdlm restore`.
 
@@ -285,9 +280,7 @@ def draw_readings(
     return strength[..., None] * functional.one_hot(read, size)
 
 
-def _mixed(
-    quantile: Float[Tensor, " batch"], length: int, generator: torch.Generator | None
-) -> Float[Tensor, "batch length"]:
+def _mixed(quantile: Float[Tensor, " batch"], length: int, generator: Rng) -> Float[Tensor, "batch length"]:
     """Return a quantile for every position, within a random distance of its sequence's, Eq. (51).
 
     The range is folded at 0 and 1, so that every position's quantile is uniform. A distance of 0 is the synchronous
@@ -300,7 +293,7 @@ def _mixed(
 
 
 def _asynchronous(
-    config: ObjectiveConfig, common: Float[Tensor, " batch"], length: int, generator: torch.Generator | None
+    config: ObjectiveConfig, common: Float[Tensor, " batch"], length: int, generator: Rng
 ) -> Float[Tensor, "batch length"]:
     """Return local times of token schedules of random width, in random or left-to-right order, Eq. (35)."""
     batch = len(common)
@@ -334,7 +327,7 @@ class BlockTimes:
 
 
 def draw_block_times(
-    config: ObjectiveConfig, quantile: Float[Tensor, " batch"], length: int, generator: torch.Generator | None = None
+    config: ObjectiveConfig, quantile: Float[Tensor, " batch"], length: int, generator: Rng = None
 ) -> BlockTimes:
     """Return times for all blocks of a batch at once, Eq. (49); every block has an unfinished position."""
     batch = len(quantile)
@@ -390,7 +383,7 @@ def measured_information(method: Rdlm, batch: Batch, generator: torch.Generator)
 
 
 def _information_terms(
-    method: Rdlm, batch: Batch, strength: Float[Tensor, " rows"], generator: torch.Generator | None
+    method: Rdlm, batch: Batch, strength: Float[Tensor, " rows"], generator: Rng
 ) -> Float[Tensor, "2 rows"]:
     """Return half of the squared drift error and the cross-entropy at one strength per sequence, per position."""
     token, total = method.layout.symbols(batch.ids), method.process.schedule.total

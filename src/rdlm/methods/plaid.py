@@ -26,13 +26,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rdlm.config import Interface, RunConfig
-from rdlm.data.batch import Batch
-from rdlm.methods import discrete
 from rdlm.methods.base import Card
 from rdlm.methods.gaussian_codes import GaussianCodes
 from rdlm.model.network import build
 from rdlm.process.tokens import Codes
-from rdlm.random import Draw
+from rdlm.random import Rng
 
 STEEPNESS, LAST = 9.0, 3.0
 """Range of the logarithm of the strength, and the logarithm of the last strength before training, of Plaid."""
@@ -54,11 +52,15 @@ class LearnedVectors(GaussianCodes):
     """Whether the likelihood of a position's own state is added to its logits."""
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.dimension = config, config.plaid.dimension
-        self.spread = self.dimension
-        interface = Interface(self.dimension, vocabulary, classes=classes, signal=signal)
-        self.network: nn.Module = build(config.model, interface)
-        self.learned = self.network.codes = Codes(vocabulary, self.dimension)
+        self.dimension = self.spread = config.plaid.dimension
+        super().__init__(config, vocabulary, classes, signal)
+
+    def new_network(self, classes: int, signal: int) -> nn.Module:
+        """Return a network from noisy vectors to logits, with the learned vectors."""
+        interface = Interface(self.dimension, self.vocabulary, classes=classes, signal=signal)
+        network = build(self.config.model, interface)
+        self.learned = network.codes = Codes(self.vocabulary, self.dimension)
+        return network
 
     @abstractmethod
     def level(self, time: Float[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
@@ -80,15 +82,15 @@ class LearnedVectors(GaussianCodes):
         """Return the logits of the tokens, with the evidence of the states if it is used."""
         return output + state @ self.codes(state).T if self.evidence else output
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the loss in nats per token, Eq. (79)."""
-        return self.loss_terms(batch, draw).mean()
+        return self.loss_terms(token, quantile, condition, generator).mean()
 
-    def loss_terms(self, batch: Batch, draw: Draw) -> Float[Tensor, "batch length"]:
+    def loss_terms(
+        self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng
+    ) -> Float[Tensor, "batch length"]:
         """Return the loss of each token at a random time; an eighth of the sequences has that of the last call."""
-        generator, token = draw.generator(), batch.ids
-        condition = discrete.training_condition(batch, self.config, generator)
-        quantile = draw.quantiles(len(token)).double().to(token.device)
+        quantile = quantile.double().to(token.device)
         last = quantile < DECODED
         level, rate = self.level(torch.where(last, 1.0, (quantile - DECODED) / (1 - DECODED)))
         first = (torch.rand(len(token), generator=generator) < 0.5).to(token.device)
@@ -121,7 +123,7 @@ class LearnedSchedule(nn.Module):
 class Plaid(LearnedVectors):
     """Plaid: evidence in the logits, a learned schedule, and the bound as the loss."""
 
-    card: Card | None = Card("Gaussian noise on learned vectors", "bound", "Plaid", 8.0, "error of a Riemann sum")
+    card = Card("Gaussian noise on learned vectors", "bound", "Plaid", 8.0, "error of a Riemann sum")
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)
@@ -146,7 +148,7 @@ class Plaid(LearnedVectors):
 class DiffusionLM(LearnedVectors):
     """Diffusion-LM: the square-root schedule, no output prior, and an unweighted squared error."""
 
-    card: Card | None = Card(
+    card = Card(
         "Gaussian noise on learned vectors, square-root schedule",
         "bound",
         "Diffusion-LM",

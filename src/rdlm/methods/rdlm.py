@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from rdlm.config import PAPER_TOTAL_NOISE, Head, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.batch import Batch
 from rdlm.errors import InputError
-from rdlm.likelihood import Posterior, Problem, step_terms
-from rdlm.methods.base import DEFAULT_NFE, BoundEstimator, Card
+from rdlm.likelihood.estimators import Problem
+from rdlm.likelihood.terms import Posterior, step_terms
+from rdlm.methods.base import DEFAULT_NFE, Card, Method
 from rdlm.methods.objective import Proposal, block_loss, codes_loss, measured_information, sequence_loss
 from rdlm.model.denoiser import BlockMask, Denoiser, Prediction
 from rdlm.model.network import build as build_network
@@ -31,7 +32,7 @@ from rdlm.process.order import STARTS, TokenSchedule, TokenSteps
 from rdlm.process.path import Law, Mixture, Path, PathLaw, constant_mixture, masked_path, switching_path, uniform_path
 from rdlm.process.schedule import Grid, Schedule, check_inverse, schedule, uniform_in_time
 from rdlm.process.tokens import Codes
-from rdlm.random import Draw, generator_of
+from rdlm.random import Draw, Rng, generator_of
 from rdlm.sampling.sampler import sample_chain
 from rdlm.storage.own_classes import own_class
 
@@ -111,14 +112,11 @@ class Process:
         return uniform_in_time(self.schedule, steps)
 
 
-class Rdlm:
+class Rdlm(Method):
     """The method: a process, a denoiser with its network, and an objective."""
 
-    card: Card | None = Card(
-        "bridges of a sphere to tokens", "bound", "the paper (RDLM)", 1.0, "series of the heat kernel"
-    )
-    claims_bound = True
-    bound_estimator: BoundEstimator | None = None
+    card = Card("bridges of a sphere to tokens", "bound", "the paper (RDLM)", 1.0, "series of the heat kernel")
+    bound_estimator = None
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         self.config = config
@@ -192,7 +190,7 @@ class Rdlm:
         return mean if codes is None else mean + codes
 
     def noisy(
-        self, token: Tensor, time: Float[Tensor, "batch length"], generator: torch.Generator | None
+        self, token: Tensor, time: Float[Tensor, "batch length"], generator: Rng
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "batch positions"]]:
         """Return states drawn from the law of the bridge at the tokens' times, and their remaining noise."""
         remaining = self.process.schedule.remaining(self.layout.per_symbol(time)).to(token.device)
@@ -205,7 +203,7 @@ class Rdlm:
         digit, bridge = self.layout.split(token), self.process.bridge
         return bridge.tokens.at(digit, torch.empty(*digit.shape, bridge.dimension, device=digit.device))
 
-    def draw(self, digit: Tensor, remaining: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw(self, digit: Tensor, remaining: Tensor, generator: Rng) -> Tensor:
         """Return states from the law of the sequence's path at each position's remaining noise."""
         paths, weights = self.process.mixture.paths, self.process.mixture.weights
         laws = [PathLaw.of(path, partial(self._law, digit.device)) for path in paths]
@@ -220,7 +218,7 @@ class Rdlm:
         state: Tensor,
         remaining: Tensor,
         condition: Tensor | None,
-        generator: torch.Generator | None,
+        generator: Rng,
         block_mask: BlockMask | None = None,
         given: Tensor | None = None,
     ) -> Prediction:
@@ -239,7 +237,7 @@ class Rdlm:
         self,
         batch: Batch,
         nfe: int,
-        generator: torch.Generator | None = None,
+        generator: Rng = None,
         kernel: Kernel = "mixture",
         token_schedule: TokenSchedule | None = None,
     ) -> Float[Tensor, " batch"]:
@@ -283,7 +281,7 @@ class Rdlm:
         count: int,
         length: int,
         nfe: int,
-        generator: torch.Generator | None = None,
+        generator: Rng = None,
         kernel: Kernel = "mixture",
         token_schedule: TokenSchedule | None = None,
         condition: Tensor | None = None,
@@ -300,18 +298,12 @@ class Rdlm:
         self, condition: Tensor | None = None, block_mask: BlockMask | None = None, given: Tensor | None = None
     ) -> Posterior:
         """Return `log p(token | states)` as a function of states and remaining noise; `given` is evidence, Eq. (57)."""
-        return partial(self._log_probs, condition, block_mask, given)
 
-    @torch.no_grad()
-    def _log_probs(
-        self,
-        condition: Tensor | None,
-        block_mask: BlockMask | None,
-        given: Tensor | None,
-        state: Tensor,
-        remaining: Tensor,
-    ) -> Tensor:
-        return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask, given=given)
+        @torch.no_grad()
+        def log_probs(state: Tensor, remaining: Tensor) -> Tensor:
+            return self.denoiser(self.network, state, remaining, condition, block_mask=block_mask, given=given)
+
+        return log_probs
 
     def block_mask(self, chain: Chain, token: Int[Tensor, "batch positions"] | None = None) -> BlockMask | None:
         """Return the attention mask of a chain's blocks, Eq. (49); None without blocks.
@@ -368,7 +360,7 @@ class Rdlm:
                 self._chain_laws.pop(old, None)
         return law
 
-    def _draw_a_path(self, generator: torch.Generator | None) -> Path:
+    def _draw_a_path(self, generator: Rng) -> Path:
         mixture = self.process.mixture
         if len(mixture.paths) == 1:
             return mixture.paths[0]

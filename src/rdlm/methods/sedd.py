@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -25,48 +24,16 @@ from torch.nn import functional
 from rdlm.config import RunConfig
 from rdlm.data.batch import Batch
 from rdlm.methods import discrete
-from rdlm.methods.base import Card
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.methods.stepwise import Stepwise
 from rdlm.methods.udlm import kl_divergence, marginal, noisy, posterior, ratio_excess, true_log_ratio
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 UNIFORM_START = 1e-3
 """Alpha at time 0 of the uniform graph; at 0 all scores would be 1, and Tweedie's formula divides by alpha."""
 
 UNIFORM_END = 1e-4
 """Least share of uniform noise in a step of the uniform graph, the last one included."""
-
-
-class Graph(Protocol):
-    """The jumps of a token; log-scores are [batch, length, v], and times are given as alpha."""
-
-    @property
-    def start(self) -> float:
-        """Alpha at time 0."""
-
-    def prior(self) -> float:
-        """Return `KL(state at time 0 || initial state of the sampler)` per position, in nats."""
-
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
-        """Return the initial states of the sampler."""
-
-    def noisy(self, token: Tensor, alpha: Tensor, generator: torch.Generator | None) -> Int[Tensor, "batch length"]:
-        """Return `z ~ q(z | x)` at a given alpha [batch]."""
-
-    def score_entropy(
-        self, logits: Tensor, token: Tensor, state: Tensor, alpha: Tensor
-    ) -> Float[Tensor, "batch length"]:
-        """Return the integrand of the continuous-time bound with respect to alpha."""
-
-    def step_kl(
-        self, logits: Tensor, token: Tensor, state: Tensor, now: Tensor, later: Tensor
-    ) -> Float[Tensor, "batch length"]:
-        """Return `KL(true step || sampler's step)` from alpha `now` to alpha `later`."""
-
-    def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
-        """Return the states after one step of the sampler."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +47,11 @@ class Absorbing:
         """Return 0: at time 0 all positions are masked."""
         return 0.0
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return masked positions."""
         return torch.full((count, length), self.vocabulary)
 
-    def noisy(self, token: Tensor, alpha: Tensor, generator: torch.Generator | None) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, alpha: Tensor, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, masked with probability 1 - alpha."""
         return torch.where(discrete.uniform_like(token, generator) < alpha[:, None], token, self.vocabulary)
 
@@ -108,7 +75,7 @@ class Absorbing:
         return torch.where(state == self.vocabulary, norm - unmask * log_weight_x, 0.0)
 
     def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: torch.Generator | None
+        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states after unmasking to j with weight `g exp(l_j)`, or not with weight `1 - g`."""
         unmask = ((later - now) / (1 - now)).view(-1, 1, 1)
@@ -132,11 +99,11 @@ class Uniform:
         other = (1 - self.start) / self.vocabulary
         return math.log(self.vocabulary) + kept * math.log(kept) + (self.vocabulary - 1) * other * math.log(other)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Int[Tensor, "count length"]:
         """Return uniform tokens."""
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(self, token: Tensor, alpha: Tensor, generator: torch.Generator | None) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, alpha: Tensor, generator: Rng) -> Int[Tensor, "batch length"]:
         """Return tokens, resampled uniformly with probability 1 - alpha."""
         return noisy(token, alpha, self.vocabulary, generator)
 
@@ -157,7 +124,7 @@ class Uniform:
         return kl_divergence(q, self._tweedie(logits, state, now, later))
 
     def step(
-        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: torch.Generator | None
+        self, logits: Tensor, state: Tensor, now: Tensor, later: Tensor, generator: Rng
     ) -> Int[Tensor, "batch length"]:
         """Return states drawn from Tweedie's step."""
         return draw_token(self._tweedie(logits, state, now, later).log(), generator)
@@ -176,74 +143,58 @@ class Uniform:
         return posterior(q_later, state, keep)
 
 
-class SEDD(Stepwise, discrete.DiscreteDiffusion):
+class SEDD(Stepwise, DiscreteDiffusion):
     """Score-entropy diffusion: a network of log-scores, a graph of jumps, and a schedule."""
 
-    card: Card | None = Card("masked or uniform tokens, by ratios", "bound", "SEDD", 0.0)
+    card = Card("masked or uniform tokens, by ratios", "bound", "SEDD", 0.0)
 
     def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
         super().__init__(config, vocabulary, classes, signal)
-        graphs: dict[str, Graph] = {"absorb": Absorbing(vocabulary), "uniform": Uniform(vocabulary)}
-        self.graph = graphs[config.discrete.graph]
+        self.graph = Absorbing(vocabulary) if config.discrete.graph == "absorb" else Uniform(vocabulary)
 
-    def limit(self, batch: Batch, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def limit(self, batch: Batch, generator: Rng = None) -> Float[Tensor, " batch"]:
         """Return the estimate of the bound for M to infinity, the prior term included."""
         return super().limit(batch, generator) + self.graph.prior() * batch.ids.shape[1]
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the score entropy, summed over positions."""
         time = time.double().to(token.device)
         alpha, rate = self._rescaled(discrete.alpha(self.schedule, time)), discrete.alpha_rate(self.schedule, time)
         state = self.graph.noisy(token, alpha, generator)
-        logits = self.log_score(state, time, condition)
+        logits = self.log_probs(state, time, condition)
         return rate * (1 - self.graph.start) * self.graph.score_entropy(logits, token, state, alpha).sum(-1)
 
     def _rescaled(self, alpha: Tensor) -> Tensor:
         """Return alpha mapped from [0, 1] to [start, 1]."""
         return self.graph.start + (1 - self.graph.start) * alpha
 
-    def log_score(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
-        """Return the network's logits in float64, from which the graph computes scores."""
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Return the network's logits in float64: log-scores, from which the graph computes those of its jumps."""
         return discrete.logits(self.network, state, time.float(), condition).double()
 
     def prior(self, token: Tensor, steps: int) -> float:
         """Return the divergence of the graph's first states, for all positions."""
         return self.graph.prior() * token.shape[1]
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return the initial states of the graph."""
         return self.graph.initial(count, length, generator)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return tokens after the jumps of the graph."""
         return self.graph.noisy(token, self._grid(steps, token)[step], generator)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Float[Tensor, "batch length"]:
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
+    ) -> Tensor:
         """Return `KL(true step || analytic step)`."""
-        grid, logits = self._grid(steps, token), self.log_score(state, step / steps, condition)
-        return self.graph.step_kl(logits, token, state, grid[step], grid[step + 1])
+        grid = self._grid(steps, token)
+        return self.graph.step_kl(log_probs, token, state, grid[step], grid[step + 1])
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return states after one analytic step."""
         grid = self._grid(steps, state)
-        logits = self.log_score(state, torch.full((len(state),), step / steps), condition)
-        return self.graph.step(logits, state, grid[step], grid[step + 1], generator)
+        return self.graph.step(log_probs, state, grid[step], grid[step + 1], generator)
 
     def _grid(self, steps: int, like: Tensor) -> Float[Tensor, " levels"]:
         """Return alpha at all levels of a chain."""

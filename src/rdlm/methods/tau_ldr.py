@@ -32,13 +32,12 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from rdlm.config import RunConfig
-from rdlm.data.batch import Batch
+from rdlm.config import TauLDRConfig
 from rdlm.methods import discrete
-from rdlm.methods.base import Baseline, BoundEstimator, Card, check_nfe
-from rdlm.random import Draw, draw_token
+from rdlm.methods.base import Baseline, Card
+from rdlm.random import Rng, draw_token
 
 FIRST, DECAY = 0.1414, 8.0
 """The clock at which tokens are decoded, and the exponent by which the slowest mode has decayed at its end."""
@@ -83,13 +82,13 @@ class Spectrum(NamedTuple):
 class TauLDR(Baseline):
     """A continuous-time Markov chain: a network over states and times, rates of jumps, and tau-leaping."""
 
-    card: Card | None = Card("jumps in continuous time, sampled by tau-leaping", "estimate", "tauLDR")
+    card = Card("jumps in continuous time, sampled by tau-leaping", "estimate", "tauLDR")
     claims_bound = False
-    bound_estimator: BoundEstimator | None = "steps"
 
-    def __init__(self, config: RunConfig, vocabulary: int, classes: int = 0, signal: int = 0) -> None:
-        self.config, self.options, self.vocabulary = config, config.tau_ldr, vocabulary
-        self.network: nn.Module = discrete.token_network(config.model, vocabulary, classes, signal)
+    @property
+    def options(self) -> TauLDRConfig:
+        """The configuration of the method."""
+        return self.config.tau_ldr
 
     def sampling_nfe(self, length: int, steps: int | None = None) -> int:
         """Return the evaluations: one for each leap and its correctors, and one to decode."""
@@ -109,18 +108,13 @@ class TauLDR(Baseline):
         """Return the log-probabilities of each token given the other positions, at noise times, in float64."""
         return torch.log_softmax(discrete.logits(self.network, state, 1 - time.float(), condition).double(), dim=-1)
 
-    def loss(self, batch: Batch, draw: Draw) -> Float[Tensor, ""]:
+    def token_loss(self, token: Tensor, quantile: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return the integrand of the bound at a random time and a little cross-entropy, in nats per token."""
-        generator, token = draw.generator(), batch.ids
-        condition = discrete.training_condition(batch, self.config, generator)
-        time = draw.quantiles(len(token)).double().to(token.device)
-        rate, decode = self._terms(token, time, condition, generator)
+        rate, decode = self._terms(token, quantile.double().to(token.device), condition, generator)
         return (rate + AUXILIARY * decode).mean()
 
-    @torch.no_grad()
-    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Float[Tensor, " batch"]:
+    def nll(self, token: Tensor, nfe: int, condition: Tensor | None, generator: Rng) -> Float[Tensor, " batch"]:
         """Return, for each sequence, an estimate in nats of the bound in continuous time; `nfe` is ignored."""
-        token, condition = batch.ids, discrete.condition_of(batch)
         time = discrete.stratified_times(len(token), generator).to(token.device)
         rate, _ = self._terms(token, time, condition, generator)
         _, decode = self._terms(token, torch.zeros_like(time), condition, generator)
@@ -132,7 +126,7 @@ class TauLDR(Baseline):
         return (torch.xlogy(last, last) - last * self.spectrum.end.log()).sum(-1)
 
     def _terms(
-        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: torch.Generator | None
+        self, token: Tensor, time: Float[Tensor, " batch"], condition: Tensor | None, generator: Rng
     ) -> tuple[Float[Tensor, "batch length"], Float[Tensor, "batch length"]]:
         """Return the integrand with respect to uniform times, and the cross-entropy, at states of a noise time."""
         law = self.spectrum.transition(self.spectrum.clock(time).cpu()).to(token.device)  # [B, V, V]
@@ -165,17 +159,8 @@ class TauLDR(Baseline):
         rate = self.spectrum.rate.to(state.device)
         return rate.T[state].scatter(-1, state[..., None], 0.0)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        count: int,
-        length: int,
-        nfe: int,
-        generator: torch.Generator | None = None,
-        condition: Tensor | None = None,
-    ) -> Int[Tensor, "count length"]:
+    def sample(self, count: int, length: int, nfe: int, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return token ids: leaps from the end of the forward process to t = 0, with correctors, and a draw there."""
-        check_nfe(nfe)
         times = torch.linspace(1, 0, self._leaps(nfe) + 1, dtype=torch.float64)
         state = draw_token(self.spectrum.end.log().expand(count, length, -1), generator)
         for now, later in pairwise(times):
@@ -195,7 +180,7 @@ class TauLDR(Baseline):
         model = self.log_probs(state, time.expand(len(state)), condition).exp() @ law
         return self._backward(state) * model / model.gather(-1, state[..., None])
 
-    def _leap(self, state: Tensor, means: Float[Tensor, "count length v"], generator: torch.Generator | None) -> Tensor:
+    def _leap(self, state: Tensor, means: Float[Tensor, "count length v"], generator: Rng) -> Tensor:
         """Return the states after Poisson numbers of jumps: their sum, clamped, or the only one."""
         jumps = torch.poisson(means.clamp_max(1e6), generator=generator)
         if self.options.rates == "gauss":

@@ -22,19 +22,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdlm.methods import discrete
-from rdlm.methods.base import Card
+from rdlm.methods.base import Card, DiscreteDiffusion
 from rdlm.methods.stepwise import Stepwise
-from rdlm.random import draw_token
+from rdlm.random import Rng, draw_token
 
 
-class UDLM(Stepwise, discrete.DiscreteDiffusion):
+class UDLM(Stepwise, DiscreteDiffusion):
     """Uniform-state diffusion: a network over noisy tokens and a time, and a schedule."""
 
-    card: Card | None = Card("uniform tokens", "bound", "UDLM", 0.0)
+    card = Card("uniform tokens", "bound", "UDLM", 0.0)
 
-    def integrand(
-        self, token: Tensor, time: Tensor, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Float[Tensor, " batch"]:
+    def integrand(self, token: Tensor, time: Tensor, condition: Tensor | None, generator: Rng) -> Tensor:
         """Return `alpha'_t / (alpha_t V)` times the sum of `r_j (exp(u_j) - 1 - u_j)` over positions and tokens."""
         time = time.double().clamp_min(torch.finfo(torch.float64).tiny).to(token.device)
         alpha, rate = discrete.alpha(self.schedule, time), discrete.alpha_rate(self.schedule, time)
@@ -47,55 +45,38 @@ class UDLM(Stepwise, discrete.DiscreteDiffusion):
         excess = ratio_excess(model, true_log_ratio(token, state, log_odds, self.vocabulary), state)
         return rate / alpha / self.vocabulary * excess.sum(-1)
 
-    def log_probs(
-        self, state: Int[Tensor, "batch length"], time: Float[Tensor, " batch"], condition: Tensor | None = None
-    ) -> Float[Tensor, "batch length v"]:
+    def log_probs(self, state: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return the predicted log-probabilities of each token given the other positions."""
         return torch.log_softmax(discrete.logits(self.network, state, time.float(), condition), dim=-1)
 
-    def initial(self, count: int, length: int, generator: torch.Generator | None) -> Int[Tensor, "count length"]:
+    def initial(self, count: int, length: int, generator: Rng) -> Tensor:
         """Return uniform tokens."""
         return torch.randint(self.vocabulary, (count, length), generator=generator)
 
-    def noisy(
-        self, token: Tensor, step: Tensor, steps: int, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def noisy(self, token: Tensor, step: Tensor, steps: int, generator: Rng) -> Tensor:
         """Return tokens, resampled uniformly with probability `1 - alpha_m`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         return noisy(token, grid[step], self.vocabulary, generator)
 
     def terms(
-        self,
-        token: Tensor,
-        state: Tensor,
-        step: Tensor,
-        steps: int,
-        condition: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Float[Tensor, "batch length"]:
+        self, log_probs: Tensor, token: Tensor, state: Tensor, step: Tensor, steps: int, generator: Rng
+    ) -> Tensor:
         """Return `KL(q(z' | z, x) || model)`."""
         grid = discrete.alpha_grid(self.schedule, steps).to(token.device)
         now, later = grid[step], grid[step + 1]
-        predicted = self.log_probs(state, step / steps, condition).double().exp()
         true = functional.one_hot(token, self.vocabulary).double()
-        q, p = (posterior(marginal(x, later), state, now / later) for x in (true, predicted))
+        q, p = (posterior(marginal(x, later), state, now / later) for x in (true, log_probs.double().exp()))
         return kl_divergence(q, p)
 
-    def advance(
-        self, state: Tensor, step: int, steps: int, condition: Tensor | None, generator: torch.Generator | None
-    ) -> Int[Tensor, "batch length"]:
+    def advance(self, log_probs: Tensor, state: Tensor, step: int, steps: int, generator: Rng) -> Tensor:
         """Return states drawn from the model's posterior."""
         grid = discrete.alpha_grid(self.schedule, steps)
-        predicted = self.log_probs(state, torch.full((len(state),), step / steps), condition).double().exp()
-        probs = posterior(marginal(predicted, grid[step + 1]), state, grid[step] / grid[step + 1])
-        return draw_token(probs.log(), generator)
+        prior = marginal(log_probs.double().exp(), grid[step + 1])
+        return draw_token(posterior(prior, state, grid[step] / grid[step + 1]).log(), generator)
 
 
 def noisy(
-    token: Int[Tensor, "batch length"],
-    alpha: Float[Tensor, " batch"],
-    vocabulary: int,
-    generator: torch.Generator | None,
+    token: Int[Tensor, "batch length"], alpha: Float[Tensor, " batch"], vocabulary: int, generator: Rng
 ) -> Int[Tensor, "batch length"]:
     """Return `z ~ q(z | x)`: each token is kept with probability alpha and otherwise resampled uniformly."""
     resampled = torch.randint(vocabulary, token.shape, generator=generator).to(token.device)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -191,8 +191,8 @@ class Belief(nn.Module, ABC):
     def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
         """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
         rows = max(1, MESSAGES // (self.states * evidence.shape[1]))
-        parts = [self._context(part, self._start(len(part))) for part in evidence.split(rows)]
-        return torch.cat(parts)
+        with self._inference():
+            return torch.cat([self._context(part, self._start(len(part))) for part in evidence.split(rows)])
 
     def behind(
         self,
@@ -201,13 +201,18 @@ class Belief(nn.Module, ABC):
         block: int | Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch length v"]:
         """Return the context of every position given its block's evidence and the clean symbols before its block."""
-        if isinstance(block, int):
-            return self._blocks(clean, evidence, block)
-        found = torch.empty_like(evidence)
-        for size in block.unique().tolist():
-            rows = block == size
-            found[rows] = self._blocks(clean[rows], evidence[rows], size)
-        return found
+        with self._inference():
+            if isinstance(block, int):
+                return self._blocks(clean, evidence, block)
+            found = torch.empty_like(evidence)
+            for size in block.unique().tolist():
+                rows = block == size
+                found[rows] = self._blocks(clean[rows], evidence[rows], size)
+            return found
+
+    def _inference(self) -> AbstractContextManager[None]:
+        """Context manager of inference: without gradients, unless the chain is trained."""
+        return torch.no_grad()
 
     @abstractmethod
     def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
@@ -362,16 +367,6 @@ class Ngram(Belief):
             self._arcs = (key, Arcs.of(Contexts.of(*tables)).to(self.weight.device))
         return self._arcs[1]
 
-    @torch.no_grad()
-    def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
-        return super().forward(evidence)
-
-    @torch.no_grad()
-    def behind(self, clean: Tensor, evidence: Tensor, block: int | Tensor) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position given its block's evidence and the clean symbols before its block."""
-        return super().behind(clean, evidence, block)
-
     def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
         """Return the log-probabilities of every symbol given the clean symbols before it."""
         return (self.arcs.probability[self._messages_before(clean)] + SMALLEST).log()
@@ -453,27 +448,17 @@ class HiddenMarkov(Belief):
         self.transition = nn.Parameter(torch.randn(states, states))
         self.emission = nn.Parameter(torch.randn(states, vocabulary))
 
-    def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
-        with self._normalised():
-            return super().forward(evidence)
-
-    def behind(self, clean: Tensor, evidence: Tensor, block: int | Tensor) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position given its block's evidence and the clean symbols before its block."""
-        with self._normalised():
-            return super().behind(clean, evidence, block)
-
     def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
         """Return the log-probabilities of every symbol given the clean symbols before it."""
-        with self._normalised():
+        with self._inference():
             before = self._messages_before(clean).flatten(0, 1)  # [B L, N]
             found = self._by_symbol(self._ahead(before.t()))
             probability: Tensor = found.t().unflatten(0, clean.shape)
             return (probability + SMALLEST).log()
 
     @contextmanager
-    def _normalised(self) -> Iterator[None]:
-        """Context manager: the probabilities of this call, in float32 also under autocast."""
+    def _inference(self) -> Iterator[None]:
+        """Context manager of inference: the probabilities of this call, in float32 also under autocast."""
         with torch.autocast(self.transition.device.type, enabled=False):
             self._next = self.transition.softmax(-1)  # [N, N]: rows are distributions of the next state
             self._symbol = self.emission.softmax(-1)  # [N, V]

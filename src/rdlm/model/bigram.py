@@ -102,16 +102,6 @@ class Bigram(Belief):
         return self._arcs[1]
 
     @torch.no_grad()
-    def forward(self, evidence: Float[Tensor, "batch length v"]) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position: the log-probabilities given the evidence of the others, Eq. (54)."""
-        return super().forward(evidence)
-
-    @torch.no_grad()
-    def behind(self, clean: Tensor, evidence: Tensor, block: int | Tensor) -> Float[Tensor, "batch length v"]:
-        """Return the context of every position given its block's evidence and the clean symbols before its block."""
-        return super().behind(clean, evidence, block)
-
-    @torch.no_grad()
     def predicted(self, clean: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length v"]:
         """Return the log-probabilities of every symbol given the clean symbols before it."""
         arcs, before = self.arcs, self._messages_before(clean).flatten()

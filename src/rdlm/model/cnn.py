@@ -224,11 +224,7 @@ class Interpolation(nn.Module):
         return mean / (weight + LEAST), torch.log(weight + LEAST)
 
     def corrected(
-        self,
-        level: Levels,
-        certainty: Levels,
-        mean: Levels,
-        numbers: Float[Tensor, "b h w c n"] | None = None,
+        self, level: Levels, certainty: Levels, mean: Levels, numbers: Float[Tensor, "b h w c n"] | None = None
     ) -> Levels:
         """Return the mean with weights and gains that are changed by `numbers`; `mean` counts where little is known."""
         weights, gains, centre = self.near.flatten(), self.gain, self.near.numel() // 2

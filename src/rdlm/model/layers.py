@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rdlm.config import Interface
 from rdlm.errors import InputError
+from rdlm.random import Rng
 
 # -- linear layers --------------------------------------------------------------------------------
 
@@ -54,7 +55,7 @@ def label_or_signal(condition: Tensor | None, interface: Interface) -> tuple[Ten
     raise InputError(f"the condition is {given}, but the network was built for {built}")
 
 
-def drop_condition(condition: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
+def drop_condition(condition: Tensor, probability: float, generator: Rng = None) -> Tensor:
     """Return the condition [B, ...], set to 'none' (-1 or NaN) for each sequence with the given probability."""
     if not 0 <= probability <= 1:
         raise InputError(f"probability {probability} of dropping a condition must lie in [0, 1]")
@@ -234,11 +235,7 @@ class Input(nn.Module):
             nn.init.normal_(self.digit, std=0.02)
 
     def forward(
-        self,
-        inputs: Shaped[Tensor, "batch length *f"],
-        signal: Tensor | None,
-        previous: Tensor | None,
-        start: int,
+        self, inputs: Shaped[Tensor, "batch length *f"], signal: Tensor | None, previous: Tensor | None, start: int
     ) -> Float[Tensor, "batch length width"]:
         """Return the embedded input from features [B, L, F] or ids [B, L] at positions `start`, `start + 1`, ..."""
         x = self._embed(inputs)

@@ -13,7 +13,7 @@ back off to `h'`. The empty context, the root, has the frequencies of symbols mi
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -316,17 +316,9 @@ class Arcs:
 
     def to(self, device: torch.device) -> Arcs:
         """Return the matrices on a device."""
-        return Arcs(
-            self.suffix.to(device),
-            self.backoff.to(device),
-            self.following.to(device),
-            self.probability.to(device),
-            self.symbol.to(device),
-            tuple((level, shorter, sums.to(device)) for level, shorter, sums in self.levels),
-            self.by_target.to(device),
-            self.by_source.to(device),
-            self.by_symbol.to(device),
-        )
+        moved = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "levels"}
+        levels = tuple((level, shorter, sums.to(device)) for level, shorter, sums in self.levels)
+        return Arcs(**{name: value.to(device) for name, value in moved.items()}, levels=levels)
 
 
 def _entries(contexts: Contexts, used: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,7 +23,6 @@ from functools import cached_property
 from typing import Final, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from rdlm.config import PAPER_TOTAL_NOISE
@@ -31,6 +30,7 @@ from rdlm.errors import InputError, unknown
 from rdlm.geometry import special, sphere
 from rdlm.process.channel import Channel
 from rdlm.process.tokens import MANY_TOKENS, Codes, Tokens
+from rdlm.random import Rng
 
 
 @dataclass(frozen=True)
@@ -195,9 +195,7 @@ class Bridge(Channel):
             return ratio * inverse * shortening
         return ratio.mul_(inverse).mul_(shortening)
 
-    def log_likelihood(
-        self, state: Float[Tensor, "... d"], remaining: Float[Tensor, ...] | float
-    ) -> Float[Tensor, "... v"]:
+    def log_likelihood(self, state: Tensor, remaining: Tensor | float) -> Tensor:
         """Return the evidence `log h(x, e_k)` for every token up to a common constant, Eq. (25).
 
         A finished position (`B = 0`) is evaluated at the smallest noise: its evidence is one-hot but finite.
@@ -227,16 +225,12 @@ class Bridge(Channel):
             + level * self._second * special.cotangent_curve(special.angle(cosine))
         )
 
-    def token_direction(
-        self, state: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
-    ) -> Float[Tensor, "... d"]:
+    def token_direction(self, state: Tensor, token: Tensor, weight: Tensor) -> Tensor:
         """Return the tangent vector `w (c_k - <x, c_k> x)`; with `w = f_k` the pull towards the token, Eq. (10)."""
         cosine = self.tokens.cosine(state, token)
         return self.tokens.add_((-weight * cosine)[..., None] * state, token, weight)
 
-    def mixture_direction(
-        self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
-    ) -> Float[Tensor, "... d"]:
+    def mixture_direction(self, state: Tensor, weight: Tensor) -> Tensor:
         """Return `sum_k w_k (c_k - <x, c_k> x)` in one pass over the coordinates, Eq. (11).
 
         With `w_k = p_k f_k` this is the mixture's drift divided by `gamma_t` of the schedule.
@@ -244,33 +238,27 @@ class Bridge(Channel):
         along = self.tokens.mean_product(state, weight)
         return self.tokens.add_mean_(-along[..., None] * state, weight)
 
-    def squared_length(self, state: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
+    def squared_length(self, state: Tensor, weight: Tensor) -> Tensor:
         """Return the squared length of `mixture_direction`, Eq. (11): `|sum_k w_k c_k|^2 - <sum_k w_k c_k, x>^2`."""
         whole, along = self.tokens.mean_squares(state, weight)
         return (whole - along).clamp_min(0)
 
-    def squared_distance(self, state: Float[Tensor, "... d"], cosine: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    def squared_distance(self, state: Tensor, cosine: Tensor) -> Tensor:
         """Return `|c_k - <x, c_k> x|^2 = 1 - <x, c_k>^2`."""
         return 1 - cosine.square()
 
-    def products(self, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+    def products(self, state: Tensor, step: Tensor) -> Tensor:
         """Return `<c_k - <x, c_k> x, u> = <c_k, u>` for a tangent step."""
         return self.tokens.cosines(step)
 
-    def noise(self, state: Float[Tensor, "... d"], generator: torch.Generator | None = None) -> Float[Tensor, "... d"]:
+    def noise(self, state: Tensor, generator: Rng = None) -> Tensor:
         """Return a standard normal vector of the tangent space at each state, Eq. (41)."""
         return sphere.tangent_normal(state, generator)
 
-    def move(self, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    def move(self, state: Tensor, step: Tensor) -> Tensor:
         """Return the states after a tangent step, Eq. (4) and (19)."""
         return sphere.project(sphere.exponential(state, step))
 
-    def move_(
-        self,
-        state: Float[Tensor, "... d"],
-        ambient: Float[Tensor, "... d"],
-        scale: Float[Tensor, ...] | None,
-        weight: Float[Tensor, ...],
-    ) -> Float[Tensor, "... d"]:
+    def move_(self, state: Tensor, ambient: Tensor, scale: Tensor | None, weight: Tensor) -> Tensor:
         """Return the states after the tangent part of the step `s a`, Eq. (4); `weight` is not used."""
         return sphere.exponential_(state, ambient, scale)

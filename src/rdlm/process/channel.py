@@ -6,7 +6,7 @@ of the step, and the evidence of a state. Two families of channels exist,
 | class | channel | states |
 |---|---|---|
 | `Bridge` (`bridge`) | bridges of the sphere, Brownian or the paper's | points of the sphere, from start to token |
-| `Gaussian` (`gaussian`) | Gaussian observations, the limit of small noise | vectors of flat space, from the origin |
+| `Gaussian` (here) | Gaussian observations, the limit of small noise | vectors of flat space, from the origin |
 
 and a third needs no states: with one step per position (`rdlm.process.order`) a token is erased or known, and the step
 that reveals it is the decode step, Eq. (30).
@@ -18,14 +18,19 @@ of the pull (`f_k (c_k - <x, c_k> x)` on the sphere, `c_k - x` in flat space), i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rdlm import random as numbers
+from rdlm.errors import InputError
+from rdlm.geometry import special
 from rdlm.process.tokens import Codes, Tokens, Vertices
+from rdlm.random import Rng
 
 TILE = 2**20
 """Scores to which evidence is added at once on a CPU; the fastest size measured."""
@@ -123,7 +128,7 @@ class Channel(ABC):
         """Return the product of a step with the direction towards every token."""
 
     @abstractmethod
-    def noise(self, state: Float[Tensor, "... d"], generator: torch.Generator | None = None) -> Float[Tensor, "... d"]:
+    def noise(self, state: Float[Tensor, "... d"], generator: Rng = None) -> Float[Tensor, "... d"]:
         """Return a standard normal step at each state."""
 
     @abstractmethod
@@ -154,3 +159,95 @@ class Channel(ABC):
         """Return `sum_l p_l v_l`, the mean of the pulls towards all tokens, Eq. (11)."""
         slope = self.slope(self.tokens.cosines(state), remaining[..., None])
         return self.mixture_direction(state, probability * slope)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The zero vector: no observation."""
+
+    vocabulary: int
+    dimension: int
+    token_weight: float = 0.0
+
+    def point(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        """Return the start as a vector [d]."""
+        return torch.zeros(self.dimension, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Gaussian(Channel):
+    """Observations `a c_k + sqrt(a) z` of a token's unit vector, Eq. (56), a bridge of flat space.
+
+    A state is `x = B u`, with `u` the sum of all observations so far and `a = 1/B - 1/S` their strength: a bridge from
+    the origin to `c_k` with total noise `S`. The chain's coefficients, Eq. (18), are exact for it, so that schedules,
+    grids and token schedules are those of the sphere. It is the limit of the sphere's Brownian bridge for `S -> 0`, and
+    the channel of Bayesian flow networks.
+    """
+
+    start: Origin
+    total: float
+    points: Tokens | None = field(compare=False)
+    kind: Literal["gaussian"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.total < float("inf"):
+            raise InputError(f"the total noise S of a bridge must be positive, got {self.total}")
+
+    @staticmethod
+    def of(tokens: Tokens, total: float) -> Gaussian:
+        """Return the channel for tokens at given points."""
+        return Gaussian(Origin(tokens.vocabulary, tokens.coordinates), total, tokens)
+
+    @property
+    def dimension(self) -> int:
+        """`d`, the number of coordinates of a token's vector."""
+        return self.start.dimension
+
+    def with_points(self, points: Tokens) -> Gaussian:
+        """Return the same channel with the tokens at other points."""
+        return replace(self, points=points)
+
+    def check_evidence(self) -> None:
+        """The evidence is exact at any noise."""
+
+    def log_likelihood(self, state: Tensor, remaining: Tensor | float) -> Tensor:
+        """Return `<u, c_k> = <x, c_k> / B` for every token, Eq. (56); at the smallest noise where `B = 0`."""
+        level = torch.as_tensor(remaining, dtype=state.dtype, device=state.device)
+        return self.tokens.cosines(state / level.clamp_min(special.SMALLEST_NOISE)[..., None])
+
+    def slope(self, cosine: Tensor, remaining: Tensor | float) -> Tensor:
+        """Return 1: the pull is `c_k - x`."""
+        return torch.ones_like(cosine)
+
+    def token_direction(self, state: Tensor, token: Tensor, weight: Tensor) -> Tensor:
+        """Return `w (c_k - x)`."""
+        return self.tokens.add_(-weight[..., None] * state, token, weight)
+
+    def mixture_direction(self, state: Tensor, weight: Tensor) -> Tensor:
+        """Return `sum_k w_k (c_k - x)`."""
+        return self.tokens.add_mean_(-weight.sum(-1, keepdim=True) * state, weight)
+
+    def squared_length(self, state: Tensor, weight: Tensor) -> Tensor:
+        """Return the squared length of `mixture_direction`."""
+        return self.mixture_direction(state, weight).square().sum(-1)
+
+    def squared_distance(self, state: Tensor, cosine: Tensor) -> Tensor:
+        """Return `|c_k - x|^2` for unit vectors."""
+        return state.square().sum(-1, keepdim=True) + 1 - 2 * cosine
+
+    def products(self, state: Tensor, step: Tensor) -> Tensor:
+        """Return `<c_k - x, u>`."""
+        return self.tokens.cosines(step) - (state * step).sum(-1, keepdim=True)
+
+    def noise(self, state: Tensor, generator: Rng = None) -> Tensor:
+        """Return a standard normal vector at each state."""
+        return numbers.normal(state.shape, generator, state.dtype, state.device)
+
+    def move(self, state: Tensor, step: Tensor) -> Tensor:
+        """Return the sum of state and step."""
+        return state + step
+
+    def move_(self, state: Tensor, ambient: Tensor, scale: Tensor | None, weight: Tensor) -> Tensor:
+        """Return `x + s (a - w x)`."""
+        step = ambient.addcmul_(state, weight[..., None], value=-1)
+        return state + (step if scale is None else step.mul_(scale[..., None]))

@@ -35,11 +35,11 @@ from rdlm import random as numbers
 from rdlm.errors import InputError
 from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge
-from rdlm.process.channel import Channel
-from rdlm.process.gaussian import Gaussian
+from rdlm.process.channel import Channel, Gaussian
 from rdlm.process.path import Law, Path, PathLaw
 from rdlm.process.schedule import Grid, StepCoefficients, check_total
 from rdlm.process.tokens import Codes
+from rdlm.random import Rng
 
 FEW_DIMENSIONS: Final = 8
 """Below this many coordinates `xi` is often a small remainder of a normal vector and is built by Gram-Schmidt."""
@@ -59,7 +59,7 @@ class StepNoise(NamedTuple):
     """Squared length of all other components."""
 
     @staticmethod
-    def draw(dimension: int, like: Tensor, generator: torch.Generator | None = None) -> StepNoise:
+    def draw(dimension: int, like: Tensor, generator: Rng = None) -> StepNoise:
         """Return two standard normals and a chi-square with `d - 3` degrees of freedom, each in the shape of `like`."""
         return StepNoise(
             _normal(like, generator), _normal(like, generator), _chi_square(like, dimension - 3, generator)
@@ -80,11 +80,7 @@ class Coordinates(NamedTuple):
 
 
 def pair_step(
-    bridge: Bridge,
-    radius: Tensor,
-    start_cosine: Tensor,
-    coefficients: StepCoefficients,
-    generator: torch.Generator | None = None,
+    bridge: Bridge, radius: Tensor, start_cosine: Tensor, coefficients: StepCoefficients, generator: Rng = None
 ) -> tuple[Tensor, Tensor]:
     """Return the pair `(r, c)` after one step of the d-dimensional chain, exactly, Eq. (21)."""
     drift = coefficients.gain * bridge.pull(radius, coefficients.remaining)
@@ -118,11 +114,11 @@ def coordinates_after(
     return Coordinates(on_token, on_start, on_xi.square_().addcmul_(sinc.square_(), rest).sqrt_())
 
 
-def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
+def _normal(like: Tensor, generator: Rng) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
-def _chi_square(like: Tensor, degrees: int, generator: torch.Generator | None) -> Tensor:
+def _chi_square(like: Tensor, degrees: int, generator: Rng) -> Tensor:
     """Return chi-square draws; 0 for no degrees of freedom (d = 3)."""
     if degrees == 0:
         return torch.zeros_like(like)
@@ -130,7 +126,7 @@ def _chi_square(like: Tensor, degrees: int, generator: torch.Generator | None) -
     return 2 * torch._standard_gamma(shape, generator=generator)
 
 
-def all_but_one_share(like: Tensor, degrees: int, generator: torch.Generator | None = None) -> Tensor:
+def all_but_one_share(like: Tensor, degrees: int, generator: Rng = None) -> Tensor:
     """Return draws of the share of a normal vector's squared length outside one of `degrees + 1` coordinates, Eq. (48).
 
     The share is independent of the vector's length; it is 0 if there is no other coordinate (d = 3).
@@ -158,9 +154,7 @@ class NormalVector(NamedTuple):
     """Squared length of `g` without its two components."""
 
     @staticmethod
-    def draw(
-        bridge: Bridge, token: Int[Tensor, ...], dtype: torch.dtype, generator: torch.Generator | None = None
-    ) -> NormalVector:
+    def draw(bridge: Bridge, token: Int[Tensor, ...], dtype: torch.dtype, generator: Rng = None) -> NormalVector:
         """Return one vector per token."""
         start, shape = bridge.start, (*token.shape, bridge.dimension)
         normal = numbers.normal(shape, generator, dtype, token.device)
@@ -225,7 +219,7 @@ def draw_states(
     token: Int[Tensor, ...],
     radius: Float[Tensor, ...],
     start_cosine: Float[Tensor, ...],
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> Float[Tensor, "... d"]:
     """Return states with given pairs `(r, c)` and a uniform direction `xi`, Eq. (20), in one pass over `d`."""
     vector = NormalVector.draw(bridge, token, radius.dtype, generator)
@@ -255,16 +249,12 @@ class ExactLaw(Law):
         """The draws of `c` at levels 0 to M-1."""
         return self.table[:-1, :, 1]
 
-    def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw_at_level(self, token: Tensor, level: Tensor, generator: Rng = None) -> Tensor:
         """Return states at grid levels (0 to M; M is the vertex), Eq. (20)."""
         radius, start_cosine, _, _ = self._rows(level.expand(token.shape), generator)
         return draw_states(self.bridge, token, radius, start_cosine, generator)
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, also between levels, Eq. (20)."""
         rising, inverse = self._levels
         target = torch.as_tensor(remaining, device=token.device).to(self.table.dtype)
@@ -285,19 +275,15 @@ class ExactLaw(Law):
         inverse = torch.where(remaining > 0, 1 / remaining, 0.0)
         return remaining.to(self.table.dtype).flip(0), inverse.to(self.table.dtype)
 
-    def _rows(self, level: Int[Tensor, ...], generator: torch.Generator | None) -> tuple[Float[Tensor, ...], ...]:
+    def _rows(self, level: Int[Tensor, ...], generator: Rng) -> tuple[Float[Tensor, ...], ...]:
         """Return radius, start cosine, pull and share of a random pair at each level."""
         pairs = self.table.shape[1]
         row = torch.randint(pairs, level.shape, generator=generator, device=level.device).add_(level, alpha=pairs)
         rows = self.table.flatten(0, 1).index_select(0, row.flatten())  # [M + 1, pairs, 4] -> [n, 4]
         return rows.view(*level.shape, 4).unbind(-1)
 
-    def to(self, device: torch.device | str) -> ExactLaw:
-        """Return the law with its table on `device`."""
-        return ExactLaw(self.bridge, self.grid.to(device), self.table.to(device))
 
-
-def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: torch.Generator | None = None) -> ExactLaw:
+def tabulate(bridge: Bridge, grid: Grid, pairs: int, generator: Rng = None) -> ExactLaw:
     """Return the exact law with `pairs` draws per level, by the chain of Eq. (21) in float64."""
     if pairs < 1:
         raise InputError(f"a table needs at least one pair, got {pairs}")
@@ -325,9 +311,7 @@ class FreshLaw(Law):
     def _bridges(self) -> list[Bridge]:
         return [bridge for bridge in self.path.bridges if isinstance(bridge, Bridge)]
 
-    def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw_at_level(self, token: Tensor, level: Tensor, generator: Rng = None) -> Tensor:
         """Return states at grid levels (0 to M; M is the vertex), Eq. (20)."""
         level = level.expand(token.shape)
         remaining = self.grid.remaining.to(level.device)[level]
@@ -337,9 +321,7 @@ class FreshLaw(Law):
         pairs = [simulate_pairs(b, self.grid, own, generator) for b, own in zip(bridges, levels, strict=False)]
         return self._states(token, remaining, pairs, generator)
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, Eq. (20): the last step of each pair ends at that noise level."""
         levels = self.grid.remaining.to(token.device)
         target = torch.as_tensor(remaining, device=token.device).to(levels).expand(token.shape)
@@ -353,18 +335,12 @@ class FreshLaw(Law):
             pairs.append(pair_step(bridge, radius.double(), start_cosine.double(), coefficients, generator))
         return self._states(token, target, pairs, generator)
 
-    def _states(
-        self, token: Tensor, remaining: Tensor, pairs: list[tuple[Tensor, Tensor]], generator: torch.Generator | None
-    ) -> Tensor:
+    def _states(self, token: Tensor, remaining: Tensor, pairs: list[tuple[Tensor, Tensor]], generator: Rng) -> Tensor:
         states = [
             draw_states(bridge, token, radius.float(), start_cosine.float(), generator)
             for bridge, (radius, start_cosine) in zip(self._bridges, pairs, strict=True)
         ]
         return self.path.select(remaining, states)
-
-    def to(self, device: torch.device | str) -> FreshLaw:
-        """Return the law with its grid on `device`."""
-        return FreshLaw(self.path, self.grid.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,19 +350,13 @@ class GaussianLaw(Law):
     bridge: Gaussian
     grid: Grid
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return `(1 - B/S) c_k + sqrt(B (1 - B/S)) z`, Eq. (56)."""
         shape = (*token.shape, self.bridge.dimension)
         normal = numbers.normal(shape, generator, torch.float32, token.device)
         level = torch.as_tensor(remaining, device=token.device).to(normal).clamp_min(0).expand(token.shape)
         share = (1 - level / self.bridge.total).clamp_min(0)
         return self.bridge.tokens.add_(normal.mul_((level * share).sqrt()[..., None]), token, share)
-
-    def to(self, device: torch.device | str) -> GaussianLaw:
-        """Return the law with its grid on `device`."""
-        return GaussianLaw(self.bridge, self.grid.to(device))
 
 
 def fresh_law(path: Path, grid: Grid) -> Law:
@@ -396,7 +366,7 @@ def fresh_law(path: Path, grid: Grid) -> Law:
     return FreshLaw(path, grid)
 
 
-def exact_law(channel: Channel, grid: Grid, pairs: int, generator: torch.Generator | None = None) -> Law:
+def exact_law(channel: Channel, grid: Grid, pairs: int, generator: Rng = None) -> Law:
     """Return the exact law of a channel's states: from a table of `pairs` draws, Eq. (20), or closed, Eq. (56)."""
     if isinstance(channel, Gaussian):
         check_total(grid, channel.total)
@@ -406,7 +376,7 @@ def exact_law(channel: Channel, grid: Grid, pairs: int, generator: torch.Generat
 
 
 def simulate_pairs(
-    bridge: Bridge, grid: Grid, level: Int[Tensor, ...], generator: torch.Generator | None = None
+    bridge: Bridge, grid: Grid, level: Int[Tensor, ...], generator: Rng = None
 ) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
     """Return independent pairs `(r, c)` at the given levels, each from its own chain of Eq. (21)."""
     flat = level.flatten()

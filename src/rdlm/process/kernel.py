@@ -28,6 +28,7 @@ from rdlm.process.layout import Layout
 from rdlm.process.order import TokenSteps
 from rdlm.process.path import Path, PathLaw
 from rdlm.process.schedule import Grid, StepCoefficients
+from rdlm.random import Rng
 
 Kernel = Literal["mixture", "drift"]
 
@@ -81,7 +82,7 @@ class Chain:
         """Return the chain with all blocks at once, each conditioned on the clean blocks before it, Eq. (49)."""
         return self if self.asynchronous is None else replace(self, asynchronous=self.asynchronous.side_by_side())
 
-    def offsets(self, token: Int[Tensor, "batch length"], generator: torch.Generator | None = None) -> Tensor:
+    def offsets(self, token: Int[Tensor, "batch length"], generator: Rng = None) -> Tensor:
         """Return the global step at which each position starts, Eq. (35)."""
         batch, length = token.shape
         offsets = self.token_steps.offsets(batch, length // self.group, generator)
@@ -125,7 +126,7 @@ class Chain:
         """Return the sum of a quantity over the spheres of each position."""
         return value if self.joint is None else value.sum(-1)
 
-    def law(self, pairs: int, generator: torch.Generator | None = None) -> PathLaw:
+    def law(self, pairs: int, generator: Rng = None) -> PathLaw:
         """Return the exact law of the chain's states given their tokens, Eq. (20), from new tables of `pairs` draws."""
         return PathLaw.of(self.path, lambda channel: exact_law(channel, self.grid, pairs, generator))
 
@@ -135,7 +136,7 @@ def token_step_parts(
     state: Float[Tensor, "... d"],
     token: Int[Tensor, ...],
     coefficients: StepCoefficients,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... d"]]:
     """Return the pull `g v_k` and a draw of the noise `sqrt(s2) z` of one step to `token`, Eq. (19)."""
     cosine = bridge.tokens.cosine(state, token)
@@ -148,7 +149,7 @@ def draw_token_step(
     state: Float[Tensor, "... d"],
     token: Int[Tensor, ...],
     coefficients: StepCoefficients,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> Float[Tensor, "... d"]:
     """Return a tangent step of the bridge to `token`, `g v_k + sqrt(s2) z`, Eq. (19)."""
     pull, noise = token_step_parts(bridge, state, token, coefficients, generator)
@@ -156,10 +157,7 @@ def draw_token_step(
 
 
 def step_log_density(
-    bridge: Channel,
-    state: Float[Tensor, "... d"],
-    step: Float[Tensor, "... d"],
-    coefficients: StepCoefficients,
+    bridge: Channel, state: Float[Tensor, "... d"], step: Float[Tensor, "... d"], coefficients: StepCoefficients
 ) -> Float[Tensor, "... v"]:
     """Return `log q_l(u | x) = (g <v_l, u> - g^2 |v_l|^2 / 2) / s2` for every token, up to a constant, Eq. (29)."""
     weight, shift = step_log_density_parts(bridge, state, coefficients)

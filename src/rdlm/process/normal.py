@@ -44,7 +44,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rdlm.errors import InputError, unknown
@@ -52,12 +52,13 @@ from rdlm.geometry import special, sphere
 from rdlm.process.bridge import Bridge
 from rdlm.process.path import Law
 from rdlm.process.schedule import Grid, check_total, interpolate
+from rdlm.random import Rng
 
 Coupling = Literal["independent", "joint"]
 """The noises of the two projections: independent as in the paper's Algorithm 3, or correlated as in the process."""
 
 
-def radial_paths(bridge: Bridge, grid: Grid, paths: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
+def radial_paths(bridge: Bridge, grid: Grid, paths: int, generator: Rng = None) -> Iterator[Tensor]:
     """Yield the angle to the token [paths] at every level of the grid, Euler-Maruyama of Eq. (12).
 
     `dr = (-pull(r, B) / B + (d - 2)/2 cot r) ds + dW`, reflected at 0 and at pi.
@@ -74,11 +75,7 @@ def radial_paths(bridge: Bridge, grid: Grid, paths: int, generator: torch.Genera
 
 
 def projected_paths(
-    bridge: Bridge,
-    grid: Grid,
-    paths: int,
-    coupling: Coupling = "joint",
-    generator: torch.Generator | None = None,
+    bridge: Bridge, grid: Grid, paths: int, coupling: Coupling = "joint", generator: Rng = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `(z^T, z^0)`, each [paths], at every level of the grid, by steps of Eq. (13) and Eq. (14)."""
     on_end = torch.full((paths,), bridge.start.token_coordinate, dtype=torch.float64)
@@ -97,7 +94,7 @@ def projected_step(
     gain: float,
     variance: float,
     coupling: Coupling = "joint",
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `(z^T, z^0)` after one step of Eq. (13) and Eq. (14), kept within [-1, 1].
 
@@ -132,7 +129,7 @@ def _sine(cosine: Tensor) -> Tensor:
     return (1 - cosine.square()).clamp_(min=0).sqrt_()
 
 
-def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
+def _normal(like: Tensor, generator: Rng) -> Tensor:
     """Return normal draws, generated in float32, which is three times faster and accurate enough for means."""
     return torch.randn(like.shape, generator=generator).to(like.dtype)
 
@@ -153,11 +150,7 @@ class _Form:
     damped: bool
 
 
-_FORMS: Final[dict[str, _Form]] = {
-    "corrected": _Form(0, False),
-    "printed": _Form(1, True),
-    "coded": _Form(0, True),
-}
+_FORMS: Final[dict[str, _Form]] = {"corrected": _Form(0, False), "printed": _Form(1, True), "coded": _Form(0, True)}
 
 
 def kummer(degrees: int, rho: Float[Tensor, ...], name: KummerName = "corrected") -> Float[Tensor, ...]:
@@ -256,9 +249,7 @@ class NormalLaw(Law):
         angle, scale = self._at(torch.as_tensor(remaining, dtype=knots.dtype, device=knots.device))
         return angle.sin(), scale
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return states at any remaining noise, Eq. (22): the vertex at 0, the start at `S`."""
         level = torch.as_tensor(remaining, dtype=self.grid.remaining.dtype, device=token.device).expand(token.shape)
         angle, scale = self._at(level)
@@ -283,10 +274,6 @@ class NormalLaw(Law):
         point = start.point(device=token.device)
         return self.bridge.tokens.add_(on_start[..., None] * point, token, on_token)
 
-    def to(self, device: torch.device | str) -> NormalLaw:
-        """Return the law with its table on `device`."""
-        return NormalLaw(self.bridge, self.grid.to(device), self.angle.to(device), self.scale.to(device))
-
 
 def refined(grid: Grid, steps: int = 2000) -> Grid:
     """Return the grid with every step divided into equal parts, at least `steps` of them in total."""
@@ -302,7 +289,7 @@ def precompute(
     paths: int = 16384,
     kummer: KummerName = "corrected",
     coupling: Coupling = "joint",
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
 ) -> NormalLaw:
     """Return the law with parameters from simulated mean projections, Eq. (23): the paper's Algorithm 3.
 
@@ -315,11 +302,7 @@ def precompute(
 
 
 def mean_projections(
-    bridge: Bridge,
-    grid: Grid,
-    paths: int,
-    coupling: Coupling = "joint",
-    generator: torch.Generator | None = None,
+    bridge: Bridge, grid: Grid, paths: int, coupling: Coupling = "joint", generator: Rng = None
 ) -> tuple[Tensor, Tensor]:
     """Return the means of `z^T` and `z^0`, Eq. (13) and Eq. (14), at every level of the grid, each [K + 1]."""
     check_total(grid, bridge.total)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rdlm.config import OrderName
 from rdlm.errors import InputError, unknown
+from rdlm.random import Rng
 
 Order = Literal["random", "strided", "left_to_right"]
 """Order in which the positions of a block start."""
@@ -69,7 +70,7 @@ class TokenSchedule:
             return "left-to-right"
         return self.order
 
-    def starts(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
+    def starts(self, batch: int, length: int, generator: Rng = None) -> Tensor:
         """Return the times [batch, length] at which positions start, Eq. (35); all 0 for width 1.
 
         In continuous time no two positions start together, so the strided order is the random one.
@@ -161,7 +162,7 @@ class TokenSteps:
         """Return the schedule with all blocks at once, valid if each is conditioned on the clean ones before it."""
         return replace(self, nfe=self.turns) if self.block else self
 
-    def offsets(self, batch: int, length: int, generator: torch.Generator | None = None) -> Tensor:
+    def offsets(self, batch: int, length: int, generator: Rng = None) -> Tensor:
         """Return the global step [batch, length] at which each position starts, Eq. (35)."""
         if not self.block:
             return self._inside(batch, length, generator)
@@ -170,7 +171,7 @@ class TokenSteps:
         begin = torch.arange(length) // self.block * self.turns
         return inside if self.nfe == self.turns else begin + inside
 
-    def _inside(self, batch: int, length: int, generator: torch.Generator | None) -> Tensor:
+    def _inside(self, batch: int, length: int, generator: Rng) -> Tensor:
         """Return the offsets of the positions of one block, relative to its first step."""
         latest = self.period - self.steps
         if self.order == "random":

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,10 +27,10 @@ from torch import Tensor
 
 from rdlm.errors import InputError
 from rdlm.process.bridge import Bridge, BridgeKind, masked_start, uniform_start
-from rdlm.process.channel import Channel
-from rdlm.process.gaussian import Gaussian
+from rdlm.process.channel import Channel, Gaussian
 from rdlm.process.schedule import Grid
 from rdlm.process.tokens import Tokens, Vertices
+from rdlm.random import Rng
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,7 @@ def _checked(bridge: Bridge) -> Bridge:
 
 
 def switching_path(
-    vocabulary: int,
-    total: float,
-    switch_remaining: float,
-    kind: BridgeKind = "brownian",
-    family: type[Bridge] = Bridge,
+    vocabulary: int, total: float, switch_remaining: float, kind: BridgeKind = "brownian", family: type[Bridge] = Bridge
 ) -> Path:
     """Return the uniform path that switches to the masked one at `switch_remaining`, Eq. (32)."""
     first = uniform_path(vocabulary, total, kind, family)
@@ -162,26 +158,28 @@ def constant_mixture(
 
 
 class Law(ABC):
-    """The distribution of a state given its token and the remaining noise."""
+    """The distribution of a state given its token and the remaining noise; laws are dataclasses."""
 
     grid: Grid
     """The chain whose states are drawn."""
 
     @abstractmethod
     def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token; `remaining` broadcasts to the shape of `token`."""
 
     def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
+        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: Rng = None
     ) -> Float[Tensor, "... d"]:
         """Return one state per token at levels of the grid: 0 is the start and M the vertex."""
         return self.draw(token, self.grid.remaining.to(token.device)[level], generator)
 
-    @abstractmethod
-    def to(self, device: torch.device | str) -> Law:
-        """Return the law with its tables on `device`."""
+    def to(self, device: torch.device | str) -> Self:
+        """Return the law with its grid and its tables on `device`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        moved = {name: value.to(device) for name, value in values.items() if hasattr(value, "to")}
+        return replace(self, **moved)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,16 +197,12 @@ class PathLaw(Law):
         laws = tuple(law(bridge) for bridge in path.bridges)
         return PathLaw(path, laws[0].grid, laws)
 
-    def draw(
-        self, token: Int[Tensor, ...], remaining: Float[Tensor, ...] | float, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw(self, token: Tensor, remaining: Tensor | float, generator: Rng = None) -> Tensor:
         """Return one state per token; `remaining` broadcasts to the shape of `token`."""
         states = [law.draw(token, remaining, generator) for law in self.laws]
         return self.path.select(torch.as_tensor(remaining, device=token.device), states)
 
-    def draw_at_level(
-        self, token: Int[Tensor, ...], level: Int[Tensor, ...], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "... d"]:
+    def draw_at_level(self, token: Tensor, level: Tensor, generator: Rng = None) -> Tensor:
         """Return one state per token at levels of the grid: 0 is the start and M the vertex."""
         remaining = self.grid.remaining.to(token.device)[level]
         return self.path.select(remaining, [law.draw_at_level(token, level, generator) for law in self.laws])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -17,49 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rdlm.errors import InputError
+from rdlm.random import Rng
 
 MANY_TOKENS = 1024
 """Number of tokens from which the evidence of codes is interpolated (error: 1e-5 nats) and not stored."""
-
-
-class Tokens(Protocol):
-    """The points of `vocabulary` tokens in the first `coordinates` coordinates of a state."""
-
-    vocabulary: int
-    coordinates: int
-    """Coordinates of the tokens, without the mask's."""
-
-    @abstractmethod
-    def cosines(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Return `<x, c_k>` for every token."""
-
-    @abstractmethod
-    def cosine(self, x: Float[Tensor, "... d"], token: Int[Tensor, ...]) -> Float[Tensor, ...]:
-        """Return `<x, c_k>` for one token per position."""
-
-    @abstractmethod
-    def at(self, token: Int[Tensor, ...], like: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Return the points of tokens, as many coordinates as `like` has."""
-
-    @abstractmethod
-    def add_(
-        self, x: Float[Tensor, "... d"], token: Int[Tensor, ...], weight: Float[Tensor, ...]
-    ) -> Float[Tensor, "... d"]:
-        """Return `x + w c_k` for one token per position, in place."""
-
-    @abstractmethod
-    def add_mean_(self, x: Float[Tensor, "... d"], *weights: Float[Tensor, "... v"]) -> Float[Tensor, "... d"]:
-        """Return `x + sum_k w_k c_k`, in place; two weights are multiplied."""
-
-    @abstractmethod
-    def mean_product(self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]) -> Float[Tensor, ...]:
-        """Return `<x, m>` for `m = sum_k w_k c_k`."""
-
-    @abstractmethod
-    def mean_squares(
-        self, x: Float[Tensor, "... d"], weight: Float[Tensor, "... v"]
-    ) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
-        """Return `|m|^2` and `<x, m>^2` for `m = sum_k w_k c_k`."""
 
 
 class Vertices:
@@ -109,7 +68,7 @@ class Codes(nn.Module):
     Only a copy from `learning` passes gradients to the rows: states, evidence and steps are otherwise constants.
     """
 
-    def __init__(self, vocabulary: int, coordinates: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, vocabulary: int, coordinates: int, generator: Rng = None) -> None:
         """Draw random rows, orthonormal ones where there are enough coordinates."""
         super().__init__()
         if coordinates < 3:
@@ -196,3 +155,7 @@ class Codes(nn.Module):
         """Return `|m|^2` and `<x, m>^2` for `m = sum_k w_k c_k`, from one product of matrices."""
         mean = weight @ self.vectors(x)
         return mean.square().sum(-1), (x[..., : self.coordinates] * mean).sum(-1).square()
+
+
+Tokens = Vertices | Codes
+"""The points of `vocabulary` tokens in the first `coordinates` coordinates of a state."""

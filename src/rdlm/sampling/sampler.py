@@ -29,12 +29,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rdlm.geometry import special
-from rdlm.likelihood import Posterior
+from rdlm.likelihood.terms import Posterior
 from rdlm.model.transformer import Cache
 from rdlm.process.kernel import Chain, indices, per_sphere, to_device
 from rdlm.process.path import PathLaw
 from rdlm.process.schedule import Linear, Schedule
-from rdlm.random import RandomStreams, on_device
+from rdlm.random import RandomStreams, Rng, on_device
 from rdlm.sampling.automaton import Automaton, Choice
 from rdlm.sampling.constraints import Constraints, most_likely, valid_digits
 from rdlm.sampling.denoisers import CachedPrefix, Denoising, Query
@@ -382,7 +382,7 @@ def sample_chain(
     chain: Chain,
     batch: int,
     length: int,
-    generator: torch.Generator | None = None,
+    generator: Rng = None,
     callback: Callable[[StepInfo], object] | None = None,
     pairs: int = 16384,
     device: torch.device | str = "cpu",

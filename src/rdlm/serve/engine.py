@@ -27,8 +27,7 @@ from torch import Tensor
 
 from rdlm.api.generate import PreparedSampling, WindowStep
 from rdlm.api.language_model import LanguageModel
-from rdlm.sampling.batching import Batcher
-from rdlm.sampling.denoisers import Query
+from rdlm.sampling.denoisers import Batcher, Query
 from rdlm.serve import http_errors
 from rdlm.serve.http_errors import Disconnected, HttpError, late
 from rdlm.serve.middleware import Metrics

@@ -27,7 +27,7 @@ from rdlm.api.orders import ChosenOrder
 from rdlm.api.score import exact_order, not_exact_because, order_for
 from rdlm.config import SamplingOptions
 from rdlm.data.tokenizer import Tokenizer
-from rdlm.sampling.prompt import encode_prompt, infilled
+from rdlm.sampling.constraints import encode_prompt, infilled
 from rdlm.serve import http_errors
 from rdlm.serve.engine import Finished, Job, Progress, RunningSample
 from rdlm.serve.http_errors import HttpError, answer

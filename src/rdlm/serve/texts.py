@@ -36,11 +36,11 @@ from rdlm.api.score import (
 from rdlm.data.channels import confusion_of
 from rdlm.data.evidence import Reading, from_json_lines
 from rdlm.errors import InputError
-from rdlm.likelihood import Posterior
+from rdlm.likelihood.terms import Posterior
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.denoiser import BlockMask
+from rdlm.sampling.constraints import encode_prompt
 from rdlm.sampling.denoisers import Query
-from rdlm.sampling.prompt import encode_prompt
 from rdlm.serve.engine import Engine, Job
 from rdlm.serve.http_errors import HttpError, answer
 from rdlm.serve.schema import MOST_TOKENS, RestoreBody, ScoreBody
@@ -64,10 +64,12 @@ class BatchedRdlm(Rdlm):
     ) -> Posterior:
         """Return the function `log p(token | states)`, evaluated by the engine; texts have no condition."""
 
+        own = super().posterior(condition, block_mask, given)
+
         def log_probs(state: Tensor, remaining: Tensor) -> Tensor:
             if block_mask is not None and block_mask.cache is not None:  # rows of a cache are evaluated on this thread
                 self._job.check()
-                return self._log_probs(condition, block_mask, given, state, remaining)
+                return own(state, remaining)
             query = Query(state, remaining.expand(state.shape[:2]), block_mask=block_mask, given=given)
             return self._engine.evaluate(query, self._job)
 

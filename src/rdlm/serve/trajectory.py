@@ -25,8 +25,8 @@ from rdlm.process.exact import ExactLaw, tabulate
 from rdlm.process.layout import Layout
 from rdlm.process.normal import match_moments
 from rdlm.process.schedule import Schedule, schedule, uniform_in_time
+from rdlm.sampling.constraints import OPEN, encode_prompt
 from rdlm.sampling.denoisers import evaluated
-from rdlm.sampling.prompt import OPEN, encode_prompt
 from rdlm.serve import http_errors
 from rdlm.serve.engine import Finished, Job, RunningSample
 from rdlm.serve.http_errors import queue_full

@@ -23,8 +23,7 @@ from rdlm.display.text_table import say
 from rdlm.errors import DamagedFileError, InputError
 from rdlm.methods.base import Method
 from rdlm.methods.bound import Bound
-from rdlm.model.ema import MovingAverage
-from rdlm.model.network import parameter_count
+from rdlm.model.network import MovingAverage, parameter_count
 from rdlm.random import generator_of
 from rdlm.storage import checkpoint, config_file, run_folder
 from rdlm.storage.files import read_json
