@@ -73,6 +73,8 @@ def parameter_count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
+# -- devices and precision -------------------------------------------------------------------------
+
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -133,6 +135,9 @@ def transformer_of(network: nn.Module) -> Transformer | None:
     """Return the transformer of a network, with or without an inference layer; None for another kind of network."""
     inner = without_belief(network)
     return inner if isinstance(inner, Transformer) else None
+
+
+# -- moving average of the parameters --------------------------------------------------------------
 
 
 class MovingAverage:
