@@ -117,7 +117,18 @@ def test_what_an_estimator_prints_is_not_part_of_the_report(tmp_path: Path) -> N
         "\n".join([*lines, "    return oracle.surprise(oracle.left_to_right()).sum(-1)\n"])
     )
     estimator = f"{tmp_path / 'mine.py'}:talkative"
-    command = [sys.executable, "-m", "rdlm", "certify", "--estimator", estimator, "--samples", "400", "--laws", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "rdlm",
+        "certify",
+        "--estimator",
+        estimator,
+        "--samples",
+        "400",
+        "--laws",
+        "--json",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == 0 and json.loads(found.stdout)["verdict"] == "bound held"
     assert "shown\n" in found.stderr and "shown too\n" in found.stderr
