@@ -65,7 +65,16 @@ def _own(config: NetworkConfig, interface: Interface) -> nn.Module:
     assert config.network_class is not None
     if config.self_condition:
         raise InputError("model.self_condition is not supported with model.network_class")
-    return own_class(config.network_class, nn.Module)(config, interface)
+    network: nn.Module = own_class(config.network_class, nn.Module)(config, interface)
+
+    def check(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        wanted = (*inputs[0].shape[:2], interface.outputs)
+        if (shape := tuple(getattr(logits, "shape", ()))) != wanted:
+            found = f"a tensor {list(shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise InputError(f"{config.network_class} returned {found}, not logits [B, L, outputs] = {list(wanted)}")
+
+    network.register_forward_hook(check)
+    return network
 
 
 def parameter_count(network: nn.Module) -> int:
