@@ -41,10 +41,14 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
     import torch
     from safetensors.torch import save
 
+    from rdlm.api.generate import read_curve
     from rdlm.api.orders import read_orders
     from rdlm.data import own, recipe, store
-    from rdlm.data.tokenizer import from_json, train_bpe
+    from rdlm.data.channels import symmetric
+    from rdlm.data.tokenizer import from_json, train_bpe, wordpiece
+    from rdlm.data.word_evidence import LETTERS, from_words
     from rdlm.storage import config_file, files, manifest, measurements, tables
+    from rdlm.train import record
 
     foreign = {
         name.replace(" ", "-"): (
@@ -76,6 +80,13 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
         (place / "meta.json").write_bytes(data)
         return store.describe(place)
 
+    pieces = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, "the", "then", "and", "##s", "2", "."])
+    noisy = symmetric(LETTERS, 0.1)
+
+    def words(data: bytes) -> object:
+        text = data[1:].decode(errors="replace")
+        return from_words(text, pieces, noisy if data[:1] < b"a" else None, literal=data[:1] == b"l")
+
     def own_data(path: Path) -> object:
         from rdlm.data.recipe import CorpusRequest
 
@@ -96,6 +107,7 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
     meta = {name: "x" for name in ("name", "protocol", "kind", "licence", "source")}
     meta |= {"format": 1, "length": 4, "classes": [], "image": None, "files": {}}
     subwords = json.dumps(train_bpe(["some text of mine"], 260).to_json()).encode()
+    whole_words = json.dumps(pieces.to_json()).encode()
     metadata = {"parameters": tables._canonical(table), "checksum": tables._checksum({"a": torch.zeros(2)})}
     return foreign | {
         "JSON": (written("a.json", files.read_json), [b'{"a": [1, 2.5, null, "x"]}', b'{"a": NaN}']),
@@ -108,6 +120,15 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
         ),
         "bounds-by-order": (written("orders.json", read_orders), [json.dumps(bounds).encode()]),
         "measurements": (written("evaluation.json", read_measurements), [json.dumps(measured).encode()]),
+        "curve": (
+            written("curve.json", lambda path: read_curve(path, 0.5)),
+            [b'{"noise": [0.5, 0.25, 0], "nats": [0, 1.5, 2]}', b'{"noise": [0.5, 0], "nats": [0, 1e308]}'],
+        ),
+        "record": (
+            written("record.jsonl", lambda path: (record.read_lines(path.parent), record.truncate(path, 1))),
+            [b'{"kind": "step", "step": 1}\n{"step": 2}\n', record._with_checksum('{"step": 1}').encode()],
+        ),
+        "words": (words, [b"athe[nm] ?nd 22.", b"lthe [x] and", b"Ath? th\\?n Ands. th_ "]),
         "archives": (
             lambda data: written(f"a.{'zip' if data[:1] == b'P' else 'gz'}", recipe.read_bytes)(data),
             [zipped.getvalue(), gzip.compress(b"some text"), gzip.compress(b"some") + gzip.compress(b"text")],
@@ -120,14 +141,24 @@ def readers() -> dict[str, tuple[Reader, list[bytes]]]:
             [b'{"files": {"a": {"bytes": 1, "sha256": "' + b"0" * 64 + b'"}}}'],
         ),
         "index-of-a-corpus": (index, [json.dumps(meta).encode()]),
-        "tokenizer": (tokenizer, [b'{"kind": "characters", "alphabet": "ab "}', b'{"kind": "bytes"}', subwords]),
+        "tokenizer": (
+            tokenizer,
+            [b'{"kind": "characters", "alphabet": "ab "}', b'{"kind": "bytes"}', subwords, whole_words],
+        ),
         "safetensors": (
             written("table.safetensors", lambda path: tables.read(path, table)),
             [save({"a": torch.zeros(2)}, metadata), save({"b": torch.ones(1, dtype=torch.int32)})],
         ),
         "own-data": (
             written("data", own_data),
-            [text.encode() for text in (test_own.FASTA, test_own.FASTQ, test_own.CSV, test_own.TSV, test_own.JSONL)],
+            [
+                *(
+                    text.encode()
+                    for text in (test_own.FASTA, test_own.FASTQ, test_own.CSV, test_own.TSV, test_own.JSONL)
+                ),
+                b'[{"text": "some text of mine", "id": 1}, {"text": "more of it", "id": 2}]',
+                b"PAR1" + bytes(8) + b"PAR1",
+            ],
         ),
     }
 
@@ -137,14 +168,16 @@ def fuzz_one(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(
-        include=["rdlm.data", "rdlm.storage", "rdlm.config", "json", "csv", "yaml", "numpy.lib"]
+        include=["rdlm.data", "rdlm.storage", "rdlm.config", "rdlm.train.record", "json", "csv", "yaml", "numpy.lib"]
     ):
         import rdlm.api.orders
         import rdlm.data.corpus
         import rdlm.data.evidence
         import rdlm.data.hocr
+        import rdlm.data.word_evidence
         import rdlm.storage.config_file
-        import rdlm.storage.tables  # noqa: F401
+        import rdlm.storage.tables
+        import rdlm.train.record  # noqa: F401
     from rdlm.errors import DamagedFileError, InputError
 
     logging.disable(logging.CRITICAL)

@@ -57,6 +57,19 @@ def own_run(text: Path) -> Path:
     return out
 
 
+def test_a_preset_gives_up_its_blocks_for_a_network_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[RunConfig] = []
+    monkeypatch.setattr("rdlm.api.training.train", lambda config, *_, **__: chosen.append(config))
+    monkeypatch.setattr("rdlm.api.training.load", lambda *_, **__: None)
+    assert preset("own").objective.blockwise > 0
+    rdlm.train("letters.txt", config="own", network=Mixer)
+    assert chosen[0].objective.blockwise == 0.0 and chosen[0].model.network_class == import_name(Mixer)
+    rdlm.train("letters.txt", config=preset("own"), network=Mixer)
+    assert chosen[1].objective == preset("own").objective
+    with pytest.raises(InputError, match=r"set objective\.blockwise and process\.block to 0"):
+        Rdlm(chosen[1], 27).check_blocks(1.0)
+
+
 def test_train_returns_the_model_of_its_run(text: Path, tmp_path: Path) -> None:
     model = rdlm.train(text, config=small(), schedule="cosine", out=tmp_path / "run")
     again = rdlm.load(tmp_path / "run")

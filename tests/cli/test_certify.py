@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,31 @@ def test_flags_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert cli.main(["certify", "--stepps", "4"]) == 2
     assert cli.main(["certify", "--steps", "many"]) == 2
     capsys.readouterr()
+
+
+def test_what_an_estimator_prints_is_not_part_of_the_report(tmp_path: Path) -> None:
+    lines = [
+        "import subprocess",
+        "def talkative(oracle):",
+        "    print('shown')",
+        "    subprocess.run(['echo', 'shown too'])",
+    ]
+    (tmp_path / "mine.py").write_text(
+        "\n".join([*lines, "    return oracle.surprise(oracle.left_to_right()).sum(-1)\n"])
+    )
+    estimator = f"{tmp_path / 'mine.py'}:talkative"
+    command = [
+        sys.executable,
+        "-m",
+        "rdlm",
+        "certify",
+        "--estimator",
+        estimator,
+        "--samples",
+        "400",
+        "--laws",
+        "--json",
+    ]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0 and json.loads(found.stdout)["verdict"] == "bound held"
+    assert "shown\n" in found.stderr and "shown too\n" in found.stderr

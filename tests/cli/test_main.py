@@ -180,6 +180,16 @@ def test_a_broken_pipe_is_quiet(root: Path) -> None:
     assert (result.returncode, result.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("command", "code"), [("presets", 0), ("score - --model text8", 2)])
+def test_closed_standard_streams_are_no_defect(command: str, code: int, closed: str, root: Path) -> None:
+    started = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "rdlm", *command.split()]
+    found = subprocess.run(started, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    assert found.returncode == code and "Traceback" not in found.stderr, found.stderr
+    if code and "2>" not in closed:
+        assert "standard input is empty" in found.stderr
+
+
 def test_json_is_one_object_and_nothing_else(root: Path) -> None:
     result = rdlm(root, "doctor", "--json")
     checks = json.loads(result.stdout)["checks"]

@@ -89,6 +89,11 @@ def test_mistakes_are_named(options: list[str], message: str, capsys: pytest.Cap
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_compare_names_the_way_for_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare", "--data", "letters.txt"]) == 2
+    assert "such as own --data.file PATH for your own data" in " ".join(capsys.readouterr().err.split())
+
+
 def _refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert cli.main(command) == 2
     message = capsys.readouterr().err

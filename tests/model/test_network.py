@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rdlm.config import ConvolutionConfig, Interface, TransformerConfig
 from rdlm.errors import InputError
 from rdlm.model.network import build
+from rdlm.storage.own_classes import import_name, trusting
 
 CONFIGS = {
     "transformer": TransformerConfig(width=16, layers=2, heads=2, time_width=8, self_condition=True),
@@ -171,3 +173,21 @@ def test_a_compiler_sees_one_whole_graph(config: Any, awake: Any) -> None:
     arguments = normal(2, 6, 5), torch.rand(2, 6).double(), torch.tensor([1, -1]), normal(2, 6, 5)
     compiled = torch.compile(network, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*arguments), network(*arguments))
+
+
+class Pooled(nn.Module):
+    """A network as a user may write it by mistake: one row of logits per sequence."""
+
+    def __init__(self, config: object, interface: Interface) -> None:
+        super().__init__()
+        self.output = nn.Linear(interface.features, interface.outputs)
+
+    def forward(self, inputs: Tensor, time: Tensor, condition: Tensor | None = None) -> Tensor:
+        return self.output(inputs).mean(1)
+
+
+def test_the_shape_of_the_logits_of_a_network_of_the_user_is_checked() -> None:
+    with trusting([Pooled]):
+        network = build(TransformerConfig(network_class=import_name(Pooled)), Interface(features=5, outputs=4))
+    with pytest.raises(InputError, match=r"Pooled returned a tensor \[2, 4\], not logits .* = \[2, 3, 4\]"):
+        network(torch.zeros(2, 3, 5), torch.zeros(2))

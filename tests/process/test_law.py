@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from rdlm.errors import DamagedFileError
 from rdlm.process import law as laws
 from rdlm.process.bridge import Bridge, Start, masked_start, uniform_start
 from rdlm.process.schedule import Geometric, uniform_in_time
+from rdlm.storage import tables
 from rdlm.storage.tables import read
 
 CLOCK = Geometric()
@@ -114,6 +116,17 @@ def test_read_names_the_damaged_file(folder):
     path = only_file(folder)
     with pytest.raises(DamagedFileError, match=path.name):
         read(path, {"law": "another"})
+
+
+def test_a_pipe_or_a_link_in_place_of_a_table_is_not_read(tmp_path):
+    tables.write(tmp_path / "real.safetensors", {"a": 1}, {"b": torch.zeros(2)})
+    path = tmp_path / "table.safetensors"
+    for make in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "real.safetensors")):
+        make(path)
+        for check in (tables.check, lambda path: read(path, {"a": 1})):
+            with pytest.raises(DamagedFileError, match="cannot be read"):
+                check(path)
+        path.unlink()
 
 
 def test_unwritable_cache_logs_one_warning(tmp_path, monkeypatch, caplog):

@@ -179,6 +179,22 @@ def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is(tmp_path: P
         train(toy_config(tolerance=2), tmp_path / "strict", Steep, load=toy_corpus)
 
 
+class Infinite(Toy):
+    """A method whose bound is not finite, though its weights are."""
+
+    def bound(self, batch: Batch, nfe: int, generator: torch.Generator | None = None) -> Tensor:
+        return super().bound(batch, nfe, generator) * torch.inf
+
+
+def test_a_run_whose_validation_is_not_finite_can_be_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(toy_config(), tmp_path / "run", Infinite, load=toy_corpus)
+    assert result.bound is None and "the validation bound is inf nats, not finite" in capsys.readouterr().err
+    again = train(toy_config(), tmp_path / "run", Infinite, load=toy_corpus)
+    assert again.steps == result.steps
+
+
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     # The gradient is clipped, hence finite, but so is no weight after a step of this size.
     with pytest.raises(DivergedError, match="not finite"):

@@ -70,6 +70,10 @@ def test_two_processes_train_as_one_does(parallel: str, pair: Path, alone: Path,
         assert one == pytest.approx(other, abs=1e-5)
 
 
+def test_processes_give_no_warnings_of_torch(pair: Path) -> None:
+    assert "FutureWarning" not in (pair / "messages").read_text()
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_muon_makes_whole_matrices_orthogonal(parallel: str, pair: Path, tmp_path: Path, runs) -> None:
     train(toy_config(accumulate=2, optimizer="muon"), tmp_path / "run", Toy, load=toy_corpus)

@@ -78,7 +78,8 @@ def train_model(
     The run stores their import names; it is loaded by `rdlm.load(out, trust=[MyNetwork])` only.
     """
     name, default = _configuration(config, data)
-    if init is not None and not (isinstance(config, RunConfig) or str(config).endswith((".yaml", ".yml"))):
+    complete = isinstance(config, RunConfig) or str(config).endswith((".yaml", ".yml"))  # with a value for every key
+    if init is not None and not complete:
         default = initial_configuration(default, str(init))
     chosen = _with_data_and_device(default, data, device)
     if column is not None:
@@ -86,7 +87,7 @@ def train_model(
     own = [one for one in (network, schedule, bridge) if isinstance(one, type)]
     chosen = _with_process(chosen, schedule, bridge)
     if network is not None:
-        chosen = _with_network(chosen, network, report=config is None)
+        chosen = _with_network(chosen, network, adapt=not complete)
     given = set(config_file.difference(RunConfig() if isinstance(config, RunConfig) else default, chosen))
     folder = Path(out) if out is not None else Path("runs") / name
     with trusting(own):
@@ -130,10 +131,10 @@ def _with_process(
     return replace(config, process=process)
 
 
-def _with_network(config: RunConfig, network: type[nn.Module], report: bool) -> RunConfig:
-    """Return the configuration with a user-defined network, which has no block mask."""
+def _with_network(config: RunConfig, network: type[nn.Module], adapt: bool) -> RunConfig:
+    """Return the configuration with a user-defined network, which has no block mask; `adapt` one without blocks."""
     config = replace(config, model=replace(config.model, network_class=import_name(network)))
-    if report and (config.objective.blockwise or config.process.block):
+    if adapt and (config.objective.blockwise or config.process.block):
         say("an own network has no block mask: trained without objective.blockwise and process.block")
         config = replace(config, objective=replace(config.objective, blockwise=0.0))
         config = replace(config, process=replace(config.process, block=0))

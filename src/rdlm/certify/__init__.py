@@ -212,7 +212,11 @@ def _place(request: Request, done: int) -> str:
 
 
 def _child(connection: Connection, request: Request) -> None:
-    """Send True when ready to import what the user named, then every finding, then None; or the text of an error."""
+    """Send True when ready to import what the user named, then every finding, then None; or the text of an error.
+
+    What the estimator prints goes to standard error: standard output is the report, with --json one object.
+    """
+    os.dup2(2, 1)
     torch.set_num_threads(1)  # many small operations, for which more threads are slower
     connection.send(True)
     try:

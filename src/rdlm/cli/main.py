@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Without it the collector walks through all objects of torch again at the end: 0.6 s of processor time.
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be any bytes
     with ExitStack() as streams:
@@ -101,6 +102,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout.isatty():
             streams.enter_context(redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))))
         return _run(arguments)
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of standard streams that the caller has closed (`>&-`): Python sets them to None.
+
+    Otherwise the next file that is opened would take their number, to which libraries in C write.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _run(arguments: list[str]) -> int:

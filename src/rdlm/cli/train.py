@@ -170,6 +170,10 @@ def value_of(options: Sequence[str], flag: str) -> str | None:
     return None
 
 
+OWN_DATA = {"train": ", or --data PATH", "compare": ", such as own --data.file PATH for your own data"}
+"""Command -> how it takes the user's data, in the message for a missing argument."""
+
+
 def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, RunConfig]:
     """Return the name and the configuration of the preset or YAML file that `options` begin with."""
     first = options[0] if options else ""
@@ -180,7 +184,7 @@ def chosen_configuration(command: str, options: Sequence[str]) -> tuple[str, Run
     if not first or first.startswith("-"):
         raise InputError(
             f"rdlm {command} needs a preset or a YAML file as its first argument"
-            f"{', or --data PATH' * (command == 'train')}; presets: {', '.join(PRESETS)}"
+            f"{OWN_DATA.get(command, '')}; presets: {', '.join(PRESETS)}"
         )
     if first in PRESETS or not first.endswith((".yaml", ".yml")):
         return first, preset(first)

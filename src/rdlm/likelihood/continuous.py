@@ -158,6 +158,8 @@ def _remaining(
     return remaining, ratio / remaining
 
 
+# -- the paper's estimator -------------------------------------------------------------------------
+
 CUT = 1e-3
 """Length of the interval before time 1 that is left out."""
 

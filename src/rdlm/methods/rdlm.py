@@ -344,7 +344,10 @@ class Rdlm(Method):
     def check_blocks(self, block: float) -> None:
         """Raise InputError for blocks with a network whose attention cannot be masked."""
         if block and not self.takes_blocks:
-            raise InputError("blocks need a transformer that is not causal: other networks have no block mask")
+            raise InputError(
+                "blocks need a transformer that is not causal: other networks have no block mask; "
+                "set objective.blockwise and process.block to 0, and leave out block"
+            )
 
     def on_grid(self, path: Path, grid: Grid, kernel: Kernel, token_steps: TokenSteps | None = None) -> Chain:
         """Return the chain on a local grid."""

@@ -267,6 +267,8 @@ class Denoiser:
         return functional.pad(centred, (0, self.sphere_width - self.layout.base)).flatten(2)
 
 
+# -- fused cross-entropy ---------------------------------------------------------------------------
+
 TILE = 2**17
 """Logits per tile on a CPU, so that intermediate results stay in its cache."""
 

@@ -65,13 +65,24 @@ def _own(config: NetworkConfig, interface: Interface) -> nn.Module:
     assert config.network_class is not None
     if config.self_condition:
         raise InputError("model.self_condition is not supported with model.network_class")
-    return own_class(config.network_class, nn.Module)(config, interface)
+    network: nn.Module = own_class(config.network_class, nn.Module)(config, interface)
+
+    def check(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        wanted = (*inputs[0].shape[:2], interface.outputs)
+        if (shape := tuple(getattr(logits, "shape", ()))) != wanted:
+            found = f"a tensor {list(shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise InputError(f"{config.network_class} returned {found}, not logits [B, L, outputs] = {list(wanted)}")
+
+    network.register_forward_hook(check)
+    return network
 
 
 def parameter_count(network: nn.Module) -> int:
     """Return the number of trainable parameters; shared ones count once."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
+
+# -- devices and precision -------------------------------------------------------------------------
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -133,6 +144,9 @@ def transformer_of(network: nn.Module) -> Transformer | None:
     """Return the transformer of a network, with or without an inference layer; None for another kind of network."""
     inner = without_belief(network)
     return inner if isinstance(inner, Transformer) else None
+
+
+# -- moving average of the parameters --------------------------------------------------------------
 
 
 class MovingAverage:

@@ -65,6 +65,8 @@ def simulated_law(path: Path, grid: Grid) -> PathLaw:
     return PathLaw.of(path, lambda bridge: SimulatedLaw(bridge, grid))
 
 
+# -- laws by name ----------------------------------------------------------------------------------
+
 LawName = Literal["exact", "normal", "simulated"]
 
 FORMAT: Final = 3

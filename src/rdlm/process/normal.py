@@ -142,15 +142,8 @@ _KNOTS: Final = 2048
 _BATCH: Final = 8192
 
 
-@dataclass(frozen=True)
-class _Form:
-    """`extra` degrees of freedom beyond `n`, and whether `exp(-rho^2/2)` multiplies."""
-
-    extra: int
-    damped: bool
-
-
-_FORMS: Final[dict[str, _Form]] = {"corrected": _Form(0, False), "printed": _Form(1, True), "coded": _Form(0, True)}
+_FORMS: Final = {"corrected": (0, False), "printed": (1, True), "coded": (0, True)}
+"""Degrees of freedom beyond `n`, and whether `exp(-rho^2/2)` multiplies."""
 
 
 def kummer(degrees: int, rho: Float[Tensor, ...], name: KummerName = "corrected") -> Float[Tensor, ...]:
@@ -160,10 +153,10 @@ def kummer(degrees: int, rho: Float[Tensor, ...], name: KummerName = "corrected"
 
 def kummer_gap(degrees: int, rho: Float[Tensor, ...], name: KummerName = "corrected") -> Float[Tensor, ...]:
     """Return `1 - F_n(rho)`, Eq. (24), in float64 and to full relative precision near 0."""
-    form = _form(degrees, name)
+    extra, damped = _form(degrees, name)
     flat = rho.double().flatten()
-    gap = torch.cat([_gap(degrees + form.extra, part) for part in flat.split(_BATCH)]) if len(flat) else flat
-    if form.damped:
+    gap = torch.cat([_gap(degrees + extra, part) for part in flat.split(_BATCH)]) if len(flat) else flat
+    if damped:
         damping = torch.expm1(-flat.square() / 2)
         gap = gap * (1 + damping) - damping
     return gap.view(rho.shape)
@@ -186,7 +179,7 @@ def inverse_kummer(degrees: int, value: Float[Tensor, ...], name: KummerName = "
     return torch.where(target > 0, rho, 0.0)
 
 
-def _form(degrees: int, name: str) -> _Form:
+def _form(degrees: int, name: str) -> tuple[int, bool]:
     if name not in _FORMS:
         raise unknown("Kummer function", name, _FORMS)
     if degrees < 2:

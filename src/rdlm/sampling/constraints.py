@@ -22,6 +22,8 @@ from rdlm.process.kernel import indices
 from rdlm.random import RandomStreams, pick_token
 from rdlm.sampling.automaton import Automaton, Choice, Restriction
 
+# -- prompts ---------------------------------------------------------------------------------------
+
 
 class Window(NamedTuple):
     """Tokens `begin` to `end` of a sequence; those from `fresh` on are new."""
@@ -137,6 +139,8 @@ def _place(position: int, length: int) -> int:
         raise InputError(f"position {position} is outside a sequence of {length} tokens")
     return position % length
 
+
+# -- constraints -----------------------------------------------------------------------------------
 
 Classifier = Callable[[Tensor], Tensor]
 """A differentiable log-likelihood [batch] of a property, given probabilities [batch, positions, v]."""

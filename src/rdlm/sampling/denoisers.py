@@ -115,6 +115,8 @@ def evaluated(log_probs: Float[Tensor, "... v"]) -> Bool[Tensor, "..."]:
     return log_probs.amax(-1) > log_probs.amin(-1)
 
 
+# -- guidance, temperature, self-conditioning ------------------------------------------------------
+
 Denoising = Generator[Query, Tensor, Tensor]
 """Yields queries, receives their log-probabilities, and returns the log-probabilities to sample from."""
 
@@ -173,6 +175,8 @@ def guide(guidance: float, conditional: Tensor, unconditional: Tensor) -> Tensor
     """Return log-probabilities with the condition weighted by the guidance, Eq. (45)."""
     return torch.log_softmax(unconditional + guidance * (conditional - unconditional), -1)
 
+
+# -- batching --------------------------------------------------------------------------------------
 
 MOST_ROWS: Final = 8
 """Rows of the largest forward pass: more are no faster per row."""

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rdlm.errors import DamagedFileError, InputError
-from rdlm.storage.files import cache_dir, make_cache_dir, write_atomic
+from rdlm.storage.files import cache_dir, make_cache_dir, open_plain, write_atomic
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def write(path: Path, parameters: Parameters, tables: Tables) -> None:
 def read(path: Path, parameters: Parameters) -> Tables:
     """Return the tables in a file; raise DamagedFileError if it is damaged or has other parameters."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_plain(path), safe_open(path, framework="pt") as file:  # a pipe would not end
             metadata = file.metadata() or {}
             # Cloned, because tensors mapped from a file may start at an unaligned address.
             tables = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  (no mapping)
@@ -84,7 +84,7 @@ def read(path: Path, parameters: Parameters) -> Tables:
 def check(path: Path) -> None:
     """Raise DamagedFileError if a cached table is damaged or its name does not match its parameters."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_plain(path), safe_open(path, framework="pt") as file:
             stated = (file.metadata() or {}).get("parameters", "")
         parameters = json.loads(stated)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,7 @@
-"""Training: the loop, data parallelism, runs that resume from checkpoints, and their record."""
+"""Training: the loop, data parallelism, runs that resume from checkpoints, and their record.
+
+`rdlm.train(data, ...)` is the function `rdlm.api.training.train_model`, which describes the arguments.
+"""
 
 from __future__ import annotations
 

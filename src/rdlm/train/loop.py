@@ -293,12 +293,20 @@ def write_line(run: Run, record: Record | None, tokens_per_second: float) -> Non
 
 
 def validate(run: Run, record: Record | None) -> None:
-    """Evaluate the bound with the averaged weights and store it, also as the best one if it is."""
+    """Evaluate the bound with the averaged weights and store it, also as the best one if it is.
+
+    One that is not finite is reported and not stored: JSON has no such numbers, and the checkpoint could not be read.
+    """
     training, counters = run.config.training, run.counters
     with run.averaged():
         bound = validation_bound(run.method, run.held_out, training.validation_nfe, training.seed, run.team)
+    if not (math.isfinite(bound.mean) and math.isfinite(bound.stderr)):
+        counters.validation = None
+        if record is not None:
+            say(f"step {counters.step}: the validation bound is {bound.mean:g} nats, not finite, and is not stored")
+        return
     counters.validation = {"step": counters.step, "bound": bound.mean, "stderr": bound.stderr}
-    if math.isfinite(bound.mean) and (counters.best is None or bound.mean < counters.best["bound"]):
+    if counters.best is None or bound.mean < counters.best["bound"]:
         counters.best = counters.validation
     if record is not None:
         record.write(

@@ -115,7 +115,9 @@ class Team:
         indices = [self.device.index] if self.device.type == "cuda" else None
         # Buffers are constant tables. Broadcast in each forward pass, they would make the processes wait for each other
         # without end as soon as one of them draws a step with one forward pass and another a step with two.
-        return DistributedDataParallel(call, indices, broadcast_buffers=False)
+        with warnings.catch_warnings():  # its successor since torch 2.13 sends them once, at the beginning
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            return DistributedDataParallel(call, indices, broadcast_buffers=False)
 
 
 def check_equal_passes(config: RunConfig, rows: int) -> None:
