@@ -32,10 +32,10 @@ from experiments.changes import Change, changed
 from experiments.trial import commit, write_csv
 from rdlm import methods
 from rdlm.api import language_model
+from rdlm.api.decoding import sequence_posterior
 from rdlm.api.generate import generate
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.output import grid
-from rdlm.api.restore import sequence_posterior
 from rdlm.config import MethodName, RunConfig, SamplingOptions
 from rdlm.data.batch import Batch
 from rdlm.data.evidence import from_levels

@@ -15,20 +15,18 @@ from scipy import stats
 from torch import Tensor
 
 import rdlm
-from rdlm.api.decoding import WHOLE_CALLS, certain, posterior_of
+from rdlm.api.decoding import WHOLE_CALLS, certain, overlapping_windows, posterior_of
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.reading_likelihood import free_energy, observation_bound, pseudo_log_likelihood
-from rdlm.api.restore import (
+from rdlm.api.reading_likelihood import (
     LEAST_ERROR,
     SPREAD,
     ErrorRate,
     estimate_error,
-    overlapping_windows,
-    read_text_through,
-    restore,
-    restore_image,
-    restore_reads,
+    free_energy,
+    observation_bound,
+    pseudo_log_likelihood,
 )
+from rdlm.api.restore import read_text_through, restore, restore_image, restore_reads
 from rdlm.config import DataConfig, DenoiserConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data import channels
 from rdlm.data import evidence as readings
@@ -258,7 +256,7 @@ def test_the_error_rate_of_a_long_text_takes_a_few_windows(monkeypatch: pytest.M
     def reading(error: float) -> Tensor:
         return torch.where((read < 0)[:, None], 0.0, through_channel(read.clamp_min(0))(error))
 
-    monkeypatch.setattr("rdlm.api.restore.posterior_of", counted)
+    monkeypatch.setattr("rdlm.api.decoding.posterior_of", counted)
     assert estimate_error(model, reading, read).value == pytest.approx(share, rel=0.3)
     assert max(shapes) <= SPREAD < 20_000 / 64 and sum(shapes) < 10 * SPREAD
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from rdlm.api.language_model import LanguageModel
-from rdlm.api.restore import ErrorRate, restore, symbols_of
-from rdlm.api.restore_words import read_words_through, restore_words
+from rdlm.api.reading_likelihood import ErrorRate
+from rdlm.api.restore import restore, symbols_of
+from rdlm.api.restore_words import SHARE, _mixed, read_words_through, restore_words
 from rdlm.cli.main import main as cli
 from rdlm.config import DataConfig, ProcessConfig, RunConfig, TransformerConfig
 from rdlm.data.channels import symmetric
-from rdlm.data.tokenizer import Characters, wordpiece
-from rdlm.data.word_evidence import LETTERS, from_words
+from rdlm.data.evidence import from_text
+from rdlm.data.tokenizer import TEXT8_ALPHABET, Characters, wordpiece
+from rdlm.data.word_evidence import LETTERS, from_reading, from_words
 from rdlm.errors import InputError
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork
@@ -147,3 +149,71 @@ def test_other_tokens_and_channels_are_refused(model: LanguageModel) -> None:
     with pytest.raises(InputError, match="without readable words"):
         read_words_through(model, "???", "symmetric", "auto")
     assert not isinstance(model.tokenizer, Characters)
+
+
+# -- a mixture with a model of characters ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def letters() -> LanguageModel:
+    """An untrained model of characters."""
+    config = RunConfig(
+        data=DataConfig(length=32),
+        model=TransformerConfig(width=8, layers=1, heads=2),
+        process=ProcessConfig(levels=32, pairs=256),
+    )
+    torch.manual_seed(0)
+    method = Rdlm(config, len(TEXT8_ALPHABET))
+    method.network.eval()
+    about = {"kind": "text", "length": 32, "classes": [], "image": None, "signal": False, "protocol": "letters"}
+    return LanguageModel("letters", method, Characters(TEXT8_ALPHABET), config, about, None)
+
+
+def test_a_mixture_has_the_share_of_the_words(letters: LanguageModel, model: LanguageModel) -> None:
+    text = "Tbe 1?3 c[ao]t zyzyva"
+    alone, own = restore(letters, text, channel="symmetric", error=0.1), restore(model, text, channel="symmetric")
+    found = restore(letters, text, channel="symmetric", error=0.1, words=model)
+    assert found.rows == alone.rows and found.read == alone.read
+    word = from_words(text, PIECES, channel(0.1))
+    assert own.rows == word.rows and sorted(word.words) == [word.rows[at] for at in (0, 5, 8)]
+    for at, letter in enumerate("the"):
+        law = torch.zeros(27)
+        for index, chance in zip(word.words[0].ids.tolist(), own.posterior[0, word.words[0].ids], strict=True):
+            law[TEXT8_ALPHABET.index(WORDS[index][at])] += chance
+        wanted = (1 - SHARE) * alone.posterior[at] + SHARE * law / law.sum()
+        assert torch.allclose(found.posterior[at], wanted, atol=1e-5), letter
+    kept = alone.rows[-3]
+    assert kept is not None and torch.equal(found.posterior[kept:], alone.posterior[kept:])  # zyzyva
+    assert found.text[3:] == " 1?3 cat zyzyva"
+
+
+def test_the_best_string_of_a_mixture_need_not_have_the_likeliest_letters() -> None:
+    own = torch.tensor([[0.4, 0.6, 0.0], [0.5, 0.5, 0.0]]).double()
+    strings, chance = torch.tensor([[0, 2], [1, 2]]), torch.tensor([0.9, 0.1]).double()
+    law, best = _mixed(own, torch.tensor([1, 0]), strings, chance)
+    assert best.tolist() == [0, 2]  # 0.3 * 0.9, and the own string has 0.7 * 0.6 * 0.5
+    assert torch.allclose(law.sum(1), torch.ones(2)) and float(law[0, 0]) == pytest.approx(0.7 * 0.4 + 0.3 * 0.9)
+    assert _mixed(own, torch.tensor([1, 0]), strings, torch.tensor([0.5, 0.5]).double())[1].tolist() == [1, 0]
+
+
+def test_what_words_are_for_is_said(letters: LanguageModel, model: LanguageModel) -> None:
+    unknown = restore(letters, "zyzyva", words=model)
+    assert unknown.text == "zyzyva" and torch.equal(unknown.posterior, restore(letters, "zyzyva").posterior)
+    for one, evidence, words, message in (
+        (letters, "the", letters, "letters has no word pieces"),
+        (letters, torch.zeros(3, 27), model, "words are read in a text"),
+        (model, "the", model, "has word pieces itself"),
+    ):
+        with pytest.raises(InputError, match=message):
+            restore(one, evidence, words=words)
+
+
+@pytest.mark.parametrize("alphabet", ["ACGT", LETTERS + LETTERS.upper()])
+def test_words_are_of_lower_case(alphabet: str) -> None:
+    with pytest.raises(InputError, match="a to z in lower case"):
+        from_reading(from_text("ACG", alphabet), alphabet, PIECES)
+
+
+def test_a_channel_of_all_symbols_is_that_of_letters(letters: LanguageModel, model: LanguageModel) -> None:
+    table = {"h": {"h": 0.2, "b": 0.7, " ": 0.1}}
+    assert restore(letters, "Tbe cat", channel=table, words=model).text == "The cat"

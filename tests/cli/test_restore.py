@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -82,6 +83,21 @@ def test_evidence_files(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     np.save(tmp_path / "reading.npy", array)
     assert command(run, str(tmp_path / "reading.npy")) == 0
     assert capsys.readouterr().out == "fox\n"
+
+
+def test_files_with_a_byte_order_mark_and_compressed_files(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "\n".join(json.dumps({letter: 0.9, "rest": 0.1}) for letter in "the quick")
+    marked, packed = tmp_path / "marked.jsonl", tmp_path / "packed.jsonl.gz"
+    marked.write_text(lines, "utf-8-sig")
+    packed.write_bytes(gzip.compress(lines.encode()))
+    for file in (marked, packed):
+        assert command(run, str(file)) == 0
+        assert capsys.readouterr().out == "the quick\n"
+    packed.write_bytes(packed.read_bytes()[:-9])
+    assert command(run, str(packed)) == 3
+    assert "packed.jsonl.gz is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -182,7 +198,7 @@ def test_ordinary_english_keeps_its_case_and_punctuation(
     options = (*options, "--overwrite")
     assert printed.out == "The quick Brown fox, 'jumps' over\nthe lazy dog!\n"
     assert (
-        "since the model's alphabet lacks them: 4 characters" in printed.err
+        "since the model's vocabulary lacks them: 4 characters" in printed.err
         and "3 of 47 characters changed" in printed.err
     )
     assert 'data-about="c ' in page.read_text() and "read x" in page.read_text()

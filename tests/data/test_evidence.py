@@ -52,6 +52,8 @@ def test_notation_of_uncertain_text() -> None:
 def test_confusion_matrices_from_csv_and_json() -> None:
     table = "true,a,b,space\na,0.8,0.2,0\nspace,0,0.1,0.9\n"
     rows = {"a": {"a": 0.8, "b": 0.2}, " ": {"b": 0.1, " ": 0.9}}
+    for mark in (";", "\t"):
+        assert torch.equal(channels.confusion(table.replace(",", mark), "ab "), channels.confusion(table, "ab "))
     by_csv, by_json = (channels.confusion(text, "ab ") for text in (table, json.dumps(rows)))
     assert torch.equal(by_csv, by_json)
     assert by_csv.tolist() == [[0.8, 0.2, 0], [0, 1, 0], [0, 0.1, 0.9]]
@@ -79,6 +81,13 @@ def test_qualities_of_bases() -> None:
     assert torch.allclose(reads[0].evidence[1].exp(), torch.tensor([0.1 / 3, 0.9, 0.1 / 3, 0.1 / 3]).double())
     for row in (reads[0].evidence[2], reads[1].evidence[0]):  # N, and a quality of 0, say nothing
         assert torch.allclose(row.softmax(-1), torch.full((4,), 0.25).double())
+
+
+def test_wrapped_reads_and_blank_lines_between_reads() -> None:
+    wrapped = evidence.from_fastq("\n@one\r\nAC\r\nG\r\n+\r\n@!\r\n+\r\n\n@two\nT\n+\n!\n")
+    plain = evidence.from_fastq("@one\nACG\n+\n@!+\n@two\nT\n+\n!\n")
+    assert [(one.name, one.symbols) for one in wrapped] == [("one", "ACG"), ("two", "T")]
+    assert all(torch.equal(a.evidence, b.evidence) for a, b in zip(wrapped, plain, strict=True))
 
 
 def test_grey_levels() -> None:
@@ -133,7 +142,14 @@ def test_grey_levels() -> None:
         (lambda: evidence.from_array(np.array([["a", "b"]]), "ab"), "real numbers"),
         (lambda: evidence.from_array(np.array([[np.nan, 0.0]]), "ab"), "position 0"),
         (lambda: evidence.from_fastq("@a\nAC\n+\n!\n"), "2 bases and 1 qualities"),
-        (lambda: evidence.from_fastq("@a\nAC\n+\n"), "four lines"),
+        (lambda: evidence.from_fastq("@a\nAC\n+\n"), "line 1: the read is not complete: it has four lines"),
+        (lambda: evidence.from_fastq("@a\nA\n+\n!\n\n@b\nACGT\n"), "line 6: the read is not complete"),
+        (lambda: evidence.from_fastq("@a\nAC\nA\n+\n!!\n"), "four lines"),
+        (lambda: evidence.from_fastq("\n\n"), "no read"),
+        (
+            lambda: evidence.from_array(np.array([[0.25, 0.75], [1.0, 0.0]]), "ab"),
+            "probabilities; give their logarithms",
+        ),
         (lambda: evidence.from_fastq("a\nAC\n+\n!!\n"), "not the beginning"),
         (lambda: evidence.from_fastq("@a\nAX\n+\n!!\n"), "read 'a': character 'X' at position 1"),
         (lambda: channels.confusion('{"a": {"a": 0.9, "bb": 0.1}}', "ab"), "'bb' is not one character"),
@@ -198,6 +214,9 @@ def test_whatever_is_restored_the_rest_and_the_case_stay(read, data: st.DataObje
         ("in 17?? we", "in we"),
         ("a Ω b", "a ? b"),
         ("e\u0301t", "et"),
+        ("thi\u017f i\u017f", "this is"),  # the long s of old prints
+        ("\uff37ide", "wide"),
+        ("o\ufb03ce", "o?ce"),  # a ligature is one character for several
     ],
 )
 def test_what_a_model_of_27_characters_sees(text: str, seen: str) -> None:
@@ -210,6 +229,7 @@ def test_what_a_model_of_27_characters_sees(text: str, seen: str) -> None:
         ("The Cinbress", "the congress", "The Congress"),
         ("CON?RESS", "congress", "CONGRESS"),
         ("T?e", "the", "The"),
+        ("FOR ONE PEO__E", "for one people", "FOR ONE PEOPLE"),
         ("U?A, I?", "usa it", "USA, It"),
         ("of 17?? and", "of and", "of 17?? and"),
         ("Dont stop", "done stop", "Done stop"),

@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from running import LENGTH, Served
+from running import LENGTH, Served, save, serving
 
 import rdlm
 from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
 from rdlm.api.restore import read_text_through
 from rdlm.data.evidence import from_json_lines
-from rdlm.data.tokenizer import TEXT8_ALPHABET
+from rdlm.data.tokenizer import TEXT8_ALPHABET, wordpiece
 from rdlm.serve.schema import LONGEST_TEXT, MOST_TOKENS
 from rdlm.serve.texts import positions
 
@@ -182,3 +182,24 @@ def test_positions_take_linear_time(text: str) -> None:
     begin = time.process_time()
     positions(text)
     assert time.process_time() - begin < 0.2
+
+
+def test_words_are_restored_by_a_model_of_word_pieces(tmp_path: Path) -> None:
+    pieces = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "hat", "sat", "."])
+    run = save(tmp_path / "pieces", pieces, codes="learned", dimension=4)
+    reading = {"text": "Thx c[ao]t sat.", "channel": "symmetric", "error": 0.1, "samples": 1, "steps": 4}
+    with serving(str(run)) as served:
+        card = served.get("/v1/models").json()["data"][0]
+        found = served.post("/v1/restore", reading).json()
+        matrix = served.post("/v1/restore", reading | {"channel": {"e": {"e": 0.5, "x": 0.5}}}).json()
+        refused = served.post("/v1/restore", {"evidence": [{"the": 1}]})
+        long = served.post("/v1/restore", {"text": "the " * 5000})
+    assert card["rdlm"]["restore"] == {"available": True, "reason": None}
+    wanted = rdlm.load(run).restore("Thx c[ao]t sat.", "symmetric", 0.1, samples=1, steps=4)
+    assert found["text"] == wanted.text == "The cat sat." and found["samples"] == list(wanted.samples)
+    assert [place["symbol"] for place in found["positions"]] == ["the"] * 3 + [None] + ["cat"] * 3 + [None] + [
+        "sat"
+    ] * 3 + [None]
+    assert matrix["text"] == "The cat sat."
+    assert refused.status_code == 400 and "word pieces" in refused.json()["error"]["message"]
+    assert long.status_code == 400 and "at most" in long.json()["error"]["message"]

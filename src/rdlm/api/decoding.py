@@ -1,4 +1,4 @@
-"""Posteriors and whole sequences of windows given evidence about every position.
+"""Posteriors and whole sequences given evidence about every position.
 
 | function | result | evaluations of the network at each position |
 |---|---|---|
@@ -6,9 +6,13 @@
 | `refined_posterior` | the same, as a mean over passes of the sampler | passes x steps |
 | `draw_given` | sequences of the joint posterior | steps |
 | `likeliest_given` | the likeliest whole sequence that is found | `WHOLE_CALLS` |
+| `sequence_posterior`, `likeliest` | the same for a sequence of any length | the same per window |
 
 The likeliest sequence is found by beam search from left to right, Eq. (59), by a network that was trained behind clean
 blocks above an n-gram model, and otherwise by deciding the most certain positions first.
+
+A long sequence is treated in overlapping windows of the model's length: a position's posterior is that of the window in
+which it is farthest from the ends, and samples continue behind what they have decided.
 """
 
 from __future__ import annotations
@@ -16,19 +20,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from rdlm.config import OrderName
+from rdlm.api.language_model import LanguageModel
+from rdlm.config import LONGEST, OrderName
+from rdlm.data.evidence import Evidence
+from rdlm.errors import InputError, check_integer, unknown
 from rdlm.methods.rdlm import Rdlm
 from rdlm.model.belief import BeliefNetwork, Ngram
 from rdlm.model.denoiser import BlockMask
 from rdlm.model.transformer import Cache, Transformer
 from rdlm.process.kernel import to_device
 from rdlm.process.order import named_schedule
+from rdlm.random import generator_of
 from rdlm.sampling.sampler import StepInfo, sample_chain
 
 POSITIONS: Final = 2048
@@ -42,6 +50,10 @@ BEAM: Final = 4
 
 WHOLE_CALLS: Final = 2 * BEAM
 """Evaluations of the network at each position in which the likeliest whole sequence is searched."""
+
+
+SHARED: Final = 32
+"""Positions that neighbouring windows share; half of a window that is shorter than twice as many."""
 
 
 def posterior_of(
@@ -178,3 +190,121 @@ def certain(token: Int[Tensor, "rows length"], size: int) -> Float[Tensor, "rows
 def rows_of_call(length: int) -> int:
     """Return the number of windows per network call."""
     return max(1, POSITIONS // length)
+
+
+# -- sequences of any length ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def sequence_posterior(
+    model: LanguageModel,
+    evidence: Evidence,
+    *,
+    passes: int = 0,
+    samples: int = 0,
+    steps: int = 64,
+    order: OrderName = "synchronous",
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda windows: None,
+) -> tuple[Float[Tensor, "positions v"], Int[Tensor, "samples positions"]]:
+    """Return the posterior of every position and samples of the joint posterior, as `restore` explains them.
+
+    `progress` is given the number of windows that are done: each is counted once, and once more for samples.
+    """
+    evidence = check_evidence(model, evidence)
+    for name, value, least in (("passes", passes, 0), ("samples", samples, 0), ("steps", steps, 1)):
+        check_integer(name, value)
+        if not least <= value <= LONGEST:
+            raise InputError(f"{name} must be at least {least} and at most {LONGEST:,}, got {value}")
+    if order not in get_args(OrderName):
+        raise unknown("order", order, get_args(OrderName))
+    spans = overlapping_windows(len(evidence), model.length)
+    parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
+    found = []
+    for index, batch in enumerate(parts.split(rows_of_call(parts.shape[1]))):
+        generator = generator_of("restore", seed, index)
+        if passes:
+            found.append(refined_posterior(model.rdlm, batch, passes, steps, order, generator))
+        else:
+            found.append(marginals(model, batch))
+        progress(len(batch))
+    posterior = _joined(torch.cat(found), spans, len(evidence))
+    draw = partial(draw_given, model.rdlm, steps=steps, order=order, generator=generator_of("restore samples", seed))
+    return posterior, _in_windows(evidence, spans if samples else [], samples, draw, progress)
+
+
+def check_evidence(model: LanguageModel, evidence: Evidence) -> Float[Tensor, "positions v"]:
+    """Return evidence in float32 on the model's device after checking its shape; the model must take evidence."""
+    model.rdlm.denoiser.check_given()
+    size = model.tokenizer.size
+    if evidence.ndim != 2 or evidence.shape[1] != size or len(evidence) < 1 or evidence.is_complex():
+        shape = f"{list(evidence.shape)} of {evidence.dtype}"
+        raise InputError(f"evidence must have the shape [positions, {size}] and real numbers, got {shape}")
+    shifted = evidence.double() - evidence.double().amax(-1, keepdim=True)
+    if bool(shifted.isnan().any()):
+        at = int(shifted.isnan().any(-1).nonzero()[0])
+        raise InputError(f"position {at}: evidence must be finite for at least one symbol, and never NaN or +inf")
+    return shifted.clamp_min(-CERTAIN).float().to(next(model.method.network.parameters()).device)
+
+
+def marginals(model: LanguageModel, evidence: Float[Tensor, "rows length v"]) -> Float[Tensor, "rows length v"]:
+    """Return the posteriors of the positions of windows, in one network call."""
+    return posterior_of(model.rdlm, evidence).exp().cpu()
+
+
+def _in_windows(
+    evidence: Evidence,
+    spans: list[tuple[int, int]],
+    count: int,
+    decide: Callable[[Float[Tensor, "rows length v"]], Int[Tensor, "rows length"]],
+    progress: Callable[[int], object],
+) -> Int[Tensor, "count positions"]:
+    """Return whole sequences; each window is decided given the tokens that earlier windows have decided.
+
+    Of the positions that two windows share, the second half is decided in the later window, which has the tokens after
+    them.
+    """
+    token = torch.zeros(count, len(evidence), dtype=torch.long)
+    done = 0
+    for (begin, end), following in zip(spans, [*(begin for begin, _ in spans[1:]), len(evidence)], strict=False):
+        given = evidence[begin:end].expand(count, -1, -1).clone()
+        given[:, : done - begin] = certain(token[:, begin:done], evidence.shape[1]).to(given)
+        decided = torch.cat([decide(part).cpu() for part in given.split(rows_of_call(end - begin))])
+        until = end - max(0, end - following) // 2
+        token[:, done:until] = decided[:, done - begin : until - begin]
+        done = until
+        progress(1)
+    return token
+
+
+def likeliest(model: LanguageModel, evidence: Evidence) -> Int[Tensor, " positions"]:
+    """Return the likeliest whole sequence that is found in every window, joined as the posteriors are."""
+    spans = overlapping_windows(len(evidence), model.length)
+    parts = torch.stack([evidence[begin:end] for begin, end in spans])  # [windows, L, V]
+    found = [likeliest_given(model.rdlm, part).cpu() for part in parts.split(rows_of_call(parts.shape[1]))]
+    return _joined(torch.cat(found)[..., None], spans, len(evidence))[:, 0]
+
+
+def overlapping_windows(length: int, window: int) -> list[tuple[int, int]]:
+    """Return spans of at most `window` positions that cover a sequence; neighbours share at least `SHARED` of them."""
+    if length <= window:
+        return [(0, length)]
+    step = max(1, window - min(window // 2, SHARED))
+    begins = [*range(0, length - window, step), length - window]
+    return [(begin, begin + window) for begin in begins]
+
+
+def _joined(
+    parts: Shaped[Tensor, "windows w v"], spans: list[tuple[int, int]], length: int
+) -> Shaped[Tensor, "length v"]:
+    """Return each position's row of the window in which it is farthest from an end that is not the sequence's."""
+    best, found = torch.full((length,), -1.0), parts.new_zeros(length, parts.shape[-1])
+    for part, (begin, end) in zip(parts, spans, strict=True):
+        place = torch.arange(begin, end)
+        left = (place - begin).float() if begin > 0 else torch.full((end - begin,), math.inf)
+        right = (end - 1 - place).float() if end < length else torch.full((end - begin,), math.inf)
+        margin = torch.minimum(left, right)
+        better = margin > best[begin:end]
+        best[begin:end] = torch.where(better, margin, best[begin:end])
+        found[begin:end] = torch.where(better[:, None], part, found[begin:end])
+    return found

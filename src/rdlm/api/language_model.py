@@ -268,6 +268,7 @@ class LanguageModel:
         *,
         literal: bool = False,
         read: str | None = None,
+        words: LanguageModel | str | Path | None = None,
         whole: bool = False,
         passes: int = 0,
         samples: int = 0,
@@ -283,7 +284,8 @@ class LanguageModel:
         With `literal`, question marks, `_` and brackets are ordinary characters.
         `channel` is symmetric or keyboard, with an `error` rate (0.1), or a matrix [true, read]. The posterior is of
         one network call, or the mean over `passes` of the sampler in `steps` calls each; with `whole` the text is the
-        most likely whole text found; `samples` are drawn from the joint posterior in an `order`.
+        most likely whole text found; `samples` are drawn from the joint posterior in an `order`. With a model of word
+        pieces, `words`, the posterior of a text is a mixture with that of its words.
         """
         from rdlm.api.restore import restore
 
@@ -294,6 +296,7 @@ class LanguageModel:
             channel=channel,
             error=error,
             literal=literal,
+            words=words,
             whole=whole,
             passes=passes,
             samples=samples,

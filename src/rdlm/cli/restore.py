@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rdlm.api.language_model import LanguageModel
-    from rdlm.api.restore import ErrorRate, ImageRestoration, Restoration
+    from rdlm.api.reading_likelihood import ErrorRate
+    from rdlm.api.restore import ImageRestoration, Restoration
     from rdlm.data.evidence import Reading
+    from rdlm.data.word_evidence import WordReading
 
 Format = Literal["auto", "text", "jsonl", "npy", "fastq", "hocr", "png"]
 SUFFIXES: dict[str, Format] = {
@@ -66,6 +69,8 @@ class Restore(ModelOptions):
     """Share of misread characters, for symmetric and keyboard, by default 0.1; auto: estimated from the text."""
     literal: bool = False
     """Take ? _ [ ] and backslashes in a text as ordinary characters, such as the question mark of a sentence."""
+    words: str | None = None
+    """A model of word pieces, such as the packaged `words`: the posterior is that of a mixture of both models."""
     normalise: bool = False
     """Convert the text to the model's alphabet (lower case, spelled digits and spaces for text8), and report the
     changes. Without it, characters outside of the alphabet are mapped for the model and kept in the output."""
@@ -106,16 +111,12 @@ class Restore(ModelOptions):
                 raise InputError(f"{name} {path}: give a file in a folder that exists")
             if path is not None:
                 check_output(name, path, self.overwrite)
-        from rdlm.data.word_evidence import has_word_pieces
-
         model = self.load(run)
         _check_model(model)
         if model.kind == "image":
             return self._restore_image(model, file)
         if self.noise is not None:
             raise InputError(f"--noise is for images; {model.name} is a model of {model.kind}")
-        if has_word_pieces(model.tokenizer):
-            return self._restore_words(model, file)
         readings, error = self._readings(model, file)
         self._report(model, readings, self._restored(model, readings), error)
         return 0
@@ -123,35 +124,27 @@ class Restore(ModelOptions):
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("passes", "samples", "steps", "order", "seed")}
 
-    def _restore_words(self, model: LanguageModel, file: str) -> int:
-        """Restore the words of a text by a model of word pieces, write and print it, and return 0."""
-        from rdlm.api.restore_words import read_words_through, restore_words
-        from rdlm.data.evidence import Reading
-        from rdlm.data.word_evidence import LETTERS
-
-        if self.normalise or (self.format != "text" and (self.format != "auto" or Path(file).suffix in SUFFIXES)):
-            raise InputError(f"{model.name} has word pieces: it restores text (without --normalise)")
-        channel = self._channel(LETTERS)
-        text = read_text(file, "restore").removesuffix("\n")
-        reading, error = read_words_through(model, text, channel, self._error(), self.literal)
-        found = restore_words(model, reading, self.whole, **self._options())
-        self._report(model, [Reading(reading.evidence, "")], [found], error)
-        return 0
-
     # -- texts ------------------------------------------------------------------------------------
 
-    def _readings(self, model: LanguageModel, file: str) -> tuple[list[Reading], ErrorRate | None]:
+    def _readings(self, model: LanguageModel, file: str) -> tuple[Sequence[Reading | WordReading], ErrorRate | None]:
         """Return the readings in the input, and the error rate of the channel if it has one."""
-        from rdlm.api.restore import read_text_through, symbols_of
+        from rdlm.api.restore import channel_alphabet, read_text_through
         from rdlm.data import evidence, hocr
+        from rdlm.data.word_evidence import has_word_pieces
 
-        alphabet = "".join(symbols_of(model))
-        kind = SUFFIXES.get(Path(file).suffix.lower(), "text") if self.format == "auto" else self.format
+        alphabet = channel_alphabet(model)
+        kind = (
+            SUFFIXES.get(Path(file.removesuffix(".gz")).suffix.lower(), "text")
+            if self.format == "auto"
+            else self.format
+        )
         if kind == "png":
             advice = "read it by Tesseract, and give the .hocr file (docs/guides/restore.md)"
             raise InputError(f"{file} is an image, {model.name} a model of {model.kind}: {advice}")
         if kind != "text" and (self.channel is not None or self.error is not None or self.literal or self.normalise):
             raise InputError(f"--channel, --error, --literal and --normalise are for text; {file} is {kind}")
+        if has_word_pieces(model.tokenizer) and (kind != "text" or self.normalise):
+            raise InputError(f"{model.name} has word pieces: it restores text (without --normalise)")
         if kind == "npy":
             return [evidence.from_array(_array(file), alphabet)], None
         text = self._normalised(model, read_text(file, "restore"))
@@ -201,19 +194,28 @@ class Restore(ModelOptions):
         except ValueError:
             raise InputError(f"--error must be a number between 0 and 1, or auto, got {self.error!r}") from None
 
-    def _restored(self, model: LanguageModel, readings: list[Reading]) -> list[Restoration]:
-        from rdlm.api.restore import overlapping_windows, restore, restore_reads
+    def _restored(self, model: LanguageModel, readings: Sequence[Reading | WordReading]) -> list[Restoration]:
+        from rdlm.api.decoding import overlapping_windows
+        from rdlm.api.restore import restore, restore_reads
+        from rdlm.data.evidence import Reading
         from rdlm.display.progress import steps
 
         windows = sum(len(overlapping_windows(len(one.evidence), model.length)) for one in readings)
         with steps(windows * (2 if self.samples > 0 else 1), "restore", "windows") as progress:
-            if len(readings) > 1 and self.steps > 0 and not (self.whole or self.passes or self.samples):
-                return restore_reads(model, readings, progress)
-            options = {"whole": self.whole, **self._options()}
+            reads = [one for one in readings if isinstance(one, Reading)]
+            plain = self.steps > 0 and not (self.words or self.whole or self.passes or self.samples)
+            if len(reads) > 1 and plain:
+                return restore_reads(model, reads, progress)
+            words = None if self.words is None else self.load(self.words)
+            options = {"whole": self.whole, "words": words, **self._options()}
             return [restore(model, one, progress=progress, **options) for one in readings]
 
     def _report(
-        self, model: LanguageModel, readings: list[Reading], found: list[Restoration], error: ErrorRate | None
+        self,
+        model: LanguageModel,
+        readings: Sequence[Reading | WordReading],
+        found: list[Restoration],
+        error: ErrorRate | None,
     ) -> None:
         """Print the restored texts or one JSON object, and write the files."""
         rows = []
@@ -231,10 +233,10 @@ class Restore(ModelOptions):
             for row in rows:
                 self._show(row)
         if kept and not self.json:
-            say(f"kept as they are, since the model's alphabet lacks them: {kept} characters")
+            say(f"kept as they are, since the model's vocabulary lacks them: {kept} characters")
         say(about)
 
-    def _bound(self, model: LanguageModel, reading: Reading) -> dict[str, object]:
+    def _bound(self, model: LanguageModel, reading: Reading | WordReading) -> dict[str, object]:
         from rdlm.api.reading_likelihood import observation_bound
 
         if not self.bound:
@@ -276,8 +278,10 @@ class Restore(ModelOptions):
 
         if self.noise is None:
             raise InputError("an image needs --noise, the standard deviation of its levels; 1 is the whole range")
-        if self.html is not None or self.bound or self.whole or self.channel is not None:
-            raise InputError("--html, --bound, --whole and --channel are for text; an image is written by --out")
+        if self.html is not None or self.bound or self.whole or self.words or self.channel is not None:
+            raise InputError(
+                "--html, --bound, --whole, --words and --channel are for text; an image is written by --out"
+            )
         if self.out is None and not self.json:
             raise InputError("the restored image needs a file: --out restored.png (or --json)")
         found = restore_image(model, _pixels(file, self.format, model, self.noise), self.noise, **self._options())

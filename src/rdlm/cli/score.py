@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -208,13 +208,13 @@ def _is_model(name: str) -> bool:
 
 
 def read_text(name: str, purpose: str = "score") -> str:
-    """Return the text of a file, or of standard input for `-`; an empty text is an error."""
+    """Return the text of a file, decompressed if it is .gz, or of standard input for `-`; an empty text is an error."""
     try:
-        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).expanduser().open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if name == "-" else _opened(Path(name).expanduser()) as file:
             raw = file.read(LARGEST_TEXT + 1)  # of a pipe, too, and of a device that has no end
         if len(raw) > LARGEST_TEXT:
             raise InputError(f"{name} has more than {LARGEST_TEXT:,} bytes: give the parts one by one")
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -222,6 +222,12 @@ def read_text(name: str, purpose: str = "score") -> str:
     if not text.strip():
         raise InputError(f"{'standard input' if name == '-' else name} is empty: there is nothing to {purpose}")
     return text
+
+
+def _opened(path: Path) -> AbstractContextManager[IO[bytes]]:
+    from rdlm.data.recipe import open_file
+
+    return open_file(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def _row(line: int, text: str, score: Score, positions: bool) -> dict[str, object]:

@@ -82,8 +82,8 @@ def channel_matrix(matrix: Any, alphabet: str) -> Float[Tensor, "v v"]:
 def confusion(text: str, alphabet: str, source: str = "the confusion matrix") -> Float[Tensor, "v v"]:
     """Return the channel in a JSON object {true: {read: probability}} or in CSV with a header of symbols.
 
-    A CSV row begins with the true symbol; `space` stands for a blank. Rows must sum to 1; symbols without a row are
-    read without error.
+    A CSV row begins with the true symbol; `space` stands for a blank. Cells are separated by commas, semicolons or
+    tabs. Rows must sum to 1; symbols without a row are read without error.
     """
     check_size(len(alphabet), alphabet, source)
     rows = _json_rows(text, source) if text.lstrip().startswith("{") else _csv_rows(text, source)
@@ -119,7 +119,7 @@ def _json_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
 
 def _csv_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
     try:
-        lines = [line for line in csv.reader(io.StringIO(text)) if line]
+        lines = [line for line in csv.reader(io.StringIO(text), delimiter=_separator(text)) if line]
     except csv.Error as error:
         raise InputError(f"{source} is not CSV: {error}") from None
     if len(lines) < 2:
@@ -134,6 +134,12 @@ def _csv_rows(text: str, source: str) -> dict[str, dict[str, Any]]:
             raise InputError(f"{source}, line {number}: {count} numbers under a header of {len(header)} symbols")
         found[_symbol(line[0])] = dict(zip(header, line[1:], strict=True))
     return found
+
+
+def _separator(text: str) -> str:
+    """Return the separator of cells: that by which the last row, which has numbers, has the most cells."""
+    lines = text.rstrip().splitlines()
+    return max(";\t,", key=lambda mark: lines[-1].count(mark) if lines else 0)
 
 
 def _symbol(cell: str) -> str:

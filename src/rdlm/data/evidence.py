@@ -55,6 +55,8 @@ MOST_NUMBERS: Final = 1 << 26
 MOST_READS: Final = 1 << 18
 """Most reads of a file: each takes 0.7 kB of memory, however short it is."""
 
+FASTQ_LINES: Final = "four lines: '@name', bases, '+', qualities"
+
 Evidence = Float[Tensor, "positions v"]
 
 
@@ -118,8 +120,12 @@ def is_kept(char: Read, view: Seen) -> bool:
 
 
 def nearest_symbol(char: str, alphabet: str) -> str | None:
-    """Return the symbol for a character: itself, its other case, or its letter without an accent."""
-    base = unicodedata.normalize("NFD", char)[:1]
+    """Return the symbol for a character: itself, its other case, or the letter of which it is a form.
+
+    Forms are letters with an accent, the long s, wide letters, and others that Unicode calls compatible.
+    """
+    parts = unicodedata.normalize("NFKD", char)
+    base = "".join(part for part in parts if not unicodedata.combining(part))
     forms = (form(letter) for letter in (char, base) for form in (str, str.lower, str.upper))
     return next((form for form in forms if len(form) == 1 and form in alphabet), None)
 
@@ -170,16 +176,28 @@ def _gaps_in_numbers(read: Sequence[Read], seen: Sequence[Seen]) -> set[int]:
 def _pattern(read: Sequence[Read], seen: Sequence[Seen], at: int) -> str:
     """Return a letter whose case a new symbol takes, or nothing if it takes none.
 
-    This is the replaced letter where the alphabet lacks its case; for a gap it is a neighbour in the same word, if
-    there are at least two within two places and all have that case.
+    This is the replaced letter where the alphabet lacks its case; for a gap it is a letter of the same word, if of the
+    two nearest on each side there are at least two and all have that case.
     """
     char = read[at]
     if char is not None and char.isalpha():
         return char if char != seen[at] else ""
-    near = [*_word_part(read, range(at - 1, at - 3, -1)), *_word_part(read, range(at + 1, at + 3))]
+    near = [*_nearest_letters(read, at, -1), *_nearest_letters(read, at, 1)]
     letters = "".join(str(read[place]) for place in near)
     alike = len(near) > 1 and (letters.isupper() or letters.islower())
     return letters[0] if alike and all(read[place] != seen[place] for place in near) else ""
+
+
+def _nearest_letters(read: Sequence[Read], at: int, step: int) -> list[int]:
+    """Return the two nearest letters on one side of a gap in its word; other gaps are skipped."""
+    found: list[int] = []
+    for count in range(1, NEAR):
+        place = at + step * count
+        char = read[place] if 0 <= place < len(read) else ""
+        if char is not None and not char.isalpha():
+            break
+        found += [place] if char is not None else []
+    return found[:2]
 
 
 def _begins_sentence(read: Sequence[Read], at: int) -> bool:
@@ -187,15 +205,6 @@ def _begins_sentence(read: Sequence[Read], at: int) -> bool:
     before = "".join(char or "x" for char in read[max(0, at - NEAR) : at])
     first = at <= NEAR and not any(map(str.isalnum, before))
     return first or re.search(r"[.!?]\s+[^\w\s]*$", before) is not None
-
-
-def _word_part(read: Sequence[Read], places: range) -> Iterator[int]:
-    """Yield places up to the first without a letter."""
-    for at in places:
-        char = read[at] if 0 <= at < len(read) else None
-        if char is None or not char.isalpha():
-            return
-        yield at
 
 
 def _in_case(symbol: str, pattern: str) -> str:
@@ -216,6 +225,10 @@ class Reading(NamedTuple):
     """The characters of the reading; nothing: the symbols themselves."""
     seen: tuple[Seen, ...] = ()
     """The model's input for each character, by `to_symbols`."""
+    alternatives: tuple[str, ...] = ()
+    """Of a text: the alternatives of each character."""
+    channel: Float[Tensor, "v v"] | None = None
+    """The channel through which a text was read; None: what can be read is right."""
 
     @property
     def kept(self) -> int:
@@ -241,7 +254,8 @@ def from_text(text: str, alphabet: str, channel: Float[Tensor, "v v"] | None = N
         if alternatives and seen[at] is None:
             evidence[row] = _alternatives(alphabet, alternatives, at)
         row += seen[at] != ""
-    return make_reading(evidence, read, seen)
+    among = tuple(alternatives for _, alternatives in places)
+    return make_reading(evidence, read, seen)._replace(alternatives=among, channel=channel)
 
 
 def text_places(text: str, alphabet: str, literal: bool = False) -> list[tuple[Read, str]]:
@@ -397,48 +411,63 @@ def from_array(array: np.ndarray[Any, Any], alphabet: str) -> Reading:
             f"got {list(array.shape)} of {array.dtype}"
         )
     evidence = _checked(torch.from_numpy(np.array(array, dtype=np.float64)))
+    if bool((evidence >= 0).all()) and bool(((evidence.sum(-1) - 1).abs() <= TOLERANCE).all()):
+        raise InputError("the rows of the array sum to 1: these are probabilities; give their logarithms")
     known = evidence.max(-1).values > evidence.min(-1).values
     symbols = (alphabet[best] if sure else "?" for best, sure in zip(evidence.argmax(-1).tolist(), known, strict=True))
     return Reading(evidence, "".join(symbols))
 
 
 def from_fastq(text: str, alphabet: str = "ACGT", offset: int = 33) -> list[Reading]:
-    """Return the evidence of reads with Phred qualities `Q`: a base is wrong with probability `10^(-Q/10)`."""
-    lines = text.split("\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
-        raise InputError("there is nothing to restore: the file has no read")
-    if len(lines) % 4:
-        raise InputError(f"FASTQ has four lines per read, got {len(lines)} lines")
+    """Return the evidence of reads with Phred qualities `Q`: a base is wrong with probability `10^(-Q/10)`.
+
+    Bases and qualities may be wrapped, in as many lines each; blank lines between reads are skipped.
+    """
     if len(alphabet) < 2:
         raise InputError(f"a read needs an alphabet of at least two bases, not {alphabet!r}")
-    if len(lines) // 4 > MOST_READS:
-        raise InputError(f"the file has {len(lines) // 4:,} reads: at most {MOST_READS:,}; give the parts one by one")
-    check_size(sum(map(len, lines[1::4])), alphabet, "the reads")
-    return [_read(lines[at : at + 4], at + 1, alphabet, offset) for at in range(0, len(lines), 4)]
+    reads = list(_fastq_reads(text.splitlines()))
+    if not reads:
+        raise InputError("there is nothing to restore: the file has no read")
+    if len(reads) > MOST_READS:
+        raise InputError(f"the file has {len(reads):,} reads: at most {MOST_READS:,}; give the parts one by one")
+    check_size(sum(len(bases) for _, bases, _ in reads), alphabet, "the reads")
+    return [_read(*read, alphabet, offset) for read in reads]
 
 
-def _read(lines: Sequence[str], number: int, alphabet: str, offset: int) -> Reading:
-    name, bases, plus, qualities = (line.rstrip("\r") for line in lines)
-    if not name.startswith("@") or not plus.startswith("+"):
-        raise InputError(f"line {number} is not the beginning of a FASTQ read: '@name', bases, '+', qualities")
+def _fastq_reads(lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, bases and qualities of every read."""
+    at, end = 0, len(lines)
+    while at < end:
+        if not lines[at].strip():
+            at += 1
+            continue
+        plus = next((place for place in range(at + 1, end) if lines[place].startswith("+")), end)
+        count = plus - at - 1  # lines of bases, and of qualities
+        if not lines[at].startswith("@") or (plus < end and not count):
+            raise InputError(f"line {at + 1} is not the beginning of a FASTQ read, which has {FASTQ_LINES}")
+        if plus + count >= end:
+            raise InputError(f"line {at + 1}: the read is not complete: it has {FASTQ_LINES}")
+        yield lines[at][1:], "".join(lines[at + 1 : plus]), "".join(lines[plus + 1 : plus + 1 + count])
+        at = plus + 1 + count
+
+
+def _read(name: str, bases: str, qualities: str, alphabet: str, offset: int) -> Reading:
     if len(bases) != len(qualities):
-        raise InputError(f"read {name[1:]!r} has {len(bases)} bases and {len(qualities)} qualities")
+        raise InputError(f"read {name!r} has {len(bases)} bases and {len(qualities)} qualities")
     if not bases:
-        raise InputError(f"read {name[1:]!r} has no bases")
+        raise InputError(f"read {name!r} has no bases")
     rows = torch.zeros(len(bases), len(alphabet), dtype=torch.float64)
     bases = "".join(base.upper() if len(base.upper()) == 1 else base for base in bases)  # ß has two capitals
     for at, (base, quality) in enumerate(zip(bases, qualities, strict=True)):
         level = ord(quality) - offset
         if not 0 <= level <= 93:
-            raise InputError(f"read {name[1:]!r}, position {at}: {quality!r} is not a Phred quality of offset {offset}")
+            raise InputError(f"read {name!r}, position {at}: {quality!r} is not a Phred quality of offset {offset}")
         if base != "N":
             # Qualities of 0 and 1 would make the base read less likely than others: then all are equally likely.
             error = min(10 ** (-level / 10), 1 - 1 / len(alphabet))
             rows[at] = math.log(error / (len(alphabet) - 1))
-            rows[at, _place(alphabet, bases, at, f"read {name[1:]!r}: ")] = math.log1p(-error)
-    return Reading(rows, bases.replace("N", "?"), name[1:])
+            rows[at, _place(alphabet, bases, at, f"read {name!r}: ")] = math.log1p(-error)
+    return Reading(rows, bases.replace("N", "?"), name)
 
 
 def from_levels(values: Float[Tensor, " positions"], size: int, noise: float) -> Evidence:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rdlm.data.evidence import MOST_NUMBERS, Evidence, Read, Seen, nearest_symbol, text_places
+from rdlm.data.evidence import MOST_NUMBERS, Evidence, Read, Reading, Seen, nearest_symbol, text_places
 from rdlm.data.tokenizer import Subwords, Tokenizer
 from rdlm.errors import InputError
 
@@ -36,6 +36,7 @@ class Candidates(NamedTuple):
 
     ids: Int[Tensor, " n"]
     log_likelihood: Float[Tensor, " n"]
+    letters: Int[Tensor, "n length"]
     wrong: Int[Tensor, " n"]
     """How many of the letters that were read are not those of the piece."""
 
@@ -52,6 +53,13 @@ class WordReading(NamedTuple):
     """The position of each character of an uncertain word."""
     words: dict[int, Candidates]
     """The candidates of the positions of uncertain words."""
+    name: str = ""
+
+    @property
+    def kept(self) -> int:
+        """The number of characters other than blanks that stay as they are."""
+        pairs = zip(self.read, self.rows, strict=True)
+        return sum(row is None and char is not None and not char.isspace() for char, row in pairs)
 
 
 Spellings = dict[int, tuple[Int[Tensor, " n"], Int[Tensor, "n length"]]]
@@ -70,8 +78,29 @@ def from_words(
 
     Without a channel, letters that can be read are certain.
     """
+    found = _from_places(text_places(text, LETTERS, literal), tokenizer, channel)
+    if not found.words:
+        raise InputError("there is nothing to restore: no word of the text resembles one of the model's")
+    return found
+
+
+def from_reading(reading: Reading, alphabet: str, tokenizer: Tokenizer) -> WordReading:
+    """Return the evidence about the words, if any, of a text that was read through a channel over an alphabet."""
+    if not reading.alternatives:
+        raise InputError("words are read in a text, not in evidence of positions")
+    if not set(LETTERS) <= set(alphabet) or set(LETTERS.upper()) & set(alphabet):
+        raise InputError(f"words need a model whose letters are a to z in lower case; its alphabet is {alphabet!r}")
+    channel, index = reading.channel, [alphabet.index(letter) for letter in LETTERS]
+    if channel is not None:
+        channel = channel[index][:, index]
+        channel = channel / channel.sum(1, keepdim=True).clamp_min(torch.finfo(channel.dtype).tiny)
+    return _from_places(list(zip(reading.read, reading.alternatives, strict=True)), tokenizer, channel)
+
+
+def _from_places(places: Sequence[Place], tokenizer: Tokenizer, channel: Float[Tensor, "26 26"] | None) -> WordReading:
+    """Return the evidence about the words of characters that were read through a channel of letters."""
     assert isinstance(tokenizer, Subwords)
-    places, spellings = text_places(text, LETTERS, literal), _spellings(tokenizer)
+    spellings = _spellings(tokenizer)
     letters: list[Seen] = [None if char is None else nearest_symbol(char, LETTERS) for char, _ in places]
     log_channel = (torch.eye(len(LETTERS)) if channel is None else channel).double().log()
     seen: list[Seen] = [""] * len(places)
@@ -95,8 +124,6 @@ def from_words(
 
 def _evidence(tokens: list[int], words: dict[int, Candidates], size: int) -> Float[Tensor, "positions v"]:
     """Return the evidence of certain tokens, and of words with candidates."""
-    if not words:
-        raise InputError("there is nothing to restore: no word of the text resembles one of the model's")
     if len(tokens) * size > MOST_NUMBERS:
         raise InputError(
             f"the text has {len(tokens):,} word pieces, more than {MOST_NUMBERS // size:,}: give the parts one by one"
@@ -133,7 +160,7 @@ def _candidates(
     possible = (likelihood > -math.inf) & (wrong <= max(1, len(span) // MOST_WRONG))
     if not bool(possible.any()):
         return None
-    return Candidates(ids[possible], likelihood[possible], wrong[possible])
+    return Candidates(ids[possible], likelihood[possible], spelled[possible], wrong[possible])
 
 
 def _among(alternatives: str, at: int) -> Float[Tensor, " 26"]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rdlm.api.language_model import LanguageModel
 from rdlm.api.orders import ChosenOrder
-from rdlm.api.reading_likelihood import observation_bound, pseudo_log_likelihood
-from rdlm.api.restore import ErrorRate, read_text_through, restore, symbols_of
+from rdlm.api.reading_likelihood import ErrorRate, observation_bound, pseudo_log_likelihood
+from rdlm.api.restore import channel_alphabet, read_text_through, restore, symbols_of
 from rdlm.api.score import (
     MIN_DRAWS,
     MIN_TOKENS,
@@ -35,6 +35,7 @@ from rdlm.api.score import (
 )
 from rdlm.data.channels import confusion_of
 from rdlm.data.evidence import Reading, from_json_lines
+from rdlm.data.word_evidence import WordReading, has_word_pieces
 from rdlm.errors import InputError
 from rdlm.likelihood.terms import Posterior
 from rdlm.methods.rdlm import Rdlm
@@ -152,6 +153,8 @@ MOST_SYMBOLS = 2048
 """Largest alphabet: a channel is a matrix of this size."""
 MOST_NUMBERS = 1 << 22
 """Most positions times symbols of one request."""
+PIECE = 4
+"""Characters of a text for each position that a model of word pieces may have: pieces of text are longer on average."""
 
 
 async def restoration(service: Service, served: ServedModel, body: RestoreBody, request: Request) -> Response:
@@ -202,9 +205,10 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
     count = len(body.evidence if body.evidence is not None else body.text or "")
     if body.evidence is None and not body.literal:
         count = positions(body.text or "")
-    if size > MOST_SYMBOLS:
+    words = has_word_pieces(served.model.tokenizer)
+    if size > MOST_SYMBOLS and not words:
         raise HttpError(400, f"{served.name} has {size} symbols; at most {MOST_SYMBOLS} are restored here", "model")
-    most = min(MOST_TOKENS, MOST_NUMBERS // size)
+    most = min(MOST_TOKENS, MOST_NUMBERS // size * (PIECE if words else 1))
     if count > most:
         raise HttpError(400, f"{name}: at most {most} positions, got {count}; send the parts one by one", name)
     if body.likelihood is not None and count > served.model.length:
@@ -212,16 +216,15 @@ def _check(served: ServedModel, body: RestoreBody) -> None:
         raise HttpError(400, f"likelihood: for at most {most} positions, the model's length, got {count}", "likelihood")
 
 
-def _reading(model: LanguageModel, body: RestoreBody) -> tuple[Reading, ErrorRate | None]:
+def _reading(model: LanguageModel, body: RestoreBody) -> tuple[Reading | WordReading, ErrorRate | None]:
     """Return the evidence of a body and the error rate of its channel; a mistake names the field and the place."""
-    alphabet = "".join(symbols_of(model))
     channel: str | Tensor | None = None if isinstance(body.channel, dict) else body.channel
     error = body.error if isinstance(body.channel, str) else None
     if isinstance(body.channel, dict):
-        channel = _named("channel", partial(confusion_of, body.channel, alphabet, "the matrix"))
+        channel = _named("channel", partial(confusion_of, body.channel, channel_alphabet(model), "the matrix"))
     if body.evidence is not None:
         lines = "\n".join(map(json.dumps, body.evidence))
-        return _named("evidence", lambda: from_json_lines(lines, alphabet)), None
+        return _named("evidence", lambda: from_json_lines(lines, "".join(symbols_of(model)))), None
     return _named("text", lambda: read_text_through(model, body.text or "", channel, error, body.literal))
 
 
@@ -233,7 +236,7 @@ def _named(field: str, make: Callable[[], Result]) -> Result:
         raise HttpError(400, f"{field}: {mistake}", field) from None
 
 
-def _likelihood(model: LanguageModel, reading: Reading, body: RestoreBody) -> dict[str, object] | None:
+def _likelihood(model: LanguageModel, reading: Reading | WordReading, body: RestoreBody) -> dict[str, object] | None:
     """Return the likelihood of the reading in nats under the name of what it is."""
     if body.likelihood is None:
         return None
