@@ -148,6 +148,11 @@ def test_what_was_changed_is_counted() -> None:
     changed = "3 case changed, 1 digits spelled, 1 to spaces"
     assert normalised(Characters(TEXT8_ALPHABET), "The 2 US.") == ("the two us ", changed)
     assert normalised(Characters("ACGT"), "acgTn") == ("ACGTn", "3 case changed")
+    assert normalised(Characters("ACGT"), "aCGUu") == ("ACGTT", "1 case changed, 2 U to T")
+    with pytest.raises(
+        InputError, match=r"normalise \(--normalise\): upper case, U to T, unknown='skip' .* drops such"
+    ):
+        Characters("ACGT").encode("ACGU")
     assert normalised(Bytes(), "The") == ("The", "")
 
 
@@ -155,7 +160,7 @@ def test_what_was_changed_is_counted() -> None:
     ("tokenizer", "rule"),
     [
         (Characters(TEXT8_ALPHABET), "lower case, digits spelled, other characters to spaces"),
-        (Characters("ACGT"), "upper case"),
+        (Characters("ACGT"), "upper case, U to T"),
         (Characters("aAbB"), ""),
         (Bytes(), ""),
     ],

@@ -112,10 +112,12 @@ class Characters:
         if self.unknown == "replace":
             return np.where(ids < 0, self.alphabet.index(" "), ids)
         at = first + int(np.argmax(ids < 0))
+        rule = normalisation_rule(self)
+        ways = [f"normalise (--normalise): {rule}"] if rule else []
+        ways += ["unknown='skip' (--unknown skip) drops such characters"]
+        ways += ["unknown='replace' replaces them by spaces"] if " " in self.alphabet else []
         raise InputError(
-            f"character {text[at]!r} at position {at} is outside the alphabet {self.alphabet!r}; "
-            "normalise (--normalise) changes case and spells digits, unknown='skip' (--unknown skip) drops such "
-            "characters, unknown='replace' replaces them by spaces"
+            f"character {text[at]!r} at position {at} is outside the alphabet {self.alphabet!r}; {', '.join(ways)}"
         )
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -170,6 +172,9 @@ class Levels:
     def to_json(self) -> dict[str, Any]:
         """Return the number of levels."""
         return {"kind": "levels", "size": self.size}
+
+
+BASES = frozenset("ACGT")
 
 
 def bases() -> Characters:
@@ -517,6 +522,7 @@ def normalisation_rule(tokenizer: Tokenizer) -> str:
     known = set(tokenizer.alphabet)
     lower, upper = (any(case(c) for c in known) for case in (str.islower, str.isupper))
     parts = ["lower case"] if lower and not upper else ["upper case"] if upper and not lower else []
+    parts += ["U to T"] if known == BASES else []
     parts += ["digits spelled"] if _spells_digits(known) else []
     parts += ["other characters to spaces"] if " " in known else []
     return ", ".join(parts)
@@ -532,8 +538,9 @@ def check_rule(tokenizer: Tokenizer) -> str:
 def normalised(tokenizer: Tokenizer, text: str, keep: str = "") -> tuple[str, str]:
     """Return a text in the characters of a tokenizer, and what was changed; "" if nothing was. `keep` is left as it is.
 
-    A character outside the alphabet becomes the same letter in the other case, the word of a digit, or a space; where
-    the alphabet has none of them, it stays. With the alphabet of text8, this is its rule: runs of spaces become one.
+    A character outside the alphabet becomes the same letter in the other case, the word of a digit, or a space, and U
+    of RNA the base T; where the alphabet has none of them, it stays. With the alphabet of text8, this is its rule: runs
+    of spaces become one.
     """
     if not isinstance(tokenizer, Characters):
         return text, ""
@@ -545,7 +552,7 @@ def normalised(tokenizer: Tokenizer, text: str, keep: str = "") -> tuple[str, st
     found = "".join(table[character][0] if character in table else character for character in text)
     if tokenizer.alphabet == TEXT8_ALPHABET:
         found = _SPACES.sub(" ", found)
-    counts = [f"{done[how]:,} {how}" for how in ("case changed", "digits spelled", "to spaces") if done[how]]
+    counts = [f"{done[how]:,} {how}" for how in ("case changed", "U to T", "digits spelled", "to spaces") if done[how]]
     return found, ", ".join(counts)
 
 
@@ -558,6 +565,8 @@ def _normalised(character: str, known: set[str]) -> tuple[str, str]:
     other = character.swapcase()
     if other in known and character.isascii() == other.isascii():
         return other, "case changed"
+    if character in "Uu" and known == BASES:
+        return "T", "U to T"
     if character in DIGITS and _spells_digits(known):
         return f" {DIGITS[character]} ", "digits spelled"
     return (" ", "to spaces") if " " in known else (character, "left")
