@@ -335,3 +335,12 @@ def test_a_text_is_scored_behind_a_prompt(run: Path, tmp_path: Path, capsys: pyt
 
 def left_to_right(model: Any) -> Effort:
     return Effort(12, order=order_for(model, "left-to-right", 12))
+
+
+def test_each_sequence_of_fasta_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "genes.fa").write_text(">one x\nACGTAC\ngtacgu\n\n>empty\n>two\nGGGG CCCC\n")
+    options = ("--nfe", "2", "--draws", "3")
+    rows = answer(capsys, "score", "dna", str(tmp_path / "genes.fa"), "--normalise", *options)["rows"]
+    assert [(row["line"], row["text"]) for row in rows] == [(1, "ACGTACGTACGT"), (6, "GGGGCCCC")]
+    assert cli.main(["score", "dna", str(tmp_path / "genes.fa"), *options]) == 2
+    assert "line 1: character 'g' at position 6" in capsys.readouterr().err

@@ -130,6 +130,21 @@ def _is_fasta(lines: list[str]) -> bool:
     return letters and any(line[0] == ">" for line in lines) and all(map(RESIDUES.fullmatch, sequences))
 
 
+def fasta_records(text: str) -> dict[int, str]:
+    """Return the sequences of FASTA by the number of the line with their name; {} for other texts."""
+    lines = [line.strip() for line in lines_of(text)]
+    head = [line for line in lines if line][:32]
+    if not head or head[0][0] not in ">;" or not _is_fasta(head):
+        return {}
+    parts: dict[int, list[str]] = {}
+    for number, line in enumerate(lines, 1):
+        if line[:1] in (">", ";"):
+            parts[number] = []
+        elif line:
+            parts[next(reversed(parts))].append("".join(line.split()))
+    return {number: "".join(found) for number, found in parts.items() if found}
+
+
 def json_object(line: str) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for anything else, and for text that is not Unicode."""
     try:
