@@ -461,3 +461,9 @@ def test_own_text_with_a_tokenizer_of_others(tmp_path: Path, monkeypatch: pytest
     file.write_text("{}")
     with pytest.raises(InputError, match=r"their.json .*it is not a tokenizer.json"):
         corpus.load("own", file=text, tokenizer=str(file))
+
+
+def test_a_table_of_few_records_and_one_long_field_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text('a,b\n1,2\n3,4\n1,"' + "x" * (1 << 20))
+    with pytest.raises(InputError, match="is CSV with the columns a, b; choose one with --column"):
+        corpus.load("own", file=tmp_path / "data")

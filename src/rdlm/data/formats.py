@@ -168,7 +168,8 @@ def is_table(text: str, delimiter: str, cut: bool = False) -> bool:
 
 
 def _have_columns(rows: list[list[str]], cut: bool) -> bool:
-    rows = rows[:-1] if cut else rows
+    if cut and rows and len(rows[-1]) != len(rows[0]):
+        rows = rows[:-1]
     names = rows[0] if rows else []
     named = len(set(names)) == len(names) and all(len(name) <= 64 and name.strip() == name for name in names)
     named &= all(names[1:])  # the first column has no name in tables with an index
