@@ -210,6 +210,12 @@ def test_too_many_of_them_end_the_run_with_the_batch(tmp_path: Path) -> None:
     assert len(dump["rows"]) == 8 and len(dump["ids"][0]) == LENGTH
 
 
+def test_a_run_without_any_update_has_diverged(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"step 19: loss nan, .*not finite for 20 steps in a row"):
+        run(tmp_path / "run", spoiling(*range(20)), tolerance=100)
+    run(tmp_path / "other", spoiling(*range(1, 20)), tolerance=100)
+
+
 @pytest.mark.parametrize(
     ("training", "message"),
     [

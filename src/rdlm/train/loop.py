@@ -239,7 +239,8 @@ def update(run: Run, loss: float, norm: torch.Tensor) -> None:
     if not (math.isfinite(loss) and norm.isfinite()):
         counters.skipped_in_row += 1
         run.method.load_state(run.state_before)
-        if counters.skipped_in_row >= run.config.training.tolerance:
+        untrained = counters.updates == 0 and counters.step + 1 >= run.config.training.steps
+        if untrained or counters.skipped_in_row >= run.config.training.tolerance:
             raise DivergedError(dump(run, loss, float(norm)))
         return
     run.optimizer.update(counters.step, norm)
