@@ -379,6 +379,23 @@ def test_a_busy_machine_ends_the_training_earlier(monkeypatch: pytest.MonkeyPatc
     assert budget.affordable_nfe(64) == int((60 - now - 1) / 2)
 
 
+def test_a_few_interrupted_steps_of_a_millisecond_do_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of five such steps behind another process stood for a machine that is fifty times slower: a run of six
+    seconds ended after 0.3."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    budget = Budget(minutes=0.1, began=0.0, given=())
+    budget.pace = Pace(step=0.001, sequence=0.001, call=0.001)
+    for at in range(1000):
+        with budget.step():
+            now += 0.05 if at % 200 in (0, 1, 2) else 0.001
+        assert budget.slowness == pytest.approx(1)
+    for _ in range(1000):
+        with budget.step():
+            now += 0.004
+    assert budget.slowness == pytest.approx(4)
+
+
 def test_a_validation_of_few_sequences_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four sequences in three times the time per sequence stood for a machine that is three times slower: after the
     first validation, a run of 42 seconds ended at 14."""

@@ -64,8 +64,11 @@ MEASURING_SHARE = 0.02
 """Share of the time for measuring how long a validation takes."""
 
 LATEST, FEWEST_MEASURED = 5, 3
-"""Steps whose time is compared with the one measured at the beginning, at most and at least; the median counts. The
-first step alone can take many times as long."""
+"""Steps whose time is compared with the one measured at the beginning; the median counts. The first step alone can take
+many times as long."""
+
+MEASURED_SECONDS = 0.5
+"""Seconds that these steps take together at least: behind another process, a step of a millisecond takes fifty."""
 
 
 @dataclass(frozen=True)
@@ -410,15 +413,16 @@ class Budget:
         self.minutes, self.given = minutes, given
         self.end = math.inf if minutes is None else (began or time.monotonic()) + 60 * minutes
         self.pace: Pace | None = None
-        self._ratios = deque[float](maxlen=LATEST)
+        self._seconds = deque[float]()
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Context manager: compare the seconds of a training step with those measured at the beginning."""
         began = time.monotonic()
         yield
-        if self.pace is not None:
-            self._ratios.append((time.monotonic() - began) / self.pace.step)
+        self._seconds.append(time.monotonic() - began)
+        while len(self._seconds) > LATEST and sum(self._seconds) - self._seconds[0] >= MEASURED_SECONDS:
+            self._seconds.popleft()
 
     @contextmanager
     def validation(self, sequences: int) -> Iterator[None]:
@@ -433,7 +437,9 @@ class Budget:
     def slowness(self) -> float:
         """The ratio, at least 1, of the seconds of the latest steps to those measured: the load of the machine may
         change."""
-        return max(1.0, statistics.median(self._ratios)) if len(self._ratios) >= FEWEST_MEASURED else 1.0
+        if self.pace is None or len(self._seconds) < FEWEST_MEASURED or sum(self._seconds) < MEASURED_SECONDS:
+            return 1.0
+        return max(1.0, statistics.median(self._seconds) / self.pace.step)
 
     def left(self) -> float:
         """Return the seconds that are left."""
