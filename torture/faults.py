@@ -189,7 +189,8 @@ def two_hosts(victim: Victim) -> None:
     """Train in one folder from two hosts: the second is refused until the first one dies, and then a third is."""
     first = victim.start(partial(name_host, "alpha"))
     try:
-        if not wait_until(lambda: list(victim.run.glob("checkpoint-*")), first):
+        # Checkpoints alone may be those of an earlier run.
+        if not wait_until(lambda: holds(victim, first, "alpha") and list(victim.run.glob("checkpoint-*")), first):
             raise Loss(victim.messages[-2000:])
         refused_by(victim, "beta", f"is in use by process {first.pid} on alpha")
     finally:
@@ -197,12 +198,18 @@ def two_hosts(victim: Victim) -> None:
     before = victim.newest
     second = victim.start(partial(name_host, "beta"))
     try:
-        if not wait_until(lambda: (victim.run / "lock").read_text().endswith("on beta\n"), second):
+        if not wait_until(lambda: holds(victim, second, "beta"), second):
             raise Loss(victim.messages[-2000:])
         refused_by(victim, "gamma", f"is in use by process {second.pid} on beta")
     finally:
         end(second)
     inspect(victim, before, Counter())
+
+
+def holds(victim: Victim, process: Process, host: str) -> bool:
+    """Return whether a process of a host has the lock of the run's folder."""
+    lock = victim.run / "lock"
+    return lock.is_file() and lock.read_text() == f"process {process.pid} on {host}\n"
 
 
 def refused_by(victim: Victim, host: str, says: str) -> None:
