@@ -29,7 +29,7 @@ PAGES |= {f"examples/{path.name}": f"notebooks/{path.stem}.md" for path in sorte
 """Files outside of docs/ that are pages of the site."""
 
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
-REPOSITORY = re.compile(r"^https://[^)\s]*/(?:blob|raw|tree)/[^/]+/")
+REPOSITORY = re.compile(r"^https://(?:raw\.githubusercontent\.com/[^/]+/[^/]+|[^)\s]*/(?:blob|raw|tree))/[^/]+/")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 FUNCTION = re.compile(r"(<mi>(?:log|exp|sin|cos|cot|tan|arcsin|arccos)</mi>)(?=<m(?:i|n|sub|sup|frac|sqrt|over)\b)")
 TAG = re.compile(r"\\tag\{(\d+)\}")

@@ -66,6 +66,13 @@ def test_every_public_name_is_on_a_page(site: dict[str, Any], hooks: ModuleType,
     assert wanted <= set(names)
 
 
+def test_the_site_has_the_pictures_of_the_readme(hooks: ModuleType, root: Path) -> None:
+    text = (root / "README.md").read_text()
+    assert "![" in text
+    resolved = hooks.LINK.sub(lambda match: hooks.resolved(match, "README.md", "index.md"), text)
+    assert "githubusercontent" not in resolved and "![" in resolved and "(figures/denoising.gif)" in resolved
+
+
 def test_the_first_page_of_the_reference_has_the_names_of_the_package(root: Path) -> None:
     text = (root / "docs" / "reference" / "index.md").read_text()
     assert [name for name in rdlm._HOME if f"`rdlm.{name}`" not in text] == []
